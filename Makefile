@@ -1,0 +1,90 @@
+# lockstep's commands. `make` lists them. Each sets up what it needs; nothing is installed outside this directory.
+
+PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
+ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
+DEMO_ARGS ?= --nproc 1,2# options of the comparison in make demo
+BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
+BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
+GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
+
+VENV := .venv
+BENCH_VENV := .venv-bench
+# Written after a whole installation, and older than what it was made from when that changes.
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(BENCH_VENV)/.installed
+PYTEST := $(VENV)/bin/python -m pytest
+BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# One thing at a time, also under make -j: these commands time what they run.
+.NOTPARALLEL:
+.PHONY: help install demo test test-all check bench bench-install gpu wheel clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## make .venv with the pinned requirements and lockstep itself
+
+demo: $(STAMP) ## compare examples/digits.py under every method that this machine can run
+	$(VENV)/bin/lockstep compare examples/digits.py $(DEMO_ARGS)
+
+test: $(STAMP) ## the tests, without the long ones and those that need a card
+	$(PYTEST) -m "not long and not cuda" $(ARGS)
+
+test-all: $(STAMP) ## the tests, with the long ones
+	$(PYTEST) -m "not cuda" $(ARGS)
+
+check: $(STAMP) ## ruff, mypy and the layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PYTEST) -q tests/test_layers.py
+
+bench: $(BENCH_STAMP) ## every benchmark beside its peers; the JSON lines again at the end
+	@test -n "$(BENCHMARKS)" || { echo "no such benchmark: benchmarks/$(or $(BENCH:.py=),*).py" >&2; exit 1; }
+	@results=$$(mktemp -d) && trap 'rm -rf "$$results"' EXIT && status=0; \
+	for file in $(BENCHMARKS); do \
+		name=$$(basename "$$file" .py); log="$$results/$$name"; \
+		echo "== $$file $(BENCH_ARGS)"; \
+		{ $(BENCH_VENV)/bin/python "$$file" $(BENCH_ARGS); echo $$? > "$$log.status"; } | tee "$$log.log"; \
+		if [ "$$(cat "$$log.status")" = 0 ]; then tail -n 1 "$$log.log" > "$$log.last"; \
+		else echo "$$file FAILED with status $$(cat "$$log.status")" > "$$log.last"; status=1; fi; \
+	done; \
+	echo "== results"; cat "$$results"/*.last; exit $$status
+
+bench-install: $(BENCH_STAMP) ## make .venv-bench, with the peers
+
+gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA card; fails if there is no card
+	@$(or $(GPU_PYTHON),$(VENV)/bin/python) -c 'import sys, torch; c = torch.cuda; \
+		sys.exit(f"no CUDA card is visible to torch {torch.__version__}: nothing was checked" if not c.is_available() else 0)'
+	PYTHONPATH=src $(or $(GPU_PYTHON),$(VENV)/bin/python) -m pytest -m cuda --require-cuda $(ARGS)
+
+wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
+	@rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist
+
+clean: ## remove the environments and all that was built (never runs/)
+	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call environment,DIRECTORY): a virtual environment there, or a message that says what is missing.
+define environment
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+		sys.exit(f"lockstep needs Python 3.10 or later, and $(PYTHON) is Python {v[0]}.{v[1]}: make PYTHON=python3.12 ..." \
+		if v < (3, 10) else 0)'
+	@test -x $(1)/bin/python || $(PYTHON) -m venv --clear $(1) || { rm -rf $(1); \
+		echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call environment,$(VENV))
+	@echo "installing lockstep and its pinned requirements into $(VENV) (torch is large: this can take minutes) ..."
+	@$(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(call environment,$(BENCH_VENV))
+	@echo "installing lockstep and its peers into $(BENCH_VENV) (torch is large: this can take minutes) ..."
+	@$(BENCH_VENV)/bin/python -m pip install -qq -r benchmarks/requirements.txt -e '.[examples]'
+	@touch $@

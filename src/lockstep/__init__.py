@@ -1,0 +1,67 @@
+"""Data-parallel PyTorch training from one plain loop, with the same answer at every scale."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.comm.collectives import Collectives
+    from lockstep.config import RunConfig
+    from lockstep.data.evaluation import Evaluation
+    from lockstep.errors import (
+        ConfigError,
+        DataError,
+        LaunchError,
+        LockstepError,
+        LossError,
+        MismatchError,
+        ModelError,
+        UsageError,
+    )
+    from lockstep.launch.function import launch
+    from lockstep.team import Team, join
+    from lockstep.world import World
+
+_PLACES = {
+    "Collectives": "lockstep.comm.collectives",
+    "ConfigError": "lockstep.errors",
+    "DataError": "lockstep.errors",
+    "Evaluation": "lockstep.data.evaluation",
+    "LaunchError": "lockstep.errors",
+    "LockstepError": "lockstep.errors",
+    "LossError": "lockstep.errors",
+    "MismatchError": "lockstep.errors",
+    "ModelError": "lockstep.errors",
+    "RunConfig": "lockstep.config",
+    "Team": "lockstep.team",
+    "UsageError": "lockstep.errors",
+    "World": "lockstep.world",
+    "join": "lockstep.team",
+    "launch": "lockstep.launch.function",
+}
+
+__all__ = [
+    "Collectives",
+    "ConfigError",
+    "DataError",
+    "Evaluation",
+    "LaunchError",
+    "LockstepError",
+    "LossError",
+    "MismatchError",
+    "ModelError",
+    "RunConfig",
+    "Team",
+    "UsageError",
+    "World",
+    "join",
+    "launch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line lives in this package too, and must not wait seconds for torch: names are looked up when used.
+    if name not in _PLACES:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

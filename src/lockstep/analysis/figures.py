@@ -1,0 +1,184 @@
+"""From a run's events to the figures of a row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.errors import UsageError
+
+_ACCURACY_NAMES = ("accuracy", "top1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one run measured, from inside its workers."""
+
+    num_processes: int
+    device: str
+    device_name: str | None
+    num_cores: int
+    num_epochs: int
+    samples_per_epoch: float
+    steady_s: float
+    """Time that the figures rest on: training without warm-up, over all epochs."""
+    includes_warm_up: bool
+    """True if every pass was so short that it was all warm-up: then the figures are of whole passes."""
+    samples_per_s: float
+    epoch_s: float
+    """Seconds an epoch of training takes at the steady pace; evaluation and start-up are not in it."""
+    cpu_utilisation: float | None
+    """Per cent of all cores of the machine that the processes and their loader workers kept busy."""
+    gpu_utilisation: float | None
+    """Per cent, mean over the processes' cards."""
+    gpu_utilisation_by_rank: tuple[float | None, ...] | None
+    peak_rss_bytes: int | None
+    """Sum over the processes of the peak of each."""
+    peak_gpu_bytes: int | None
+    """Sum over the processes of the peak of each; None without a card."""
+    loss: float | None
+    loss_from: str | None
+    """``evaluation`` (the last one) or ``training`` (mean of the last epoch's steps)."""
+    accuracy: float | None
+    accuracy_from: str | None
+
+    @property
+    def utilisation(self) -> float | None:
+        """Of the cards where they do the work, else of the cores."""
+        return self.gpu_utilisation if self.device == "cuda" else self.cpu_utilisation
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the cards where they do the work, else of the machine."""
+        return self.peak_gpu_bytes if self.device == "cuda" else self.peak_rss_bytes
+
+
+def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
+    """The figures of one run.
+
+    Raises:
+        UsageError: the run did not finish one pass over a training loader, so there is nothing to measure.
+    """
+    listed = list(events)
+    start = next((event for event in listed if event.get("event") == "start"), {})
+    passes = [event for event in listed if event.get("event") == "epoch" and event.get("num_samples")]
+    if not start or not passes:
+        raise UsageError(
+            "the run finished no pass over a training loader, so there is nothing to measure: does the script "
+            "loop over a loader that went through team.prepare(), to its end?"
+        )
+    num_epochs = len({event.get("epoch") for event in passes})
+    samples_per_epoch = sum(event["num_samples"] for event in passes) / num_epochs
+    samples, seconds = _sum(passes, "steady_samples"), _sum(passes, "steady_s")
+    includes_warm_up = not (samples and seconds)
+    cpu_s = None if includes_warm_up else _total_cpu_s(passes)
+    if includes_warm_up:
+        samples, seconds = _sum(passes, "num_samples"), _sum(passes, "wall_s")
+    if not seconds:
+        raise UsageError("the run's epochs took no time at all: its journal is not one that lockstep wrote")
+    num_cores = int(start.get("num_cores") or 1)
+    by_rank = _gpu_utilisation_by_rank(passes)
+    read = [value for value in by_rank or () if value is not None]
+    loss, loss_from = _final(listed, ("loss",))
+    accuracy, accuracy_from = _final(listed, _ACCURACY_NAMES)
+    return Figures(
+        num_processes=int(start.get("world_size") or 1),
+        device=str(start.get("device") or "cpu"),
+        device_name=start.get("device_name"),
+        num_cores=num_cores,
+        num_epochs=num_epochs,
+        samples_per_epoch=samples_per_epoch,
+        steady_s=seconds,
+        includes_warm_up=includes_warm_up,
+        samples_per_s=samples / seconds,
+        epoch_s=samples_per_epoch * seconds / samples,
+        cpu_utilisation=None if cpu_s is None else 100 * cpu_s / (seconds * num_cores),
+        gpu_utilisation=sum(read) / len(read) if read else None,
+        gpu_utilisation_by_rank=by_rank,
+        peak_rss_bytes=_sum_of_peaks(passes, "peak_rss_bytes"),
+        peak_gpu_bytes=_sum_of_peaks(passes, "peak_gpu_bytes"),
+        loss=loss,
+        loss_from=loss_from,
+        accuracy=accuracy,
+        accuracy_from=accuracy_from,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """A row beside the baseline, ``single``."""
+
+    speed_up: float
+    """Samples a second, divided by the baseline's."""
+    efficiency: float
+    """Speed-up divided by the number of processes, in per cent."""
+    loss_difference: float | None
+    """Final loss less the baseline's; 0 is equality of every bit that was logged."""
+    accuracy_difference: float | None
+
+
+def relate(figures: Figures, baseline: Figures) -> Relation:
+    """How a row compares with the baseline. Values are compared only if both are from evaluation, or from training."""
+
+    def difference(name: str) -> float | None:
+        ours, theirs = getattr(figures, name), getattr(baseline, name)
+        alike = getattr(figures, f"{name}_from") == getattr(baseline, f"{name}_from")
+        return float(ours - theirs) if ours is not None and theirs is not None and alike else None
+
+    speed_up = figures.samples_per_s / baseline.samples_per_s
+    return Relation(
+        speed_up=speed_up,
+        efficiency=100 * speed_up / figures.num_processes,
+        loss_difference=difference("loss"),
+        accuracy_difference=difference("accuracy"),
+    )
+
+
+def _sum(passes: Sequence[Mapping[str, Any]], name: str) -> float:
+    return float(sum(event.get(name) or 0 for event in passes))
+
+
+def _total_cpu_s(passes: Sequence[Mapping[str, Any]]) -> float | None:
+    by_rank = [event.get("cpu_s") or [None] for event in passes]
+    if any(value is None for values in by_rank for value in values):
+        return None
+    return float(sum(value for values in by_rank for value in values))
+
+
+def _columns(passes: Sequence[Mapping[str, Any]], name: str) -> list[list[Any]]:
+    """For each rank, the values of one field in every pass that could be read."""
+    listed = [event[name] for event in passes if event.get(name)]
+    return [[value for value in values if value is not None] for values in zip(*listed, strict=False)]
+
+
+def _sum_of_peaks(passes: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    columns = _columns(passes, name)
+    return int(sum(max(values) for values in columns)) if columns and all(columns) else None
+
+
+def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...] | None:
+    columns = _columns(passes, "gpu_utilisation")
+    if not any(columns):
+        return None
+    return tuple(sum(values) / len(values) if values else None for values in columns)
+
+
+def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:
+    """A value at the end of the run, under the first name that is there, and where it comes from."""
+    evaluations = [event for event in events if event.get("event") == "evaluate"]
+    for name in names:
+        if evaluations and _number(evaluations[-1], name) is not None:
+            return _number(evaluations[-1], name), "evaluation"
+    steps = [event for event in events if event.get("event") == "step"]
+    last = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
+    for name in names:
+        values = [value for value in (_number(event, name) for event in last) if value is not None]
+        if values:
+            return sum(values) / len(values), "training"
+    return None, None
+
+
+def _number(event: Mapping[str, Any], name: str) -> float | None:
+    value = (event.get("values") or {}).get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,65 @@
+"""What machine a comparison ran on."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine, and what is installed on it, when the comparison began."""
+
+    date: str
+    host: str
+    system: str
+    cpu_name: str
+    num_cores: int
+    """That this process may use."""
+    memory_bytes: int
+    num_cards: int
+    load: float
+    """Processes that wanted a core in the minute before: work of others spoils the timings."""
+    python: str
+    torch: str
+    lockstep: str
+
+
+def look(*, num_cores: int, num_cards: int) -> Machine:
+    """This machine now, with as many cores and cards as this process may use."""
+    return Machine(
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        host=platform.node(),
+        system=platform.platform(),
+        cpu_name=_cpu_name(),
+        num_cores=num_cores,
+        memory_bytes=psutil.virtual_memory().total,
+        num_cards=num_cards,
+        load=os.getloadavg()[0],
+        python=platform.python_version(),
+        torch=_version("torch"),
+        lockstep=_version("torch-lockstep"),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,150 @@
+"""Starts the script of one row as a process of its own, waits for it, and leaves none of its processes behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep import world
+from lockstep.analysis.methods import Row
+from lockstep.launch.guard import die_with_parent
+from lockstep.launch.processes import sweep
+
+_POLL_EVERY_S = 0.1
+_MARK = "LOCKSTEP_COMPARE_ROW"
+"""In the environment of all processes of a row, by which those are found that left its session (torchrun's workers)."""
+_GRACE_S = 5.0  # what lockstep run and torchrun may take to end their own workers, before they are killed
+
+# What a launcher sets for its workers. A comparison may itself run under one (a batch job): its rows must not inherit.
+_LAUNCHER_VARIABLES = (
+    *(world.SETTINGS, world.STORE, world.TERMINAL),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a row's process is started."""
+
+    command: tuple[str, ...]
+    settings: Mapping[str, object]
+    """Handed over in the environment, for launchers that know nothing of lockstep; empty for ``lockstep run``."""
+    threads: int
+
+
+def start_of(
+    row: Row, *, script: Path, args: Sequence[str], shards: int, threads: int, seed: int | None, run_dir: Path
+) -> Start:
+    """The command of a row. Pure, but for a look at where ``lockstep`` is installed.
+
+    Settings that the user did not ask for (a seed) are not passed, so that the script's own stay in force.
+    """
+    settings: dict[str, object] = {
+        "strategy": row.method.strategy,
+        "precision": row.method.precision,
+        "shards": shards,
+        "threads": threads,
+        "run_dir": str(run_dir),
+    }
+    if seed is not None:
+        settings["seed"] = seed
+    count = f"--nproc-per-node={row.num_processes}"
+    if row.method.launcher == "lockstep":
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        return Start(command=(*_lockstep(), "run", count, *flags, str(script), *args), settings={}, threads=threads)
+    # --standalone picks a free port, so that two comparisons on one machine cannot meet each other.
+    torchrun = ("-m", "torch.distributed.run", "--standalone", count)
+    launcher = torchrun if row.method.launcher == "torchrun" else ()
+    return Start(command=(sys.executable, *launcher, str(script), *args), settings=settings, threads=threads)
+
+
+def _lockstep() -> tuple[str, ...]:
+    script = Path(sys.executable).with_name("lockstep")
+    # The script first: with -m, Python would look for modules in the working directory before all others.
+    return (sys.executable, str(script)) if script.is_file() else (sys.executable, "-m", "lockstep.cli.main")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a row's process ended."""
+
+    status: str
+    """``exited``, ``timeout`` or ``interrupted``."""
+    exit_status: int | None
+    """As ``subprocess`` has it (negative: a signal); None if it was stopped."""
+    wall_s: float
+
+
+def run_to_end(start: Start, *, log: Path, timeout_s: float | None, on_tick: Callable[[float], None]) -> Ended:
+    """Run a command to its end, its output into ``log``. None of its processes is left when this returns.
+
+    ``on_tick`` is called ten times a second with the seconds so far. A KeyboardInterrupt ends the run, not the caller:
+    the status says so.
+    """
+    began, mark = time.monotonic(), uuid.uuid4().hex
+    status, exit_status, process = "exited", None, None
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                start.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(start, mark),
+                preexec_fn=die_with_parent,  # if this process is killed, the row must not go on unseen
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the row in order
+            )
+            while (exit_status := _poll(process)) is None:
+                elapsed_s = time.monotonic() - began
+                if timeout_s is not None and elapsed_s > timeout_s:
+                    status = "timeout"
+                    break
+                on_tick(elapsed_s)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        finally:
+            wall_s = time.monotonic() - began
+            if process is not None:
+                _stop_all(process, mark)
+    return Ended(status=status, exit_status=exit_status, wall_s=wall_s)
+
+
+def _poll(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_POLL_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _environment(start: Start, mark: str) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+    environment[_MARK] = mark
+    # The same in every row; torchrun would set it to 1 and warn. join() applies the setting of the same name as well.
+    environment["OMP_NUM_THREADS"] = str(start.threads)
+    if start.settings:
+        environment[world.SETTINGS] = json.dumps(start.settings)
+    return environment
+
+
+def _stop_all(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End a row's processes: its launcher is asked first, and whatever is left after a grace period is killed.
+
+    A second Ctrl-C meanwhile kills at once. If all have ended by themselves, this only looks.
+    """
+    try:
+        if process.poll() is None:
+            process.terminate()  # a launcher ends its workers better than we can: one signal, to it alone
+            process.wait(_GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        sweep([process.pid], mark)
+        process.wait()

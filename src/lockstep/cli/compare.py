@@ -1,0 +1,224 @@
+"""``lockstep compare``: one script under several methods, as a table, a picture and a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from lockstep.analysis import advice, compare, machine, methods, plot, table
+from lockstep.analysis.methods import Row
+from lockstep.analysis.results import Comparison, RowResult, counted
+from lockstep.launch.cards import num_cards
+from lockstep.measure.usage import num_cores
+
+_PLAIN_WIDTH = 140  # without a terminal (a file, a pipe) nothing limits a line
+
+_EPILOG = """
+\b
+Examples:
+  lockstep compare train.py
+      every method this machine can run
+  lockstep compare train.py --methods single,ddp,ddp+bf16-mixed --nproc 2,4
+      three methods, ddp with 2 and with 4 processes: five rows
+  lockstep compare train.py --methods ddp,ddp@torchrun --timeout-per-method 600
+      the same method under two launchers
+  lockstep compare train.py -- --epochs 3 --data /data/cifar10
+      what follows -- goes to the script
+"""
+
+
+@click.command(
+    "compare",
+    epilog=_EPILOG,
+    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--methods",
+    "method_names",
+    default=", ".join(methods.DEFAULT_METHODS),
+    show_default=True,
+    metavar="NAMES",
+    help="What to compare: strategy[@launcher][+precision], with commas between.",
+)
+@click.option(
+    "--nproc",
+    metavar="N,N,...",
+    help="Numbers of processes for every method but single, which has one.  "
+    "[default: 2, 4, 8, ... up to the number of cards; without several, 2, and 4 where there are 4 cores]",
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="V",
+    help="Parts that each global batch is cut into, in every row.  [default: the largest number of processes]",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of every row.  [default: the script's own]")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of each process, in every row.  [default: the cores divided by the largest number of processes]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("comparison"),
+    show_default=True,
+    metavar="DIR",
+    help="Directory for the results. If there is one already, DIR-2, DIR-3, ...: nothing is overwritten.",
+)
+@click.option(
+    "--timeout-per-method",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop a row that takes longer, and go on with the next.  [default: none]",
+)
+def command(
+    script: Path,
+    args: tuple[str, ...],
+    method_names: str,
+    nproc: str | None,
+    shards: int | None,
+    seed: int | None,
+    threads: int | None,
+    out: Path,
+    timeout_s: float | None,
+) -> None:
+    """Run SCRIPT under several methods, one after another, and compare them.
+
+    Prints a table of speed (seconds per epoch, samples a second, speed-up, efficiency), use of the machine (cores or
+    cards, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
+    the same as results.json and comparison.png, and the directory and output of every run.
+
+    SCRIPT is one that calls lockstep.join(). All rows get the same global batch, shards, threads and seed, so that
+    they compute the same thing; a method that cannot run here is a row that says why.
+
+    \b
+    A method is strategy[@launcher][+precision]:
+      strategy   single, ddp
+      launcher   lockstep (if none is named), torchrun, python (single only)
+      precision  32-true (if none is named), bf16-mixed
+    """
+    cores, cards = num_cores(), num_cards(os.environ)
+    plan = compare.plan(
+        command=sys.argv,
+        script=script,
+        args=args,
+        methods=methods.parse_methods(method_names),
+        nprocs=(
+            methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)
+        ),
+        num_cores=cores,
+        shards=shards,
+        threads=threads,
+        seed=seed,
+        timeout_s=timeout_s,
+    )
+    console = _console()
+    directory = compare.new_directory(out)
+    console.print(
+        f"comparing {counted(len(plan.rows), 'run')} of {script}: V = {counted(plan.shards, 'shard')}, "
+        f"{counted(plan.threads, 'thread')} a process, results in {directory}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    here = machine.look(num_cores=cores, num_cards=cards)
+    with _sigterm_interrupts() as stopped_by, _Progress(console, len(plan.rows)) as progress:
+        comparison = compare.run(plan, directory=directory, machine=here, observer=progress)
+    _report(comparison, console)
+    statuses = {result.status for result in comparison.rows}
+    if "interrupted" in statuses:
+        sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
+    if "ok" not in statuses:
+        raise click.ClickException("no method could be run: the lines above say why")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _report(comparison: Comparison, console: Console) -> None:
+    table.show(comparison, advice.notes_on(comparison), console)
+    picture = f" and {plot.FILE_NAME}"
+    try:
+        plot.draw(comparison)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        picture = ""
+        console.print(
+            Text('No picture: it takes matplotlib, pip install "torch-lockstep[compare]"', style="yellow"),
+        )
+    console.print(Text(f"{comparison.directory}/: results.json{picture}, runs/"), soft_wrap=True)
+
+
+class _Progress:
+    """Says which row runs: a line that moves on a terminal, a line a row elsewhere."""
+
+    def __init__(self, console: Console, num_rows: int) -> None:
+        self._console = console
+        self._num_rows = num_rows
+        self._status = Status("", console=console) if console.is_terminal else None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def started(self, row: Row) -> None:
+        if self._status is None:
+            self._print(f"{self._place(row)} ...")
+        else:
+            self._status.start()
+
+    def waiting(self, row: Row, elapsed_s: float) -> None:
+        if self._status is not None:
+            self._status.update(Text(f"{self._place(row)}: {elapsed_s:.0f} s"))
+
+    def ended(self, result: RowResult) -> None:
+        if result.figures is not None:
+            outcome = f"{table.count(result.figures.samples_per_s)} samples/s"
+        else:
+            outcome = f"{result.status}: {result.reason}"
+        self._print(f"{self._place(result.row)}: {outcome} ({result.command_s or 0:.1f} s in all)")
+
+    def _place(self, row: Row) -> str:
+        return f"[{row.number}/{self._num_rows}] {row.label}"
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[list[int]]:
+    """A batch system's SIGTERM ends a comparison as Ctrl-C does: with the running row stopped and the rest written.
+
+    Yields a list that it will be in.
+    """
+    received: list[int] = []
+
+    def interrupt(signum: int, frame: types.FrameType | None) -> None:
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,154 @@
+"""``lockstep run``: a script, on several processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.config import BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES
+from lockstep.errors import ConfigError
+from lockstep.launch.program import PASS_LOCAL_RANK
+from lockstep.launch.script import run_script, stopped_message
+
+_GROUPS = {
+    "Processes": ("nproc_per_node", "is_module", "threads", "device", "backend", "timeout_s", "pass_local_rank"),
+    "Training (only for scripts that call lockstep.join())": (
+        "strategy",
+        "precision",
+        "shards",
+        "seed",
+        "on_nan",
+        "run_dir",
+        "progress",
+    ),
+    "Output": ("log_dir", "tee", "attach"),
+}
+
+_EPILOG = """\b
+Examples:
+  lockstep run train.py --epochs 3                    a process for each card, or one
+  lockstep run --nproc-per-node 2 train.py            two processes
+  lockstep run --nproc-per-node 2 --shards 8 train.py the answer of 8 shards, on any number of processes up to 8
+  lockstep run --nproc-per-node 4 --log-dir logs -m package.train
+  lockstep run --nproc-per-node 2 --attach 1 train.py breakpoint() works on rank 1
+
+Scripts written for torchrun or torch.distributed.launch run unchanged. (Those that meet through env:// open PyTorch's
+TCP store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
+
+If a process fails, all of them are ended within seconds and the first failure is shown whole. The exit status is 0 if
+all went well, 2 if nothing was started, 130 after Ctrl-C, 143 after SIGTERM, else that of the first failure: the status
+that the script exited with, 128 plus the number of the signal that killed it, or 1.
+"""
+
+
+class _GroupedHelp(click.Command):
+    """Options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        with formatter.section("Other"):
+            formatter.write_dl(list(records.values()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("\n" + _EPILOG.removeprefix("\b\n"))
+
+
+def _names(valid: tuple[str, ...]) -> str:
+    return f"[{'|'.join(valid)}]"
+
+
+@click.command(
+    "run",
+    cls=_GroupedHelp,
+    context_settings={
+        "allow_interspersed_args": False,
+        "max_content_width": 120,
+        "help_option_names": ["-h", "--help"],
+    },
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--nproc-per-node",
+    "--nproc",
+    "nproc_per_node",
+    metavar="N",
+    help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA card, else one.",
+)
+@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.option("--threads", type=int, metavar="N", help="Threads of each process. Default: the cores, divided.")
+@click.option("--device", metavar=_names(DEVICES), help="Where to train. Default: a card where there is one.")
+@click.option("--backend", metavar=_names(BACKENDS), help="What processes talk through.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="How long a process may wait for the others in a collective. Default: 600.",
+)
+@click.option(
+    "--pass-local-rank",
+    default="auto",
+    metavar=_names(PASS_LOCAL_RANK),
+    help="Give the script its local rank as an argument. auto: if its source names one of these options.",
+)
+@click.option("--strategy", metavar=_names(STRATEGIES), help="How gradients meet.")
+@click.option("--precision", metavar=_names(PRECISIONS), help="Precision of the forward pass.")
+@click.option(
+    "--shards",
+    type=int,
+    metavar="V",
+    help="Parts that every global batch is cut into: runs with the same V "
+    "give the same answer. Default: the number of processes.",
+)
+@click.option("--seed", type=int, metavar="N", help="Root of all random streams. Default: 0.")
+@click.option("--on-nan", metavar=_names(NAN_POLICIES), help="What a loss that is not a number does. Default: stop.")
+@click.option("--run-dir", metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N.")
+@click.option("--progress", metavar=_names(PROGRESS_STYLES), help="How to show progress.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the output of rank R to DIR/rank-R.log instead of the terminal.",
+)
+@click.option("--tee", is_flag=True, help="Show each line with its rank; with --log-dir: as well as in the file.")
+@click.option("--attach", type=int, metavar="RANK", help="Give this rank the terminal, so that breakpoint() works.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(
+    script: str,
+    args: tuple[str, ...],
+    nproc_per_node: str | None,
+    is_module: bool,
+    pass_local_rank: str,
+    log_dir: Path | None,
+    tee: bool,
+    attach: int | None,
+    **settings: Any,
+) -> int:
+    """Run SCRIPT with ARGS on several processes of this machine.
+
+    Options go before SCRIPT; all that follows it is the script's own. A setting given here and, differently, in the
+    script's lockstep.join() is an error.
+    """
+    if pass_local_rank not in PASS_LOCAL_RANK:
+        raise ConfigError(f"--pass-local-rank {pass_local_rank}: choose one of {', '.join(PASS_LOCAL_RANK)}")
+    stopped_by = run_script(
+        script,
+        args,
+        is_module=is_module,
+        nproc=nproc_per_node,
+        settings={name: value for name, value in settings.items() if value is not None},
+        log_dir=log_dir,
+        tee=tee,
+        attach=attach,
+        pass_local_rank=pass_local_rank,
+    )
+    if stopped_by is None:
+        return 0
+    click.echo(stopped_message(stopped_by), err=True)
+    return 128 + stopped_by

@@ -1,0 +1,190 @@
+"""What the processes of a group can say to each other.
+
+Every method is a *collective*: each rank of the group must call it, in the same order, unless its docstring says
+otherwise. Each blocks until this rank's part is done. Tensors given are left as they are; results are new tensors on the
+same device. If a rank does not come, the others raise an error after the run's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.comm.group import Meeting, listening_on
+from lockstep.errors import ConfigError, unknown_name
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # Gloo has no mean: divided here
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+
+
+class Collectives:
+    """The collectives of one group of processes. Ranks are numbered within the group.
+
+    Args:
+        group: the process group.
+        meeting: how the processes of the run reach each other.
+        guard: called with a method's name before it communicates; it raises where the call cannot work.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, meeting: Meeting, guard: Callable[[str], None] | None = None) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._meeting = meeting
+        self._guard = guard if guard is not None else lambda _: None
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """The tensors of all ranks combined elementwise, on every rank. Same shape and dtype everywhere.
+
+        Args:
+            tensor: any shape, the same on each rank.
+            op: ``sum``, ``mean`` (floating dtypes), ``product``, ``min`` or ``max``.
+        """
+        self._guard("all_reduce")
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(result, op=_find_op(op), group=self.group)
+        return result.div_(self.size) if op == "mean" else result
+
+    def reduce(self, tensor: Tensor, op: str = "sum", dst: int = 0) -> Tensor | None:
+        """As ``all_reduce``, with the result on rank ``dst`` only; None on the others."""
+        self._guard("reduce")
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.reduce(result, group_dst=self._check_rank("dst", dst), op=_find_op(op), group=self.group)
+        if self.rank != dst:
+            return None
+        return result.div_(self.size) if op == "mean" else result
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Rank ``src``'s tensor, on every rank. The others give one of the same shape and dtype."""
+        self._guard("broadcast")
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(result, group_src=self._check_rank("src", src), group=self.group)
+        return result
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, stacked along a new dimension 0 in rank order: shape ``(size, *tensor.shape)``."""
+        self._guard("all_gather")
+        result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        dist.all_gather(list(result.unbind()), tensor.detach().contiguous(), group=self.group)
+        return result
+
+    def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
+        """As ``all_gather``, with the result on rank ``dst`` only; None on the others."""
+        self._guard("gather")
+        self._check_rank("dst", dst)
+        mine = tensor.detach().contiguous()
+        if self.rank != dst:
+            dist.gather(mine, None, group_dst=dst, group=self.group)
+            return None
+        result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        dist.gather(mine, list(result.unbind()), group_dst=dst, group=self.group)
+        return result
+
+    def scatter(self, tensors: Sequence[Tensor] | Tensor | None, like: Tensor, src: int = 0) -> Tensor:
+        """Rank ``src`` hands each rank one of its tensors.
+
+        Args:
+            tensors: on ``src``: one tensor a rank (or one stacked along dimension 0); elsewhere ignored.
+            like: a tensor of the shape, dtype and device of each part; its values are ignored.
+            src: the rank that has them all.
+        """
+        self._guard("scatter")
+        self._check_rank("src", src)
+        parts = None
+        if self.rank == src:
+            parts = [part.detach().contiguous() for part in (tensors if tensors is not None else ())]
+            if len(parts) != self.size or any(part.shape != like.shape for part in parts):
+                raise ConfigError(
+                    f"scatter: {len(parts)} tensors of shapes {[tuple(part.shape) for part in parts]} for {self.size} "
+                    f"ranks and shape {tuple(like.shape)}: rank {src} must give one of that shape for each rank"
+                )
+        result = torch.empty_like(like, memory_format=torch.contiguous_format)
+        dist.scatter(result, parts, group_src=src, group=self.group)
+        return result
+
+    def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Row ``r`` of all ranks' tensors combined, on rank ``r``.
+
+        Args:
+            tensor: shape ``(size, ...)``, a row for each rank.
+            op: as for ``all_reduce``.
+        """
+        self._guard("reduce_scatter")
+        if tensor.ndim == 0 or tensor.shape[0] != self.size:
+            raise ConfigError(f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank")
+        result = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+        dist.reduce_scatter(
+            result, list(tensor.detach().contiguous().unbind()), op=_find_op(op), group=self.group
+        )
+        return result.div_(self.size) if op == "mean" else result
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Send a tensor to rank ``dst``, which must call ``recv``. Only these two ranks call."""
+        self._guard("send")
+        dist.send(tensor.detach().contiguous(), group_dst=self._check_rank("dst", dst), group=self.group, tag=tag)
+
+    def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
+        """The tensor that rank ``src`` sends: of the shape, dtype and device of ``like``. Only these two ranks call."""
+        self._guard("recv")
+        result = torch.empty_like(like, memory_format=torch.contiguous_format)
+        dist.recv(result, group_src=self._check_rank("src", src), group=self.group, tag=tag)
+        return result
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        self._guard("barrier")
+        dist.barrier(group=self.group)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """A picklable object of each rank, in rank order, on every rank."""
+        self._guard("all_gather_object")
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Rank ``src``'s picklable object, on every rank; what the others give is ignored."""
+        self._guard("broadcast_object")
+        box = [value]
+        dist.broadcast_object_list(box, group_src=self._check_rank("src", src), group=self.group)
+        return box[0]
+
+    def any(self, condition: bool | Tensor) -> bool:
+        """Whether the condition holds on any rank: the same answer on every rank, so that all can act on it alike."""
+        self._guard("any")
+        flag = torch.tensor(int(condition), dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(flag)
+
+    def new_group(self, ranks: Sequence[int]) -> Collectives | None:
+        """A sub-group. *Every* rank of the run must call it, also those that will not be in it (they get None)."""
+        self._guard("new_group")
+        if len(set(ranks)) != len(ranks) or not ranks:
+            raise ConfigError(f"new_group(ranks={list(ranks)}): give each rank once, and at least one")
+        for rank in ranks:
+            self._check_rank("ranks", rank)
+        with listening_on(self._meeting):
+            group = dist.new_group(list(ranks))
+        if self.rank not in ranks:
+            return None
+        return Collectives(group, self._meeting, self._guard)
+
+    def _check_rank(self, name: str, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ConfigError(f"{name}={rank}: the ranks of this group go from 0 to {self.size - 1}")
+        return rank
+
+
+def _find_op(op: str) -> Any:
+    if op not in _OPS:
+        raise unknown_name("reduction", op, _OPS)
+    return _OPS[op]

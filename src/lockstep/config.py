@@ -1,0 +1,92 @@
+"""What a run is asked to do: one frozen value, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.errors import ConfigError, unknown_name
+
+STRATEGIES = ("auto", "single", "ddp")
+PRECISIONS = ("32-true", "bf16-mixed")
+BACKENDS = ("auto", "gloo", "nccl")
+DEVICES = ("auto", "cpu", "cuda")
+NAN_POLICIES = ("stop", "warn", "ignore")
+PROGRESS_STYLES = ("auto", "bar", "plain", "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
+
+    strategy: str = "auto"
+    """How gradients meet: ``single`` (one process), ``ddp``, or ``auto`` (``single`` for one process, else ``ddp``)."""
+    precision: str = "32-true"
+    """``32-true`` (float32 throughout) or ``bf16-mixed`` (forward pass under bfloat16 autocast, float32 weights)."""
+    shards: int | None = None
+    """Number of shards V that every global batch is cut into; None: the world size at the run's birth."""
+    seed: int = 0
+    """Root of every random stream of the run."""
+    threads: int | None = None
+    """Intra-op threads of each process; None: the cores of this machine divided among its processes."""
+    device: str = "auto"
+    """``cpu``, ``cuda``, or ``auto`` (a card where there is one)."""
+    backend: str = "auto"
+    """``gloo``, ``nccl``, or ``auto``: NCCL where every process of a machine has a card of its own, else Gloo."""
+    timeout_s: float = 600.0
+    """Seconds that a collective may wait for the other ranks."""
+    run_dir: str | None = None
+    """Directory of the run; None: the next free ``runs/<script>-<n>``."""
+    on_nan: str = "stop"
+    """What a loss that is not a number does: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
+    log_every: int = 20
+    """Steps between two exchanges of logged values among the ranks."""
+    find_unused_parameters: bool = False
+    """For ``ddp``: parameters may be unused in *some* steps. (Those unused in the first step are found without it.)"""
+    progress: str = "auto"
+    """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
+
+    def __post_init__(self) -> None:
+        for kind, name, valid in (
+            ("strategy", self.strategy, STRATEGIES),
+            ("precision", self.precision, PRECISIONS),
+            ("backend", self.backend, BACKENDS),
+            ("device", self.device, DEVICES),
+            ("on_nan", self.on_nan, NAN_POLICIES),
+            ("progress", self.progress, PROGRESS_STYLES),
+        ):
+            if name not in valid:
+                raise unknown_name(kind, name, valid)
+        for field, least in (("shards", 1), ("seed", 0), ("threads", 1), ("log_every", 1)):
+            value = getattr(self, field)
+            if value is None and field in ("shards", "threads"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        if self.seed >= 2**63:
+            raise ConfigError(f"seed={self.seed}: it must be below 2**63")
+        if not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
+
+    @classmethod
+    def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
+        """Settings of the command line and of the script's ``join(...)``, as one.
+
+        Raises:
+            ConfigError: one names a setting that does not exist, or both name one and differ. (Neither wins
+                silently: what was asked for must be what runs.)
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in (*command, *script):
+            if name not in known:
+                raise unknown_name("setting", name, sorted(known))
+        for name in command.keys() & script.keys():
+            if command[name] != script[name]:
+                raise ConfigError(
+                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line: "
+                    "neither may win silently. Leave one of them out."
+                )
+        return cls(**{**script, **command})

@@ -1,0 +1,119 @@
+"""The prepared training loader: iterating it *is* the training loop's clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from lockstep.data.batches import to_device
+from lockstep.data.sources import Absence, Share, choose_source
+from lockstep.errors import DataError, UsageError
+from lockstep.plan.shards import MicroStep
+
+
+class Driver(Protocol):
+    """What a loader tells of its progress, and asks."""
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that would begin now."""
+
+    @property
+    def turn(self) -> MicroStep | None:
+        """The micro-step whose body is running."""
+
+    def enter(self, loader: object) -> bool:
+        """A pass over ``loader`` begins. True if it leads the steps; False if another pass leads, and this one goes along."""
+
+    def begin(self, turn: MicroStep) -> None:
+        """The body of a micro-step is about to run."""
+
+    def end_turn(self) -> None:
+        """The body has run. After the last micro-step of a step, the step ends."""
+
+    def follow(self, absence: Absence) -> bool:
+        """Take part in a step without a body. False if the others have left the loop in it."""
+
+    def resume_stream(self) -> None:
+        """Start the random stream of the current micro-step (again: fetching for a second loader disturbed it)."""
+
+    def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
+        """The pass is over: to its end, or left by ``break`` or an error."""
+
+
+class PreparedLoader:
+    """What ``team.prepare`` makes of a DataLoader: one iteration is one micro-step, on this process's samples.
+
+    ``len()`` counts global steps. Other attributes are those of the user's loader.
+    """
+
+    def __init__(self, batches: Iterable[Any], share: Share, driver: Driver, device: torch.device) -> None:
+        self.wrapped = batches
+        """The loader as the user made it."""
+        self._source = choose_source(batches, share)
+        self._driver = driver
+        self._device = device
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._source.num_steps()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "wrapped":
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def describe(self) -> list[str]:
+        """What must be the same on every rank, a line each."""
+        return self._source.describe()
+
+    def __iter__(self) -> Iterator[Any]:
+        if not torch.is_grad_enabled():
+            raise UsageError(
+                "a prepared loader was iterated without gradients, so this is no training loop: "
+                "use `with team.evaluate(model, loader) as batches:` to evaluate on all processes"
+            )
+        if not self._driver.enter(self):
+            yield from self._go_along()
+            return
+        driver, exhausted, failed = self._driver, False, False
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        try:
+            for turn, batch in self._source.deal(driver.next_step, epoch):
+                if isinstance(turn, Absence):
+                    if not driver.follow(turn):
+                        return
+                    continue
+                batch = to_device(batch, self._device)
+                driver.begin(turn)
+                yield batch
+                driver.end_turn()
+            exhausted = True
+        except GeneratorExit as left:
+            # `break` closes this generator, and so does an error that ends the function with the loop in it.
+            failed = left.__context__ is not None or sys.is_finalizing()
+            raise
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            driver.leave(self, exhausted=exhausted, failed=failed)
+
+    def _go_along(self) -> Iterator[Any]:
+        """A second loader in the same loop (``zip(a, b)``): it must have a batch for each micro-step of the first."""
+        driver = self._driver
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        for turn, batch in self._source.deal(driver.next_step - 1, epoch):
+            current = driver.turn
+            if current is None or (turn.step, getattr(turn, "shard", None)) != (current.step, current.shard):
+                raise DataError(
+                    "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch for "
+                    f"every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared loaders "
+                    "cannot be nested."
+                )
+            batch = to_device(batch, self._device)
+            driver.resume_stream()
+            yield batch

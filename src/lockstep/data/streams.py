@@ -1,0 +1,56 @@
+"""Random streams that belong to a place in the run, not to a process.
+
+Every generator that user code can reach (torch on the CPU and on the card, ``numpy.random``, ``random``) is reseeded at
+each place: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what user
+code draws depends on the run's seed and on the place, and on nothing else: not on the rank, nor on how many processes or
+loader workers there are.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import sys
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+class Purpose(enum.IntEnum):
+    """What a stream is for: streams for different purposes at one place must not be alike."""
+
+    START = 0
+    TRAIN = 1
+    FETCH = 2
+    SAMPLER = 3
+    TAIL = 4
+    """The code after a loop over a loader: evaluation, per-epoch schedules."""
+    EVALUATE = 5
+
+
+def _mix(value: int) -> int:
+    # The finaliser of SplitMix64 (Steele, Lea, Flood 2014): one bit changed in changes half of those that come out.
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def derive(*place: int) -> int:
+    """A 64-bit seed for a place, given as integers: equal places give equal seeds, and others differ in all bits."""
+    value = 0
+    for part in place:
+        value = _mix((value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
+    return value
+
+
+def reseed(seed: int, purpose: Purpose, *place: int) -> None:
+    """Start the streams of a place, in this process. Cheap enough for every micro-step (some 7 µs)."""
+    value = derive(seed, purpose, *place)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(value)  # of the current card, which is this process's
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # user code that has not imported it cannot draw from it
+        numpy.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)

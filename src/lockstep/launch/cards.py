@@ -1,0 +1,60 @@
+"""How many CUDA cards workers could use, found without importing torch or touching CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def num_cards(environ: Mapping[str, str]) -> int:
+    """Cards that this machine has, the installed torch was built for, and CUDA_VISIBLE_DEVICES leaves visible."""
+    if not torch_has_cuda():
+        return 0
+    return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch was built with CUDA, read off its version file."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    try:
+        text = version.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=]*= *['\"]", text, re.MULTILINE) is not None
+
+
+def num_present(dev: Path = Path("/dev")) -> int:
+    """Cards of this machine (or container), hidden or not."""
+    nodes = [node for node in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
+    if nodes:
+        return len(nodes)
+    program = shutil.which("nvidia-smi")  # where there are no device files: WSL
+    if program is None:
+        return 0
+    try:
+        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def num_visible(present: int, visible: str | None) -> int:
+    """How many cards CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first entry that names none ends the list."""
+    if visible is None:
+        return present
+    count = 0
+    for entry in visible.split(","):
+        name = entry.strip()
+        is_index = name.isdigit() and int(name) < present
+        if not is_index and not name.startswith(("GPU-", "MIG-")):
+            break
+        count += 1
+    # Several MIG slices may share one card, but a process sees only one of them.
+    return count if present else 0

@@ -1,0 +1,181 @@
+"""What went wrong in a worker: written down by the worker, put in order and told by the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_LAUNCH_DIR = str(Path(__file__).parent)
+
+_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError"}
+_CONSEQUENCE_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+_SIGNAL_WORDS: dict[int, str] = {
+    signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGABRT: "native code gave up: its last words, if any, are in the output",
+    signal.SIGBUS: "memory that could not be had: perhaps /dev/shm is full",
+    signal.SIGILL: "an instruction that this processor lacks: a library was built for another",
+    signal.SIGFPE: "a division by zero in native code",
+    signal.SIGTERM: "somebody asked it to end",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The end of one worker that did not end well."""
+
+    rank: int
+    host: str
+    time_s: float
+    kind: str
+    """Name of the exception's type, ``SystemExit`` or of the signal; empty if it ended without a word."""
+    message: str
+    text: str = ""
+    """The whole traceback, or what faulthandler wrote."""
+    exit_status: int = 1
+    """What the launcher should end with if this is the first failure."""
+    is_consequence: bool = False
+    """Whether it looks like the echo of another rank's failure."""
+
+    def summary(self) -> str:
+        """One line."""
+        lines = self.message.strip().splitlines()
+        message = lines[0] + (" ..." if len(lines) > 1 else "") if lines else ""
+        return f"{self.kind}: {message}" if self.kind and message else self.kind or message
+
+    def save(self, private_dir: str) -> None:
+        """Write it where ``load`` finds it, whole or not at all."""
+        path = Path(private_dir, f"failure-{self.rank}.json")
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        partial.replace(path)
+
+    @staticmethod
+    def load(private_dir: str, rank: int) -> Failure | None:
+        """What the worker of that rank wrote; None if it wrote nothing."""
+        try:
+            return Failure(**json.loads(Path(private_dir, f"failure-{rank}.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+
+def from_exception(rank: int, error: BaseException) -> Failure:
+    """A failure by an exception; to be called in the worker, when it was caught."""
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time.time(),
+        kind=type(error).__qualname__,
+        message=_message(error),
+        text=_traceback(error),
+        is_consequence=_is_consequence(error),
+        exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,
+    )
+
+
+def from_exit(rank: int, code: object) -> Failure:
+    """A failure by ``sys.exit(code)``; to be called in the worker."""
+    status = code & 0xFF if isinstance(code, int) else 1
+    said = f"sys.exit({code!r})"
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time.time(),
+        kind="SystemExit",
+        message=f"the script ended itself with {said}",
+        exit_status=status,
+    )
+
+
+def from_status(rank: int, status: int, private_dir: str) -> Failure:
+    """A failure without a word: all that is known is how the process ended (its exit code, or minus the signal)."""
+    text = ""
+    if status >= 0:
+        kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
+    else:
+        try:
+            kind = signal.Signals(-status).name
+        except ValueError:
+            kind = f"signal {-status}"
+        message = _SIGNAL_WORDS.get(-status, "ended by a signal")
+        exit_status = 128 - status
+        fault = fault_path(private_dir, rank)
+        text = fault.read_text(encoding="utf-8", errors="replace") if fault.exists() else ""
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time.time(),
+        kind=kind,
+        message=message,
+        text=text,
+        exit_status=exit_status,
+    )
+
+
+def fault_path(private_dir: str, rank: int) -> Path:
+    """Where the worker's faulthandler writes."""
+    return Path(private_dir, f"fault-{rank}.txt")
+
+
+def in_order(failures: Sequence[Failure]) -> list[Failure]:
+    """The cause first: by time, and echoes of a peer's death behind what is none."""
+    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))
+
+
+def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
+    """The text for the user: the first failure whole, the others in a line each."""
+    first, *others = in_order(failures)
+    parts = [f"rank {first.rank} of {nproc} on {first.host} failed: {first.summary()}"]
+    if first.text:
+        parts.append(first.text.rstrip())
+    if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
+        parts.append(
+            f"A breakpoint() or input() of a worker has no terminal to read from; "
+            f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
+        )
+    if others:
+        lines = [f"  rank {other.rank} on {other.host}: {other.summary()}" for other in others]
+        parts.append("\n".join(["failed after it:", *lines]))
+    return "\n\n".join(parts)
+
+
+def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
+    """What belongs into each failed rank's own log."""
+    return {failure.rank: (failure.text.rstrip() or failure.summary()) + "\n" for failure in failures}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a user's __str__ may do anything
+        return "(its message could not be made)"
+
+
+def _traceback(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_ours(filename: str) -> bool:
+    return os.path.dirname(filename) == _LAUNCH_DIR or filename in ("<string>", "<frozen runpy>")  # noqa: PTH120
+
+
+def _is_consequence(error: BaseException | None) -> bool:
+    while error is not None:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if names & _CONSEQUENCE_TYPES:
+            return True
+        if isinstance(error, RuntimeError) and any(text in _message(error) for text in _CONSEQUENCE_TEXTS):
+            return True
+        error = error.__cause__
+    return False

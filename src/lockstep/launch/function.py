@@ -1,0 +1,150 @@
+"""``lockstep.launch``: a function, in several processes, from a script or a notebook."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.config import RunConfig
+from lockstep.errors import LaunchError, UsageError
+from lockstep.launch import failures, worker
+from lockstep.launch.local import check_fit, private_directory, resolve_nproc, run_workers
+from lockstep.launch.output import OutputPlan, to_python_stdout
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import Call
+
+T = TypeVar("T")
+
+_server: ForkServer | None = None
+
+
+def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, **settings: Any) -> list[T]:
+    """Run ``fn(*args)`` in each of ``nproc`` new processes; returns what each returned, by rank.
+
+    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first
+    call takes the seconds that importing torch takes; the fork server then stays, and later calls start at once.
+
+    Args:
+        fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
+            ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
+        args: Its arguments. They and the results are pickled.
+        nproc: Number of processes; None: one for each CUDA card, or one.
+        settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
+
+    Raises:
+        ConfigError: a setting cannot be meant; nothing was started.
+        UsageError: ``fn`` cannot reach other processes, or the calling script does not guard its main part.
+        LaunchError: a process failed; the message holds the first failure whole. All processes are gone.
+        KeyboardInterrupt: Ctrl-C; all processes are gone.
+    """
+    if worker.importing_caller:
+        raise UsageError(
+            "launch() was called while a worker imports your script, and would go on without end: "
+            'put what starts the run under `if __name__ == "__main__":`'
+        )
+    count = resolve_nproc(nproc)
+    check_fit(RunConfig.merge(settings, {}), count)
+    call = _pack(fn, args)
+    plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
+    with Interrupts((signal.SIGINT,)) as interrupts, private_directory() as private_dir:
+        outcome = run_workers(
+            call,
+            nproc=count,
+            settings=settings,
+            server=_warm_server(count),
+            private_dir=private_dir,
+            plan=plan,
+            interrupts=interrupts,
+        )
+        if outcome.stopped_by is not None:
+            raise KeyboardInterrupt
+        if outcome.failures:
+            raise LaunchError(failures.report(outcome.failures, count), outcome.failures[0].exit_status or 1)
+        return [_result(private_dir, rank) for rank in range(count)]
+
+
+def stop_server() -> None:
+    """End the fork server that ``launch`` keeps for its next call. (It ends with this process anyway.)"""
+    global _server
+    if _server is not None:
+        _server.close()
+        _server = None
+
+
+def _warm_server(nproc: int) -> ForkServer:
+    global _server
+    if _server is None:
+        atexit.register(stop_server)
+    if _server is None or not _server.is_alive():
+        stop_server()
+        _server = ForkServer(nproc, [str(Path(entry).absolute()) for entry in sys.path if entry])
+    return _server
+
+
+def _result(private_dir: str, rank: int) -> Any:
+    # Classes of the calling script bear this name in workers (``multiprocessing`` has the same alias).
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    try:
+        return pickle.loads(worker.result_path(private_dir, rank).read_bytes())
+    except FileNotFoundError:
+        raise LaunchError(f"rank {rank} ended early, with status 0 and before the function returned") from None
+
+
+def _stdout_is_plain() -> bool:
+    """Whether what is written to file 1 goes where ``print`` writes. (Not so in a notebook, or under pytest.)"""
+    with contextlib.suppress(Exception):
+        return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
+    return False
+
+
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """Pickle a call so that a fresh process can unpickle it."""
+    main_path, main_module = _caller()
+    why = "it is defined where a new process cannot import it from (a notebook, or the interactive prompt)"
+    try:
+        payload = pickle.dumps((fn, args))
+        needs_main = b"__main__" in payload
+    except Exception as error:
+        why = str(error)
+    else:
+        if not needs_main or main_path is not None or main_module is not None:
+            return Call(
+                payload=payload,
+                main_path=main_path if needs_main else None,
+                main_module=main_module if needs_main else None,
+                sys_path=tuple(sys.path),
+                sys_argv=tuple(sys.argv),
+            )
+    try:
+        cloudpickle: Any = importlib.import_module("cloudpickle")
+    except ImportError:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise UsageError(
+            f"{name} cannot be sent to other processes: {why}. Put it in a file and import it from there, "
+            "or install cloudpickle"
+        ) from None
+    try:
+        payload = cloudpickle.dumps((fn, args))
+    except Exception as error:
+        raise UsageError(f"the function or its arguments cannot be sent to other processes: {error}") from error
+    return Call(payload=payload, sys_path=tuple(sys.path), sys_argv=tuple(sys.argv), by_value=True)
+
+
+def _caller() -> tuple[str | None, str | None]:
+    """The path of the running script, or the name of the module that ``python -m`` runs."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return None, spec.name
+    path = getattr(main, "__file__", None)
+    if path is not None and Path(path).is_file():
+        return str(Path(path).absolute()), None
+    return None, None

@@ -1,0 +1,42 @@
+"""The death signal: a process that has it cannot outlive its parent.
+
+The kernel sends it even when the parent was killed with SIGKILL and could do nothing. Set in the fork server and,
+through a fork hook that every descendant inherits, in the workers and in all that they fork (loader workers too).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_fork = threading.local()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process as soon as the *thread* that started it ends."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+
+
+def guard_descendants() -> None:
+    """Give the death signal to every process forked from here on, and to those that they fork."""
+    os.register_at_fork(before=_note_parent, after_in_child=_guard_child)
+
+
+def _note_parent() -> None:
+    # The signal is tied to the forking *thread*. A process forked from a helper thread must live on when that thread
+    # has done its work, so only forks of the main thread, which lives as long as the process, are guarded.
+    _fork.parent = os.getpid() if threading.get_native_id() == os.getpid() else None
+
+
+def _guard_child() -> None:
+    parent = getattr(_fork, "parent", None)
+    if parent is None:
+        return
+    die_with_parent()
+    if os.getppid() != parent:  # it died between the fork and the call above: no signal will come
+        os.kill(os.getpid(), signal.SIGKILL)

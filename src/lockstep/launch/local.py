@@ -1,0 +1,126 @@
+"""One launch on this machine, put together: a private directory, streams, a fork server, supervision."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.launch import cards, failures
+from lockstep.launch.output import OutputPlan, Streams
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import Call, LaunchSpec, Script, num_cores
+from lockstep.launch.supervise import Outcome, supervise
+
+
+def resolve_nproc(asked: str | int | None) -> int:
+    """The number of processes meant by a number, ``cpu``, ``gpu``, ``auto`` or nothing (a process a card, else one).
+
+    Raises:
+        ConfigError: it means none.
+    """
+    if asked is None:
+        return max(1, cards.num_cards(os.environ))
+    if asked == "auto":
+        return cards.num_cards(os.environ) or num_cores()
+    if asked == "cpu":
+        return num_cores()
+    if asked == "gpu":
+        count = cards.num_cards(os.environ)
+        if count == 0:
+            raise ConfigError("--nproc-per-node gpu: no CUDA card is visible here, or torch was built without CUDA")
+        return count
+    try:
+        count = int(asked)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"--nproc-per-node {asked}: give a number, 1 or more, or one of auto, cpu, gpu")
+    return count
+
+
+def check_fit(config: RunConfig, nproc: int) -> None:
+    """What is known before any process starts not to work.
+
+    Raises:
+        ConfigError: settings that this many processes, or this machine, cannot have.
+    """
+    if config.strategy == "single" and nproc > 1:
+        raise ConfigError(f"strategy single is one process, and {nproc} were asked for: leave one of the two out")
+    if config.shards is not None and config.shards < nproc:
+        raise ConfigError(
+            f"{nproc} processes for {config.shards} shards: a process without a shard would have nothing to do. "
+            f"Ask for at most {config.shards} processes, or for at least {nproc} shards"
+        )
+    if config.device == "cuda" or config.backend == "nccl":
+        asked = "device cuda" if config.device == "cuda" else "backend nccl"
+        count = cards.num_cards(os.environ)
+        if nproc > count:
+            why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
+            raise ConfigError(
+                f"{asked} for {nproc} processes, and {count} CUDA cards are visible{why}: each process needs its own. "
+                f"Ask for {'fewer processes' if count else 'device cpu'}"
+            )
+
+
+@contextmanager
+def private_directory() -> Iterator[str]:
+    """A new directory that only this user can enter; gone afterwards."""
+    path = tempfile.mkdtemp(prefix="lockstep-")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile, but that a worker's TCP store can still listen on.
+
+    The socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the
+    store bind the same port, and hands it to nobody who asks for any free one.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]
+
+
+def run_workers(
+    program: Script | Call,
+    *,
+    nproc: int,
+    settings: Mapping[str, Any],
+    server: ForkServer,
+    private_dir: str,
+    plan: OutputPlan,
+    interrupts: Interrupts,
+) -> Outcome:
+    """Run a program in ``nproc`` workers to its end. Afterwards all processes are gone and all output has come through.
+
+    Raises:
+        LaunchError: the workers could not be started.
+    """
+    with reserved_port() as port, Streams(nproc, plan) as streams:
+        spec = LaunchSpec(
+            program=program,
+            nproc=nproc,
+            private_dir=private_dir,
+            environ=dict(os.environ),
+            settings=settings,
+            cwd=str(Path.cwd()),
+            master_port=port,
+            terminal=plan.on_terminal,
+        )
+        outcome = supervise(server, spec, streams, interrupts)
+        streams.drain(give_up=lambda: bool(interrupts.received))
+        streams.append(failures.logs(outcome.failures))
+    return outcome

@@ -1,0 +1,212 @@
+"""Where the workers' output goes: straight to the launcher's own, into files, or through prefixed lines."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from lockstep.errors import ConfigError
+
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+_MAX_LINE_BYTES = 1 << 20
+
+Sink = Callable[[int, bool, bytes], None]
+"""Takes (rank, whether it was standard error, one whole line)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputPlan:
+    """What was asked for."""
+
+    log_dir: Path | None = None
+    """Each rank's output goes to ``rank-<R>.log`` there."""
+    tee: bool = False
+    """Lines go to the terminal, each with its rank, also when there is a log directory."""
+    attach: int | None = None
+    """The rank that has the terminal itself, input and output."""
+    sink: Sink | None = None
+    """Lines go here instead of the terminal (a notebook, whose cells are no files)."""
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether what rank 0 writes reaches a terminal as it is."""
+        piped = self.log_dir is not None or self.tee or self.sink is not None
+        return (not piped or self.attach == 0) and os.isatty(1)
+
+
+class Streams:
+    """The open ends of one launch. Enter it, hand ``for_rank`` to each worker, call ``handed_over``, then ``drain``."""
+
+    def __init__(self, nproc: int, plan: OutputPlan) -> None:
+        self._plan = plan
+        self._given: list[int] = []  # descriptors that only workers need
+        self._pump = _Pump()
+        self._logs: dict[int, BinaryIO] = {}
+        self._nproc = nproc
+
+    def __enter__(self) -> Streams:
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._given.append(self._null)
+        if self._plan.log_dir is not None:
+            try:
+                self._plan.log_dir.mkdir(parents=True, exist_ok=True)
+                for rank in range(self._nproc):
+                    # Not buffered: workers without --tee write through the same descriptor.
+                    self._logs[rank] = log_path(self._plan.log_dir, rank).open("wb", buffering=0)
+            except OSError as error:
+                raise ConfigError(f"--log-dir {self._plan.log_dir} cannot be written: {error}") from error
+        return self
+
+    def for_rank(self, rank: int) -> tuple[int, int, int]:
+        """Standard input, output and error of one worker."""
+        plan = self._plan
+        if rank == plan.attach:
+            return (0, 1, 2)
+        if plan.tee or plan.sink is not None:
+            return (self._null, self._pipe(rank, is_error=False), self._pipe(rank, is_error=True))
+        if rank in self._logs:
+            log = self._logs[rank].fileno()
+            return (self._null, log, log)
+        return (self._null, 1, 2)
+
+    def handed_over(self) -> None:
+        """The workers have their ends: close ours, so that pipes end when the workers do; start to read."""
+        for fd in self._given:
+            os.close(fd)
+        self._given.clear()
+        self._pump.start()
+
+    def drain(self, give_up: Callable[[], bool]) -> None:
+        """Wait until everything has come through, however slow the terminal, or at most a second if ``give_up()``."""
+        deadline = math.inf
+        while self._pump.is_running() and time.monotonic() < deadline:
+            self._pump.join(0.05)
+            if deadline == math.inf and give_up():
+                deadline = time.monotonic() + 1.0
+
+    def append(self, texts: Mapping[int, str]) -> None:
+        """Add to the logs of these ranks, if logs are kept."""
+        for rank, text in texts.items():
+            if rank in self._logs:
+                self._logs[rank].seek(0, os.SEEK_END)
+                self._logs[rank].write(text.encode(errors="backslashreplace"))
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        for fd in self._given:
+            os.close(fd)
+        self._given.clear()
+        self._pump.stop()
+        for log in self._logs.values():
+            log.close()
+
+    def _pipe(self, rank: int, *, is_error: bool) -> int:
+        read_end, write_end = os.pipe()
+        log = self._logs.get(rank)
+        sink = self._plan.sink or _to_terminal
+
+        def take(line: bytes) -> None:
+            if log is not None:
+                log.write(line)
+            sink(rank, is_error, line)
+
+        self._pump.add(read_end, take)
+        self._given.append(write_end)
+        return write_end
+
+
+class _Pump:
+    """A thread that reads pipes and passes on whole lines. (A thread, for a terminal may block: Ctrl-S, a pager.)"""
+
+    def __init__(self) -> None:
+        self._takers: dict[int, Callable[[bytes], None]] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def add(self, fd: int, take: Callable[[bytes], None]) -> None:
+        self._takers[fd] = take
+
+    def start(self) -> None:
+        if self._takers:
+            self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
+            self._thread.start()
+
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """End it without waiting for what may yet come."""
+        self._stopped = True
+        if self._thread is None:
+            for fd in self._takers:
+                os.close(fd)
+        else:
+            self._thread.join(0.5)
+
+    def _run(self) -> None:
+        pending = dict.fromkeys(self._takers, b"")
+        with selectors.DefaultSelector() as selector:
+            for fd in self._takers:
+                selector.register(fd, selectors.EVENT_READ)
+            while pending and not self._stopped:
+                for key, _ in selector.select(timeout=0.2):
+                    data = os.read(key.fd, 65536)
+                    pending[key.fd] = self._pass_on(key.fd, pending[key.fd] + data, is_last=not data)
+                    if not data:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+                        del pending[key.fd]
+        for fd in pending:
+            os.close(fd)
+
+    def _pass_on(self, fd: int, data: bytes, *, is_last: bool) -> bytes:
+        """Give whole lines to the taker; returns the rest. A progress bar's carriage return ends a line too."""
+        end = 0
+        for match in _LINE.finditer(data):
+            self._take(fd, match.group())
+            end = match.end()
+        rest = data[end:]
+        if rest and (is_last or len(rest) > _MAX_LINE_BYTES):
+            self._take(fd, rest + b"\n")
+            return b""
+        return rest
+
+    def _take(self, fd: int, line: bytes) -> None:
+        # A terminal that is gone (`| head`) or a full disk must not stop the reading: workers would block.
+        with contextlib.suppress(OSError, ValueError):
+            self._takers[fd](line)
+
+
+def log_path(log_dir: Path, rank: int) -> Path:
+    """The file of one rank."""
+    return log_dir / f"rank-{rank}.log"
+
+
+def _to_terminal(rank: int, is_error: bool, line: bytes) -> None:
+    text = line.rstrip(b"\r\n")
+    if text or line == b"\n":
+        data = b"[rank %d] %s\n" % (rank, text)
+        target = 2 if is_error else 1
+        while data:
+            data = data[os.write(target, data) :]
+
+
+def to_python_stdout(rank: int, is_error: bool, line: bytes) -> None:
+    """For notebooks: into ``sys.stdout`` or ``sys.stderr``, whatever stands there."""
+    stream = sys.stderr if is_error else sys.stdout
+    stream.write(line.decode(errors="backslashreplace"))
+    stream.flush()

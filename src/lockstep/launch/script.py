@@ -1,0 +1,72 @@
+"""``lockstep run``, less its command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch import failures
+from lockstep.launch.local import check_fit, private_directory, resolve_nproc, run_workers
+from lockstep.launch.output import OutputPlan
+from lockstep.launch.program import check_script, find_script
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+
+
+def run_script(
+    target: str,
+    args: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    nproc: str | int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    log_dir: Path | None = None,
+    tee: bool = False,
+    attach: int | None = None,
+    pass_local_rank: str = "auto",
+) -> signal.Signals | None:
+    """Run a script in ``nproc`` processes to its end; None if all went well, else the signal that stopped it.
+
+    Raises:
+        ConfigError: something asked for cannot be; nothing was started.
+        LaunchError: a worker failed; the message holds the first failure, and who else failed.
+    """
+    settings = {} if settings is None else settings
+    config = RunConfig.merge(settings, {})
+    count = resolve_nproc(nproc)
+    check_fit(config, count)
+    if attach is not None and not 0 <= attach < count:
+        raise ConfigError(f"--attach {attach}: with {count} processes ranks go from 0 to {count - 1}")
+    if attach is None and count == 1 and log_dir is None and not tee:
+        attach = 0  # a lone process may as well have the terminal
+    source = find_script(target, is_module=is_module)
+    with Interrupts() as interrupts, private_directory() as private_dir:
+        server = ForkServer(count)  # imports torch while we read the script
+        try:
+            script = check_script(target, source, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
+            outcome = run_workers(
+                script,
+                nproc=count,
+                settings=settings,
+                server=server,
+                private_dir=private_dir,
+                plan=OutputPlan(log_dir=log_dir, tee=tee, attach=attach),
+                interrupts=interrupts,
+            )
+        finally:
+            server.close()
+    if outcome.failures:
+        text = failures.report(outcome.failures, count, attached=attach)
+        raise LaunchError(text, outcome.failures[0].exit_status or 1)
+    return outcome.stopped_by
+
+
+def stopped_message(stopped_by: signal.Signals) -> str:
+    """One line for the user."""
+    who = "Ctrl-C" if stopped_by is signal.SIGINT else stopped_by.name
+    return f"stopped by {who}: all processes of process {os.getpid()} have ended"

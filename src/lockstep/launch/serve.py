@@ -1,0 +1,125 @@
+"""The fork server's own process: imports torch once, then forks a worker for every request.
+
+It never starts a parallel region and never touches CUDA: neither survives a fork. Its protocol, over one Unix socket
+that keeps message boundaries, JSON both ways::
+
+    launcher -> server   {"key": K, "rank": R, "spec": PATH}   with four open files: stdin, stdout, stderr, failure pipe
+    server -> launcher   {"ready": true}                        the imports are done
+                         {"key": K, "pid": P}                   forked
+                         {"key": K, "error": TEXT}              could not be forked
+                         {"key": K, "status": S}                ended, with this exit code, or minus the signal
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from typing import Any, NoReturn
+
+from lockstep.launch.guard import die_with_parent, guard_descendants
+from lockstep.launch.worker import Request, run_worker
+
+PRELOAD = ("torch", "torch.distributed", "lockstep.team")
+"""What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
+MAX_MESSAGE_BYTES = 65536
+
+
+def main(control_fd: int) -> NoReturn:
+    """Serve until the launcher closes its end; in a forked child: run the worker and exit with its code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored"; workers must not
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    control = socket.socket(fileno=control_fd)
+    die_with_parent()  # should the launcher be gone already, the socket is at its end and serving ends at once
+    _preload()
+    guard_descendants()
+    request = _serve(control)
+    # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process, which
+    # ends the ordinary way (exit handlers, non-daemon threads, flushed files).
+    sys.exit(run_worker(request))
+
+
+def _preload() -> None:
+    gc.disable()  # collections while importing find nothing and cost a tenth of the time
+    for name in PRELOAD:
+        # What cannot be imported fails again in the worker, where the error belongs to the script that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not write to (and so copy) every page shared with the others
+    gc.enable()
+
+
+def _serve(control: socket.socket) -> Request:
+    """Loop in the server; returns in a child only."""
+    wake_r, wake_w = socket.socketpair()
+    wake_r.setblocking(False)
+    wake_w.setblocking(False)
+    signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
+    keys: dict[int, int] = {}  # by process id
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(wake_r, selectors.EVENT_READ)
+        _tell(control, ready=True)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if wake_r in ready:
+                with contextlib.suppress(BlockingIOError):
+                    wake_r.recv(4096)
+                _reap(control, keys)
+            if control in ready:
+                request = _fork_worker(control, keys)
+                if request is not None:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for end in (control, wake_r, wake_w):
+                        end.close()
+                    return request
+
+
+def _fork_worker(control: socket.socket, keys: dict[int, int]) -> Request | None:
+    """Answer one request. Returns the request in the child, None in the server."""
+    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)
+    if not message:
+        os._exit(0)  # the launcher is done; tearing the interpreter down would only take time
+    asked = json.loads(message)
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking with threads. The only one here is OpenBLAS's, which stops it for the fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        _tell(control, key=asked["key"], error=f"fork failed: {error}")
+        pid = -1
+    if pid == 0:
+        return Request(spec_path=asked["spec"], rank=asked["rank"], fds=tuple(fds))
+    for fd in fds:
+        os.close(fd)
+    if pid > 0:
+        keys[pid] = asked["key"]
+        _tell(control, key=asked["key"], pid=pid)
+    return None
+
+
+def _reap(control: socket.socket, keys: dict[int, int]) -> None:
+    while keys:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        if pid in keys:
+            _tell(control, key=keys.pop(pid), status=os.waitstatus_to_exitcode(status))
+
+
+def _tell(control: socket.socket, **message: Any) -> None:
+    try:
+        control.send(json.dumps(message).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)

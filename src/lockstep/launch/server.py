@@ -1,0 +1,143 @@
+"""The launcher's handle on a fork server."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LaunchError
+from lockstep.launch.spec import num_cores
+
+# The working directory, which -c puts first, must not hide modules of the same names. Where this lockstep was imported
+# from comes last, so that it hides nothing either; mostly it is there already.
+_BOOT = """
+import sys
+if sys.path and sys.path[0] == "": del sys.path[0]
+import json
+sys.path += [entry for entry in json.loads(sys.argv[2]) if entry not in sys.path]
+from lockstep.launch.serve import main
+main(int(sys.argv[1]))
+"""
+
+
+class ForkServer:
+    """A process that has imported torch and forks workers.
+
+    Why not ``multiprocessing``'s: that one exists once a process (shared with whatever else the caller uses it for),
+    imports the caller's script again for each worker, gives no say over the environment, and leaves workers that are
+    no ordinary main processes (exit handlers, start methods, standard input).
+
+    Starting returns at once; requests wait in the socket until the imports are done. Everything that the server forked
+    dies with it, and it dies with the thread that made it.
+    """
+
+    def __init__(self, nproc: int, import_path: Sequence[str] = ()) -> None:
+        """Start one.
+
+        ``nproc`` is how many workers will share the cores; ``import_path`` is added at the end of ``sys.path``.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable,
+            *_interpreter_flags(),
+            "-c",
+            _BOOT,
+            str(theirs.fileno()),
+            json.dumps([*import_path, str(Path(__file__).parents[2])]),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_server_environ(nproc),
+                start_new_session=True,  # Ctrl-C of a terminal is the launcher's to handle
+            )
+        except OSError as error:
+            ours.close()
+            raise LaunchError(f"the fork server could not be started: {error}") from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._next_key = 0
+        self.is_ready = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it can fork workers."""
+        return self._socket.fileno() >= 0 and self._process.poll() is None
+
+    def fileno(self) -> int:
+        """For selectors: readable when ``receive`` has something."""
+        return self._socket.fileno()
+
+    def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
+        """Ask for one worker; returns the key under which ``receive`` speaks of it. Does not block.
+
+        ``fds`` are its standard input, output and error, and the pipe on which it tells of a failure; they may be
+        closed afterwards.
+        """
+        self._next_key += 1
+        message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
+        try:
+            self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._gone() from None
+        return self._next_key
+
+    def receive(self) -> dict[str, Any]:
+        """The server's next message (see ``serve``); blocks if there is none yet.
+
+        Raises:
+            LaunchError: the server is gone, and with it all of its workers.
+        """
+        try:
+            message = self._socket.recv(65536)
+        except ConnectionResetError:
+            message = b""
+        if not message:
+            raise self._gone()
+        answer: dict[str, Any] = json.loads(message)
+        self.is_ready = self.is_ready or "ready" in answer
+        return answer
+
+    def close(self) -> None:
+        """End the server and all that it forked. May be called again."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _gone(self) -> LaunchError:
+        self.close()
+        return LaunchError(
+            f"the fork server (process {self.pid}) ended unexpectedly, with status {self._process.returncode}, and "
+            "took its workers along. If nothing is printed above, it was killed: perhaps out of memory"
+        )
+
+
+def _interpreter_flags() -> list[str]:
+    options = [f"{name}" if value is True else f"{name}={value}" for name, value in sys._xoptions.items()]
+    return [
+        *(["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []),
+        *(f"-W{option}" for option in sys.warnoptions),
+        *(f"-X{option}" for option in options),
+    ]
+
+
+def _server_environ(nproc: int) -> dict[str, str]:
+    environ = dict(os.environ)
+    if nproc > 1 and "OMP_NUM_THREADS" not in environ:
+        # OpenBLAS (numpy's) counts its threads when it is loaded: share the cores as torch's threads are shared.
+        environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, num_cores() // nproc)))
+    return environ

@@ -1,0 +1,111 @@
+"""What a worker is to run, and under which environment: plain values that travel to the fork server in one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.world import SETTINGS, STORE, TERMINAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script or module that runs as ``__main__``."""
+
+    target: str
+    """Path of the script as the user wrote it, or the name of a module."""
+    is_module: bool = False
+    args: tuple[str, ...] = ()
+    local_rank_option: str | None = None
+    """An option that is put before ``args`` with the local rank, for scripts of ``torch.distributed.launch``."""
+
+    def arguments(self, local_rank: int) -> list[str]:
+        """What follows the script's name on its command line."""
+        first = [f"{self.local_rank_option}={local_rank}"] if self.local_rank_option else []
+        return [*first, *self.args]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A function call, pickled; its result is pickled back."""
+
+    payload: bytes
+    main_path: str | None = None
+    """The caller's script, if the payload names things defined there: it is imported first, as ``__mp_main__``."""
+    main_module: str | None = None
+    """The same for a caller that was started with ``python -m``."""
+    sys_path: tuple[str, ...] = ()
+    sys_argv: tuple[str, ...] = ()
+    by_value: bool = False
+    """The payload was made by cloudpickle, and the result has to be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """All that the workers of one launch have in common."""
+
+    program: Script | Call
+    nproc: int
+    private_dir: str
+    """A directory that only this user can enter: the meeting place, failures, results. Gone after the launch."""
+    environ: Mapping[str, str]
+    """The launcher's environment."""
+    settings: Mapping[str, Any]
+    """Names and values of RunConfig fields that were asked for."""
+    cwd: str
+    master_port: int
+    """For scripts that meet through ``env://``."""
+    terminal: bool
+    """Whether rank 0 writes to a terminal."""
+
+    def save(self) -> str:
+        """Write the spec into the private directory, for the workers; returns the path."""
+        path = Path(self.private_dir, "spec.pickle")
+        path.write_bytes(pickle.dumps(self))
+        return str(path)
+
+    @staticmethod
+    def load(path: str) -> LaunchSpec:
+        """Read what ``save`` wrote."""
+        spec = pickle.loads(Path(path).read_bytes())
+        assert isinstance(spec, LaunchSpec)
+        return spec
+
+
+def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    """The whole environment of one worker: the launcher's, and what torchrun would set."""
+    name, size = str(rank), str(spec.nproc)
+    return {
+        **spec.environ,
+        "RANK": name,
+        "LOCAL_RANK": name,
+        "ROLE_RANK": name,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(spec.master_port),
+        # Scripts and other libraries ask these whether a launcher has already started all processes.
+        "TORCHELASTIC_RUN_ID": "lockstep",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        # All processes are on this machine: no port of Gloo may be reachable from another.
+        "GLOO_SOCKET_IFNAME": "lo",
+        STORE: os.path.join(spec.private_dir, "store"),  # noqa: PTH118
+        SETTINGS: json.dumps(dict(spec.settings)),
+        TERMINAL: "1" if spec.terminal else "0",
+    }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

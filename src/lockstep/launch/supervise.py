@@ -1,0 +1,187 @@
+"""Start the workers of one launch, watch them, and end all of them together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.errors import LaunchError
+from lockstep.launch import failures
+from lockstep.launch.failures import Failure
+from lockstep.launch.output import Streams
+from lockstep.launch.processes import kill_worker, sweep
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import LaunchSpec
+
+GRACE_S = 3.0
+"""How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
+_MAX_ASKED = 4
+"""Workers that were asked for and are not yet forked, at most."""
+_KILL_S = 5.0
+"""How long a killed worker may take to go; the kernel can hold one back for good, we do not wait for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a launch ended."""
+
+    failures: tuple[Failure, ...]
+    """The cause first; empty if all went well, or somebody stopped it."""
+    stopped_by: signal.Signals | None
+    """The signal that the launcher was stopped by."""
+
+
+def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
+    """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
+
+    Raises:
+        LaunchError: they could not be forked, or the server died.
+    """
+    watch = _Watch(server, spec, streams, interrupts)
+    try:
+        with contextlib.closing(watch):
+            watch.run()
+    except _StoppedEarlyError:
+        server.close()
+    except BaseException:
+        server.close()  # with it goes every worker, also those that we have not heard of yet
+        raise
+    finally:
+        sweep(watch.sessions, spec.private_dir)
+    stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
+    found = () if stopped_by else tuple(failures.in_order(list(watch.failures.values())))
+    return Outcome(failures=found, stopped_by=stopped_by)
+
+
+class _Watch:
+    """The state of one launch while it runs."""
+
+    def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
+        self.failures: dict[int, Failure] = {}
+        self.sessions: set[int] = set()
+        self._server = server
+        self._spec = spec
+        self._streams = streams
+        self._interrupts = interrupts
+        self._spec_path = spec.save()
+        self._to_start = list(range(spec.nproc))
+        self._ranks: dict[int, int] = {}  # by key: those that were asked for and have not ended
+        self._pids: dict[int, int] = {}  # by rank: the same, as far as they are forked
+        self._deadline: float | None = None  # set once the launch is being ended; then when to kill
+        self._killed = False
+        self._nudge_r, self._nudge_w = os.pipe()
+        os.set_blocking(self._nudge_r, False)
+
+    def close(self) -> None:
+        os.close(self._nudge_r)
+        os.close(self._nudge_w)
+
+    def run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for source in (self._server, self._interrupts, self._nudge_r):
+                selector.register(source, selectors.EVENT_READ)
+            self._start_some()
+            while self._ranks:
+                timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+                for key, _ in selector.select(timeout):
+                    if key.fileobj is self._server:
+                        self._on_message(self._server.receive())
+                    elif key.fileobj is self._interrupts:
+                        self._on_interrupt()
+                    else:
+                        self._on_nudge()
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    self._on_deadline()
+
+    def _start_some(self) -> None:
+        """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
+        while self._to_start and len(self._ranks) - len(self._pids) < _MAX_ASKED:
+            rank = self._to_start.pop(0)
+            fds = (*self._streams.for_rank(rank), self._nudge_w)
+            self._ranks[self._server.start_worker(self._spec_path, rank, fds)] = rank
+            if not self._to_start:
+                self._streams.handed_over()
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "key" not in message or message["key"] not in self._ranks:
+            return
+        rank = self._ranks[message["key"]]
+        if "pid" in message:
+            self._pids[rank] = message["pid"]
+            self.sessions.add(message["pid"])
+            self._start_some()
+            if self._killed:
+                kill_worker(message["pid"])
+            elif self._deadline is not None:
+                self._interrupt(rank)
+        elif "error" in message:
+            raise LaunchError(f"rank {rank} of {self._spec.nproc} could not be started: {message['error']}")
+        else:
+            del self._ranks[message["key"]]
+            self._pids.pop(rank, None)
+            if message["status"] != 0:
+                self._note_failure(rank, message["status"])
+
+    def _note_failure(self, rank: int, status: int) -> None:
+        ending = self._deadline is not None
+        failure = failures.Failure.load(self._spec.private_dir, rank)
+        if failure is None and ending and status in (-signal.SIGINT, -signal.SIGKILL):
+            return  # our own doing
+        if failure is not None and ending and failure.kind == "KeyboardInterrupt":
+            return  # the same
+        self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
+        self._end()
+
+    def _on_nudge(self) -> None:
+        """A worker has failed, and may take its time over its exit handlers."""
+        for line in os.read(self._nudge_r, 65536).split():
+            self._note_failure(int(line), 1)
+
+    def _on_interrupt(self) -> None:
+        self._interrupts.clear()
+        if not self._server.is_ready:
+            raise _StoppedEarlyError
+        if len(self._interrupts.received) > 1:
+            self._kill()
+        self._end()
+
+    def _on_deadline(self) -> None:
+        if self._killed:
+            raise LaunchError(
+                f"processes {sorted(self._pids.values())} do not end, although they were killed: "
+                "the kernel holds them (a file system or driver that does not answer)"
+            )
+        self._kill()
+
+    def _end(self) -> None:
+        """Ask all workers that have not failed to end, and give them a while."""
+        if self._deadline is not None:
+            return
+        self._deadline = time.monotonic() + GRACE_S
+        if self._to_start:
+            self._to_start.clear()
+            self._streams.handed_over()
+        for rank in list(self._pids):
+            self._interrupt(rank)
+
+    def _interrupt(self, rank: int) -> None:
+        if rank in self.failures:
+            return  # it is ending, and its exit handlers should run undisturbed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pids[rank], signal.SIGINT)  # KeyboardInterrupt: its `finally` blocks run
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._deadline = time.monotonic() + _KILL_S
+        for pid in self._pids.values():
+            kill_worker(pid)
+
+
+class _StoppedEarlyError(Exception):
+    """Stopped before there was any worker."""

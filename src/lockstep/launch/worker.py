@@ -1,0 +1,212 @@
+"""One worker: from the moment it was forked to the end of the user's program."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pickle
+import runpy
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from lockstep.errors import LaunchError
+from lockstep.launch import failures
+from lockstep.launch.spec import Call, LaunchSpec, Script, num_cores, worker_environ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the fork server was asked for."""
+
+    spec_path: str
+    rank: int
+    fds: tuple[int, ...]
+    """Standard input, output and error, and the pipe on which a failure is made known."""
+
+
+def run_worker(request: Request) -> int:
+    """Be the worker; returns its exit code. ``SystemExit`` of the user's program goes through."""
+    spec: LaunchSpec | None = None
+    try:
+        spec = _settle(request)
+        if isinstance(spec.program, Script):
+            _run_script(spec.program, request.rank)
+        else:
+            _run_call(spec.program, request.rank, spec.private_dir)
+    except SystemExit as error:
+        if error.code not in (None, 0) and spec is not None:
+            _tell(failures.from_exit(request.rank, error.code), spec, request)
+        raise
+    except BaseException as error:
+        try:
+            return _fail(error, spec, request)
+        except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
+            return _fail(error, spec, request)
+    return 0
+
+
+def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finally:
+        # What the interpreter sets for an exception that nobody caught; exit handlers look there.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if spec is None:
+        raise error
+    failure = failures.from_exception(request.rank, error)
+    _tell(failure, spec, request)
+    hook = sys.excepthook
+    # torch.distributed puts a hook of its own in place, which prints what the launcher is about to print.
+    is_default = hook is sys.__excepthook__ or (getattr(hook, "__module__", None) or "").startswith("torch.")
+    if not is_default and not isinstance(error, KeyboardInterrupt):
+        hook(type(error), error, error.__traceback__)  # the script's own reporter
+    return failure.exit_status
+
+
+def _tell(failure: failures.Failure, spec: LaunchSpec, request: Request) -> None:
+    """Write the failure down, and wake the launcher: this process may yet hang in its exit handlers."""
+    failure.save(spec.private_dir)
+    with contextlib.suppress(OSError):
+        os.write(request.fds[3], b"%d\n" % request.rank)
+
+
+def _settle(request: Request) -> LaunchSpec:
+    """Turn a copy of the server into a process that looks freshly started."""
+    os.setsid()  # by its session the launcher finds everything that it starts
+    *streams, failure_fd = request.fds
+    for target, fd in enumerate(streams):
+        os.dup2(fd, target)
+        os.close(fd)
+    os.set_inheritable(failure_fd, False)
+    spec = LaunchSpec.load(request.spec_path)
+    os.environ.clear()
+    os.environ.update(environ := worker_environ(spec, request.rank))
+    os.chdir(spec.cwd)
+    _reopen_streams()
+    if not faulthandler.is_enabled():
+        # Stays open for the life of the process.
+        file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")
+        faulthandler.enable(file=file)
+    if "numpy.random" in sys.modules:
+        # Python reseeds `random` after a fork. numpy does not, and ranks that forget to seed must not draw alike.
+        sys.modules["numpy.random"].seed()
+    if spec.nproc > 1:
+        _share_cores(spec.nproc, environ.get("OMP_NUM_THREADS", ""))
+    return spec
+
+
+def _reopen_streams() -> None:
+    """Line buffering, so that the ranks' lines do not tear; closed by nobody, as the interpreter's own."""
+    for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        old = getattr(sys, f"__{name}__")
+        new = io.open(  # noqa: SIM115, UP020
+            fd,
+            "w" if fd else "r",
+            buffering=1 if fd else -1,
+            encoding=getattr(old, "encoding", None) or "utf-8",
+            errors="backslashreplace" if fd == 2 else getattr(old, "errors", None),
+            closefd=False,
+        )
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _share_cores(nproc: int, asked: str) -> None:
+    """The cores, divided. torchrun sets OMP_NUM_THREADS=1 for the same reason; here torch has long read it.
+
+    A lockstep script says again, in its run's settings, how many it wants; this is for all others.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(asked) if asked.isdigit() and int(asked) > 0 else max(1, num_cores() // nproc))
+
+
+def _run_script(script: Script, rank: int) -> None:
+    safe_path = getattr(sys.flags, "safe_path", False)
+    if script.is_module:
+        if not safe_path:
+            sys.path.insert(0, str(Path.cwd()))
+        spec = _find_module(script.target)
+        loader: Any = spec.loader
+        _exec_as_main(loader.get_code(spec.name), script, rank, path=spec.origin or script.target, spec=spec)
+    else:
+        if not safe_path:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(script.target)))  # noqa: PTH120
+        path = os.path.abspath(script.target)  # noqa: PTH100  (resolving links would change __file__)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        _exec_as_main(code, script, rank, path=path, spec=None)
+
+
+def _exec_as_main(
+    code: CodeType, script: Script, rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
+) -> None:
+    """Run code as the module ``__main__``, which stays in place afterwards: exit handlers may need it."""
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path,
+        __spec__=spec,
+        __package__=spec.parent if spec else None,
+        __loader__=spec.loader if spec else importlib.machinery.SourceFileLoader("__main__", path),
+        __cached__=spec.cached if spec else None,
+        __builtins__=sys.modules["builtins"],
+    )
+    sys.modules["__main__"] = main
+    sys.argv = [path if spec else script.target, *script.arguments(rank)]
+    exec(code, main.__dict__)
+
+
+def _find_module(name: str) -> importlib.machinery.ModuleSpec:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"no module named {name!r} that can be run", name=name)
+    return spec
+
+
+def result_path(private_dir: str, rank: int) -> Path:
+    """Where a call's result is left."""
+    return Path(private_dir, f"result-{rank}.pickle")
+
+
+importing_caller = False
+"""True while a worker imports the script that called ``launch``: calling it again there would never end."""
+
+
+def _run_call(call: Call, rank: int, private_dir: str) -> None:
+    global importing_caller
+    sys.path[:] = call.sys_path
+    sys.argv = list(call.sys_argv)
+    importing_caller = True
+    if call.main_module is not None:
+        _become_caller(runpy.run_module(call.main_module, run_name="__mp_main__", alter_sys=True))
+    elif call.main_path is not None:
+        _become_caller(runpy.run_path(call.main_path, run_name="__mp_main__"))
+    importing_caller = False
+    fn, args = pickle.loads(call.payload)
+    result = fn(*args)
+    try:
+        pickler: Any = importlib.import_module("cloudpickle") if call.by_value else pickle
+        data = pickler.dumps(result)
+    except Exception as error:
+        raise LaunchError(
+            f"rank {rank} finished, but its result, a {type(result).__qualname__}, cannot be pickled: {error}. "
+            "Return plain values, arrays or tensors"
+        ) from error
+    result_path(private_dir, rank).write_bytes(data)
+
+
+def _become_caller(names: dict[str, Any]) -> None:
+    """As ``multiprocessing`` does it: the script's names under both ``__main__`` and ``__mp_main__``."""
+    module = ModuleType("__mp_main__")
+    module.__dict__.update(names)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module

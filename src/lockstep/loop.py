@@ -1,0 +1,248 @@
+"""The life of a step: what happens when the loop's body begins, when it ends, and when others run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lockstep.comm.collectives import Collectives
+from lockstep.data.sources import Absence
+from lockstep.data.streams import Purpose, reseed
+from lockstep.errors import LossError, UsageError
+from lockstep.measure.journal import Journal
+from lockstep.measure.log import MetricLog
+from lockstep.measure.nan_watch import NanWatch
+from lockstep.measure.passes import Pass, merge_passes
+from lockstep.measure.progress import Display
+from lockstep.plan.shards import MicroStep
+from lockstep.sync.protocol import Sync
+
+_STATE = "state"
+_LEFT = "left"
+
+
+class Loop:
+    """The position of this process in the run, and the one that moves it. The Driver of the prepared loaders."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        sync: Sync,
+        log: MetricLog,
+        nan_watch: NanWatch,
+        journal: Journal,
+        display: Display,
+        collectives: Collectives,
+        state_of: Callable[[], list[Any]],
+        load_state: Callable[[list[Any]], None],
+    ) -> None:
+        self.step = 0
+        self.epoch = 0
+        self.turn: MicroStep | None = None
+        self.num_epochs: int | None = None
+        self.weight: float | None = None
+        """The weight that the script gave to this micro-step's backward pass."""
+        self._seed = seed
+        self._sync = sync
+        self._log = log
+        self._nan_watch = nan_watch
+        self._journal = journal
+        self._display = display
+        self._collectives = collectives
+        self._state_of = state_of
+        self._load_state = load_state
+        self._leader: object | None = None
+        self._pass: Pass | None = None
+        self._passes: list[Pass] = []
+        self._first_pass = True
+
+    # Where the run is
+
+    @property
+    def next_step(self) -> int:
+        """See Driver."""
+        return self.step + 1
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the body that runs is the last one of its step on this process. True outside of loops."""
+        return self.turn is None or self.turn.is_last
+
+    def guard(self, what: str) -> None:
+        """Refuse a collective that some rank cannot take part in.
+
+        Raises:
+            UsageError: the loop's body is running, and other ranks may run it more or fewer times.
+        """
+        turn = self.turn
+        if turn is None:
+            return
+        if not turn.is_last:
+            raise UsageError(
+                f"{what} in the loop's body, in micro-step {turn.index + 1} of step {turn.step}: other processes may run "
+                "the body a different number of times, and would wait for ever. Call it once a step: `if team.ends_step:`."
+            )
+        if turn.num_active_ranks < self._collectives.size:
+            raise UsageError(
+                f"{what} in the loop's body, in step {turn.step}: its global batch of {turn.step_samples} samples is "
+                f"smaller than the number of processes, so ranks {turn.num_active_ranks} to {self._collectives.size - 1} "
+                "do not run the body, and would never answer. Use drop_last=True, or call it after the loop."
+            )
+
+    # Driver: told by the loader
+
+    def enter(self, loader: Any) -> bool:
+        """See Driver."""
+        if self._leader is loader:  # its earlier iterator was left behind unfinished
+            self.leave(loader, exhausted=False, failed=False)
+        if self._leader is not None:
+            return False
+        self.report_passes()
+        self._leader = loader
+        length = _length(loader)
+        self._pass = Pass(self.epoch, length, warm_up=self._first_pass)
+        self._first_pass = False
+        title = f"epoch {self.epoch + 1}" + (f"/{self.num_epochs}" if self.num_epochs else "")
+        self._display.begin(title, length)
+        return True
+
+    def begin(self, turn: MicroStep) -> None:
+        """See Driver."""
+        self.turn = turn
+        self.step = turn.step
+        self.weight = None
+        self._sync.begin(turn)
+        self.resume_stream()
+
+    def resume_stream(self) -> None:
+        """See Driver."""
+        if self.turn is None:
+            reseed(self._seed, Purpose.TAIL, self.step)
+        else:
+            reseed(self._seed, Purpose.TRAIN, self.step, self.turn.shard)
+
+    def end_turn(self) -> None:
+        """See Driver."""
+        turn, self.turn = self.turn, None
+        assert turn is not None
+        if not turn.is_last:
+            return
+        self._sync.end_step()
+        self._log.end_step()
+        if turn.num_active_ranks < self._collectives.size:
+            self._collectives.broadcast_object((_STATE, self._state_of()) if self._collectives.rank == 0 else None)
+        self._step_done(turn.step_samples)
+
+    def follow(self, absence: Absence) -> bool:
+        """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
+        self.step = absence.step
+        kind, state = self._collectives.broadcast_object(None)
+        if kind == _LEFT:
+            return False
+        self._load_state(state)
+        self._step_done(0)
+        return True
+
+    def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
+        """See Driver."""
+        if self._leader is not loader:
+            return
+        self._leader = None
+        turn = self.turn
+        if turn is not None and not failed:
+            self._leave_body(turn)
+        self.turn = None
+        if failed:
+            return
+        self.resume_stream()
+        self._display.end()
+        if self._pass is not None:
+            self._pass.end()
+            self._passes.append(self._pass)
+            self._pass = None
+
+    def _leave_body(self, turn: MicroStep) -> None:
+        """`break`: at the end of a step the step counts; in the middle of one it is discarded."""
+        if turn.is_last:
+            if turn.num_active_ranks < self._collectives.size:
+                # The ranks that follow cannot see the break.
+                state = (_LEFT, None) if self._collectives.rank == 0 else None
+                self._collectives.broadcast_object(state)
+            self.turn = None
+            self._sync.end_step()
+            self._log.end_step()
+            self._step_done(turn.step_samples)
+            return
+        self._sync.drop()
+        self._log.drop_step()
+        self.step -= 1
+        if self._collectives.rank == 0:
+            print(
+                f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
+                "discarded. To leave after whole steps: `if team.ends_step and ...: break`.",
+                flush=True,
+            )
+
+    def _step_done(self, num_samples: int) -> None:
+        self._log.tick(self.step)
+        self._nan_watch.tick(self.step)
+        if self._pass is not None:
+            self._pass.count(num_samples)
+            self._display.step(self._pass.num_steps)
+
+    # What the script does in the body
+
+    def backward(self, loss: torch.Tensor, weight: float | None, options: dict[str, Any]) -> None:
+        """Check a shard's loss, and run its backward pass."""
+        turn = self.turn
+        if turn is None:
+            raise UsageError(
+                "backward() outside of a loop over a prepared loader: there is no step for its gradients to belong to. "
+                "Iterate the loader that prepare() returned."
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
+        self._nan_watch.look(loss, turn.step, turn.shard)
+        self.weight = weight
+        self._sync.backward(loss, weight, **options)
+
+    def note_values(self, weight: float | None, values: Mapping[str, Any]) -> None:
+        """Note logged values of the shard at hand, with its weight."""
+        turn = self.turn
+        if weight is None:
+            weight = self.weight if self.weight is not None else (1.0 if turn is None else float(turn.num_samples))
+        self._log.add(self.epoch, self.step, weight, dict(values))
+
+    def values_arrived(self, row: tuple[int, int, dict[str, float]]) -> None:
+        """Averages of a step have come together."""
+        epoch, step, values = row
+        self._journal.scalars("step", epoch, step, values)
+        self._display.values(values)
+
+    # Between passes
+
+    def report_passes(self) -> None:
+        """Bring together what was logged and measured. Every rank must call it; called between passes."""
+        self._nan_watch.flush()
+        self._log.flush()
+        passes, self._passes = self._passes, []
+        for one in passes:
+            by_rank = self._collectives.all_gather_object(one.result())
+            self._journal.write("epoch", **merge_passes(by_rank))
+
+    def close(self, *, failed: bool) -> None:
+        """The script is over. Unless it failed, every rank must call it."""
+        self._display.end()
+        if not failed and self._leader is None:
+            self.report_passes()
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,224 @@
+"""Logged values, averaged over all shards of all ranks, without a step ever waiting for it.
+
+Values are kept on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks exchange
+its sums: first, asynchronously, whether all logged the same names; a window later the sums themselves; a window later
+they are read. So by the time anything is waited for, it has long been there. ``flush`` ends what is under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import ConfigError
+
+Value = float | Tensor
+Row = tuple[int, int, dict[str, float]]
+"""Epoch, step, and the averages of that step."""
+
+
+@dataclass
+class _Step:
+    epoch: int
+    step: int
+    sums: dict[str, Value] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Window:
+    steps: list[tuple[int, int]]
+    names: list[str]
+    table: Tensor
+    """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
+    copied: Any = None
+    """An event after which ``table`` is filled; None: it is."""
+    agreement: Tensor | None = None
+    work: Any = None
+    complete: bool = False
+
+    def signature(self) -> int:
+        text = repr((self.steps, self.names)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+class MetricLog:
+    """The log of one process.
+
+    Args:
+        world_size: with one process there is nobody to exchange with.
+        every: steps in a window.
+        write: called with each finished step's averages, in order, on every rank.
+    """
+
+    def __init__(self, world_size: int, every: int, write: Callable[[Row], None]) -> None:
+        self._world_size = world_size
+        self._every = every
+        self._write = write
+        self._names: list[str] = []
+        self._current: _Step | None = None
+        self._closed: list[_Step] = []
+        self._under_way: deque[_Window] = deque()
+
+    def add(self, epoch: int, step: int, weight: float, values: dict[str, Any]) -> None:
+        """Note values of the shard at hand. Local; a value on a card stays there.
+
+        Raises:
+            ConfigError: a value is neither a number nor a tensor with one element.
+        """
+        if self._current is None or self._current.step != step:
+            self.end_step()
+            self._current = _Step(epoch, step)
+        current = self._current
+        for name, value in values.items():
+            if value is None:  # what clip_grad_norm_ gives before the step ends
+                continue
+            number = _number(name, value) * weight
+            if name not in self._names:
+                self._names = sorted([*self._names, name])
+            if name in current.sums:
+                current.sums[name] = current.sums[name] + number
+                current.weights[name] += weight
+            else:
+                current.sums[name], current.weights[name] = number, weight
+
+    def end_step(self) -> None:
+        """The step is over for logging. Local."""
+        if self._current is not None:
+            self._closed.append(self._current)
+            self._current = None
+
+    def drop_step(self) -> None:
+        """Forget the values of an unfinished step. Local."""
+        self._current = None
+
+    def tick(self, step: int) -> None:
+        """A step has ended on all ranks: exchange, if it is time. Every rank must call it; it does not wait."""
+        if self._world_size == 1 and self._on_cpu():
+            self.flush()
+        elif step % self._every == 0:
+            self._advance()
+            self._close_window()
+
+    def flush(self) -> None:
+        """Exchange all that is there, and wait for it. Every rank must call it."""
+        self.end_step()
+        self._close_window()
+        while self._under_way:
+            self._advance()
+
+    def _on_cpu(self) -> bool:
+        return all(not isinstance(value, Tensor) for step in self._closed for value in step.sums.values())
+
+    def _close_window(self) -> None:
+        steps, self._closed = self._closed, []
+        if self._world_size == 1 and not steps:
+            return
+        table, copied = _tabulate(steps, self._names)
+        window = _Window([(s.epoch, s.step) for s in steps], list(self._names), table, copied)
+        if self._world_size > 1:
+            signature = window.signature()
+            window.agreement = torch.tensor([signature, -signature])
+            window.work = dist.all_reduce(window.agreement, op=dist.ReduceOp.MAX, async_op=True)
+        self._under_way.append(window)
+
+    def _advance(self) -> None:
+        """Take every window one stage on, in the order in which they were closed: the same order on every rank."""
+        for window in self._under_way:
+            self._next_stage(window)
+        while self._under_way and self._under_way[0].complete:
+            for row in _rows(self._under_way.popleft()):
+                self._write(row)
+
+    def _next_stage(self, window: _Window) -> None:
+        if window.copied is not None:
+            window.copied.synchronize()
+            window.copied = None
+        if window.work is not None:
+            window.work.wait()
+            window.work = None
+        if window.agreement is None:
+            window.complete = True
+            return
+        highest, lowest = window.agreement.tolist()
+        window.agreement = None
+        if highest == -lowest:
+            window.work = dist.all_reduce(window.table, async_op=True)
+        else:
+            self._merge_unlike(window)
+
+    def _merge_unlike(self, window: _Window) -> None:
+        """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""
+        found: list[Any] = [None] * self._world_size
+        dist.all_gather_object(found, (window.steps, window.names, window.table))
+        steps = sorted({step for steps, _, _ in found for step in steps}, key=lambda pair: pair[1])
+        self._names = sorted({*self._names, *(name for _, names, _ in found for name in names)})
+        merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
+        for theirs, names, table in found:
+            columns = [self._names.index(name) for name in names]
+            for row, step in enumerate(theirs):
+                merged[steps.index(step), columns] += table[row]
+        window.steps, window.names, window.table, window.complete = steps, list(self._names), merged, True
+
+
+def _number(name: str, value: Any) -> Value:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ConfigError(
+                f"log({name}=...): a tensor of shape {tuple(value.shape)}: log one number a shard, its mean say"
+            )
+        value = value.detach().double().reshape(())
+        return value if value.device.type != "cpu" else float(value)
+    if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+        return float(value)
+    raise ConfigError(f"log({name}={value!r}): a value must be a number, or a tensor with one element")
+
+
+def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
+    """Sums and weights as a table on the CPU; and, if some come from a card, the event after which they are there."""
+    table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
+    cells: list[tuple[int, int]] = []
+    on_card: list[Tensor] = []
+    for row, step in enumerate(steps):
+        for name, value in step.sums.items():
+            column = names.index(name)
+            table[row, column, 1] = step.weights[name]
+            if isinstance(value, Tensor):
+                cells.append((row, column))
+                on_card.append(value)
+            else:
+                table[row, column, 0] = value
+    if not on_card:
+        return table, None
+    return table, _Copy(table, cells, torch.stack(on_card))
+
+
+class _Copy:
+    """Numbers on their way from a card into a table."""
+
+    def __init__(self, table: Tensor, cells: list[tuple[int, int]], values: Tensor) -> None:
+        self._table = table
+        self._cells = torch.tensor(cells)
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._values.copy_(values, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+        self._table[self._cells[:, 0], self._cells[:, 1], 0] = self._values
+
+
+def _rows(window: _Window) -> list[Row]:
+    rows = []
+    for (epoch, step), cells in zip(window.steps, window.table.tolist(), strict=True):
+        values = {n: total / weight for n, (total, weight) in zip(window.names, cells, strict=True) if weight > 0}
+        rows.append((epoch, step, values))
+    return rows

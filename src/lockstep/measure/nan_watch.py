@@ -1,0 +1,81 @@
+"""A loss that is not a number, found without making a card wait."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import LossError
+
+
+class NanWatch:
+    """Looks at every loss: at once on the CPU; on a card every ``every`` steps, when the numbers have long arrived.
+
+    Args:
+        policy: ``stop`` (raise), ``warn``, or ``ignore``.
+        rank: of this process, for the message.
+        every: steps between two looks at losses on a card.
+    """
+
+    def __init__(self, policy: str, rank: int, every: int) -> None:
+        self._policy = policy
+        self._rank = rank
+        self._every = every
+        self._waiting: list[tuple[int, int, Tensor]] = []
+        self._copied: tuple[list[tuple[int, int]], Tensor, Any] | None = None
+
+    def look(self, loss: Tensor, step: int, shard: int) -> None:
+        """Look at a shard's loss.
+
+        Raises:
+            LossError: it is NaN, and the policy is ``stop``.
+        """
+        if self._policy == "ignore":
+            return
+        if loss.device.type != "cpu":
+            self._waiting.append((step, shard, loss.detach().reshape(())))
+        elif loss.item() != loss.item():
+            self._found(step, shard)
+
+    def tick(self, step: int) -> None:
+        """A step has ended."""
+        if self._waiting and step % self._every == 0:
+            self._read()
+            self._copy()
+
+    def flush(self) -> None:
+        """Look at all that is left, and wait for it."""
+        self._read()
+        if self._waiting:
+            self._copy()
+            self._read()
+
+    def _copy(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        bad = torch.stack([loss for _, _, loss in waiting]).isnan()
+        there = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
+        there.copy_(bad, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._copied = ([(step, shard) for step, shard, _ in waiting], there, event)
+
+    def _read(self) -> None:
+        if self._copied is None:
+            return
+        (places, bad, event), self._copied = self._copied, None
+        event.synchronize()
+        for (step, shard), is_bad in zip(places, bad.tolist(), strict=True):
+            if is_bad:
+                self._found(step, shard)
+
+    def _found(self, step: int, shard: int) -> None:
+        what = f"the loss is NaN in step {step}, shard {shard}, on rank {self._rank}"
+        if self._policy == "stop":
+            raise LossError(
+                f"{what}: the weights would be NaN from then on. Look at the data of that step and the learning rate; "
+                "to go on regardless, join(on_nan='warn') or --on-nan warn."
+            )
+        warnings.warn(f"lockstep: {what}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,84 @@
+"""One pass over a training loader, timed and metered without its warm-up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from lockstep.measure.usage import Usage, UsageMeter
+
+_WARM_UP_STEPS = 10
+
+
+class Pass:
+    """A pass from its first step to its last, on this process.
+
+    Args:
+        epoch: number of the pass.
+        num_steps: its length, if known.
+        warm_up: leave out the first steps (10, or half of a shorter pass), in which libraries choose their kernels,
+            buffers are made and loader workers start.
+    """
+
+    def __init__(self, epoch: int, num_steps: int | None, *, warm_up: bool) -> None:
+        self._epoch = epoch
+        self.num_steps = 0
+        self._num_samples = 0
+        longest = _WARM_UP_STEPS if num_steps is None else min(_WARM_UP_STEPS, num_steps // 2)
+        self._warm_up = longest if warm_up else 0
+        self._warm_steps = 0
+        self._warm_samples = 0
+        self._wall_s = 0.0
+        self._usage: Usage | None = None
+        self._meter = UsageMeter()
+        self._began = time.perf_counter()
+        self._meter.start()
+
+    def count(self, num_samples: int) -> None:
+        """A step of that many samples has ended."""
+        self.num_steps += 1
+        self._num_samples += num_samples
+        if self.num_steps == self._warm_up:
+            _wait_for_card()
+            self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
+            self._meter.start()
+
+    def end(self) -> None:
+        """The pass is over."""
+        _wait_for_card()
+        self._usage = self._meter.stop()
+        self._wall_s = time.perf_counter() - self._began
+
+    def result(self) -> dict[str, Any]:
+        """The fields of an ``epoch`` event, for this process alone."""
+        usage = self._usage
+        assert usage is not None
+        return {
+            "epoch": self._epoch,
+            "num_steps": self.num_steps,
+            "num_samples": self._num_samples,
+            "wall_s": self._wall_s,
+            "steady_steps": self.num_steps - self._warm_steps,
+            "steady_samples": self._num_samples - self._warm_samples,
+            "steady_s": usage.wall_s,
+            "cpu_s": usage.cpu_s,
+            "peak_rss_bytes": usage.peak_rss_bytes,
+            "peak_gpu_bytes": usage.peak_gpu_bytes,
+            "gpu_utilisation": usage.gpu_utilisation,
+        }
+
+
+def _wait_for_card() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # kernels run on after the loop has issued them
+
+
+def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same pass of all ranks as one event: times are rank 0's, what was used is a list by rank."""
+    merged = dict(by_rank[0])
+    for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation"):
+        values = [one[name] for one in by_rank]
+        merged[name] = None if all(value is None for value in values) else values
+    return merged

@@ -1,0 +1,141 @@
+"""What rank 0 shows while the run goes on: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_PLAIN_EVERY_S = 10.0
+_BAR_EVERY_S = 0.1
+
+
+class Display(Protocol):
+    """Something that shows how far a pass over the training loader has come."""
+
+    def begin(self, title: str, num_steps: int | None) -> None:
+        """A pass begins."""
+
+    def step(self, done: int) -> None:
+        """Steps done in this pass. Called after each step, so it must be quick."""
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """The newest logged averages."""
+
+    def end(self) -> None:
+        """The pass is over."""
+
+
+class Hidden:
+    """Shows nothing."""
+
+    def begin(self, title: str, num_steps: int | None) -> None:
+        """See Display."""
+
+    def step(self, done: int) -> None:
+        """See Display."""
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """See Display."""
+
+    def end(self) -> None:
+        """See Display."""
+
+
+class Lines:
+    """A line every few seconds, and one at the end of each pass: for log files."""
+
+    def __init__(self) -> None:
+        self._running = False
+
+    def begin(self, title: str, num_steps: int | None) -> None:
+        """See Display."""
+        self._running = True
+        self._title = title
+        self._of = "" if num_steps is None else f"/{num_steps}"
+        self._values = ""
+        self._done = 0
+        self._began = self._shown = time.monotonic()
+
+    def step(self, done: int) -> None:
+        """See Display."""
+        self._done = done
+        now = time.monotonic()
+        if now - self._shown >= _PLAIN_EVERY_S:
+            self._show(now)
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """See Display."""
+        self._values = _format(values)
+
+    def end(self) -> None:
+        """See Display."""
+        if self._running:
+            self._running = False
+            self._show(time.monotonic())
+
+    def _show(self, now: float) -> None:
+        self._shown = now
+        rate = self._done / max(now - self._began, 1e-9)
+        print(f"{self._title}  step {self._done}{self._of}  {rate:.1f} steps/s  {self._values}".rstrip(), flush=True)
+
+
+class Bar:
+    """A progress bar. What the program prints meanwhile appears above it."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def begin(self, title: str, num_steps: int | None) -> None:
+        """See Display."""
+        self.end()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[values]}"),
+            console=Console(file=sys.stdout, force_terminal=True),
+            refresh_per_second=8,
+        )
+        self._task: TaskID = self._progress.add_task(title, total=num_steps, values="")
+        self._progress.start()
+        self._done = 0
+        self._shown = 0.0
+
+    def step(self, done: int) -> None:
+        """See Display."""
+        self._done = done
+        now = time.monotonic()
+        if self._progress is not None and now - self._shown >= _BAR_EVERY_S:
+            self._shown = now
+            self._progress.update(self._task, completed=done)
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """See Display."""
+        if self._progress is not None:
+            self._progress.update(self._task, values=_format(values))
+
+    def end(self) -> None:
+        """See Display."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._done)
+            self._progress.stop()
+            self._progress = None
+
+
+def _format(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def choose_display(style: str, *, is_main: bool, on_terminal: bool) -> Display:
+    """The display for a progress style of RunConfig. Only rank 0 shows anything."""
+    if not is_main or style == "off":
+        return Hidden()
+    if style == "bar" or (style == "auto" and on_terminal):
+        return Bar()
+    return Lines()

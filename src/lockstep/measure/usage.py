@@ -1,0 +1,196 @@
+"""What a stretch of a process's work used: CPU seconds, memory, and the card.
+
+The meter reads counters that the kernel and PyTorch keep anyway, once at each end: nothing runs in between, except
+one sleeping thread where there is a card. It never imports torch: a process that uses a card has done so already.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lockstep.errors import UsageError
+
+_SAMPLE_EVERY_S = 0.5  # NVML averages over 1/6 to 1 s itself, so sampling faster shows nothing new
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one process, and the processes it started, used between ``start()`` and ``stop()``."""
+
+    wall_s: float
+    cpu_s: float
+    """CPU seconds (user and system) of this process and of all its descendants (loader workers), living or ended.
+    Those of a child that was never waited for, or that left the family as a daemon, are missing."""
+    peak_rss_bytes: int
+    """Largest resident memory of *this process* since it began, not only since ``start()``. Loader workers, memory
+    on the card and pages that were swapped out are not in it; libraries that processes share are, in each of them."""
+    peak_gpu_bytes: int | None
+    """The most that PyTorch's allocator has held on the cards (reserved) since the process began; None without CUDA.
+    The CUDA context and NCCL's own buffers, some hundred MB a process, are not in it."""
+    gpu_utilisation: float | None
+    """Mean per cent of time that a kernel ran on this process's card, whosever kernel it was; None without CUDA, or
+    where it cannot be read (it takes the package ``nvidia-ml-py``)."""
+
+
+class UsageMeter:
+    """Measures one stretch at a time: ``start()``, the work, ``stop()``. Starting again drops an unfinished stretch."""
+
+    def __init__(self) -> None:
+        self._wall_s = 0.0
+        self._cpu_s = 0.0
+        self._started = False
+        self._sampler: _GpuSampler | None = None
+
+    def start(self) -> None:
+        """Begin a stretch. Looking up the living children takes a few milliseconds, before the clock starts."""
+        self._drop_sampler()
+        cuda = _cuda_in_use()
+        if cuda is not None:
+            self._sampler = _GpuSampler(cuda)
+        self._started = True
+        self._cpu_s = _family_cpu_s()
+        self._wall_s = time.perf_counter()
+
+    def stop(self) -> Usage:
+        """End the stretch; the clock stops first. Not a collective, and never waits for the card.
+
+        Raises:
+            UsageError: ``start()`` was not called before.
+        """
+        if not self._started:
+            raise UsageError("UsageMeter.stop() without start(): there is no stretch to end")
+        wall_s = time.perf_counter() - self._wall_s
+        # A child that left without being waited for takes its seconds with it: the difference could be negative.
+        cpu_s = max(0.0, _family_cpu_s() - self._cpu_s)
+        self._started = False
+        cuda = _cuda_in_use()
+        return Usage(
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            peak_rss_bytes=peak_rss_bytes(),
+            peak_gpu_bytes=None if cuda is None else _peak_gpu_bytes(cuda),
+            gpu_utilisation=self._drop_sampler(),
+        )
+
+    def _drop_sampler(self) -> float | None:
+        sampler, self._sampler = self._sampler, None
+        return None if sampler is None else sampler.stop()
+
+
+def num_cores() -> int:
+    """The cores this process may use: its affinity, or less where a cgroup (v2) sets a quota. At least 1.
+
+    A quota of 1.5 cores counts as 1: threads beyond it would be stopped in the middle of their work.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process since it began (see ``Usage.peak_rss_bytes``)."""
+    try:
+        # Not getrusage: its maximum survives exec, so that a small child of a large process looks large.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _family_cpu_s() -> float:
+    """CPU seconds so far of this process, its living descendants, and all that any of them waited for.
+
+    A child's seconds move to its parent's count of ended children when the parent waits for it, never lost and never
+    in both places, so the difference between two calls is right whichever children came and went. (One that ends
+    between the two readings below is missed in this call: the order makes it too few, not twice.)
+    """
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        total += used.ru_utime + used.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except psutil.Error:  # it ended meanwhile
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _cgroup_cores(root: Path, membership: Path) -> float | None:
+    """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return None
+    least = None
+    group = root / own
+    for folder in (group, *group.parents):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            cores = int(quota) / int(period)
+            least = cores if least is None else min(least, cores)
+        if folder == root:
+            break
+    return least
+
+
+def _cuda_in_use() -> Any:
+    """``torch.cuda`` if this process has imported torch and begun to use a card, else None."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _peak_gpu_bytes(cuda: Any) -> int:
+    return sum(int(cuda.max_memory_reserved(index)) for index in range(cuda.device_count()))
+
+
+class _GpuSampler:
+    """A thread that reads the utilisation of the process's current card now and then."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._read = cuda.utilization
+        self._device = cuda.current_device()  # the thread would see its own current device: always the first
+        self._samples: list[float] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lockstep-gpu-usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float | None:
+        """Mean of the samples, in per cent; None if the card could not be read."""
+        self._done.set()
+        self._thread.join()
+        return sum(self._samples) / len(self._samples) if self._samples else None
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            # Wait first: a reading covers the time before it. The last one is taken when the stretch ends, so that
+            # a stretch shorter than the interval has one too.
+            ended = self._done.wait(_SAMPLE_EVERY_S)
+            try:
+                self._samples.append(float(self._read(self._device)))
+            except Exception:  # no NVML, a driver without permission, a card in slices: it cannot be read here
+                return

@@ -1,0 +1,1 @@
+"""Who computes what: pure functions of integers. Nothing here communicates, draws or keeps state."""

@@ -1,0 +1,74 @@
+"""Optimizers, schedules and averages that act once a step, wherever in the loop's body they are called.
+
+The user's objects stay what they are: only the one method that changes something is replaced, on that object. So
+schedules made before or after ``prepare`` work, ``isinstance`` holds, and a state dict is a state dict.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.errors import UsageError
+
+MayAct = Callable[[], bool]
+"""Whether a step is ending, or no loop is running."""
+
+_NO_CLOSURES = (
+    "calls its closure several times a step, and each call would be a step of its own for the other ranks and shards: "
+    "use an optimizer that needs no closure (SGD, Adam, ...)"
+)
+
+
+def gate_optimizer(optimizer: Optimizer, may_act: MayAct) -> None:
+    """Make ``optimizer.step()`` act when a step ends, and do nothing before.
+
+    Raises:
+        UsageError: the optimizer needs closures.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(f"{type(optimizer).__name__} {_NO_CLOSURES}")
+    act = optimizer.step
+
+    def step(self: Optimizer, closure: Any = None) -> None:
+        if closure is not None:
+            raise UsageError(f"{type(self).__name__}.step(closure) {_NO_CLOSURES}")
+        if may_act():
+            act()
+
+    _replace(optimizer, "step", step)
+
+
+def gate_scheduler(scheduler: LRScheduler, may_act: MayAct) -> None:
+    """Make ``scheduler.step()`` count steps where it is called in the loop, and every call outside of it."""
+    act = scheduler.step
+
+    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if may_act():
+            act(*args, **kwargs)
+
+    _replace(scheduler, "step", step)
+
+
+def gate_average(average: AveragedModel, may_act: MayAct) -> None:
+    """Make ``average.update_parameters(model)`` act when a step ends, and do nothing before."""
+    act = average.update_parameters
+
+    def update_parameters(self: AveragedModel, model: Any) -> None:
+        if may_act():
+            act(model)
+
+    _replace(average, "update_parameters", update_parameters)
+
+
+def _replace(thing: Any, name: str, function: Callable[..., None]) -> None:
+    # A bound method, as the original is: schedulers look at its __func__. What they have noted on the original is kept.
+    original = getattr(thing, name)
+    function.__dict__.update(getattr(original, "__dict__", {}))
+    function.__doc__ = original.__doc__
+    setattr(thing, name, types.MethodType(function, thing))

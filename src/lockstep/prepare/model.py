@@ -1,0 +1,145 @@
+"""The prepared model: the user's own, with its forward pass led through the run's strategy and precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.batches import map_tensors
+from lockstep.errors import ModelError
+from lockstep.precision import Precision
+
+
+class PreparedModel(nn.Module):
+    """Stands for the user's model: same parameters, buffers, submodules and names, same methods and attributes.
+
+    ``state_dict()`` has the user's plain names. Copying or pickling it gives a plain copy of the user's model.
+    ``team.unwrap(model)`` gives the model itself.
+
+    Args:
+        model: the user's model, on its device.
+        forward: what to call for a forward pass with gradients.
+        precision: how forward passes are computed.
+        device: the device of this process.
+    """
+
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device
+    ) -> None:
+        super().__init__()
+        own = self.__dict__
+        # The very registries of the user's model: what is added there is seen here, and no name gets a prefix.
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[registry] = model.__dict__[registry]
+        own["_wrapped"] = model
+        own["_forward"] = forward
+        own["_precision"] = precision
+        own["_device"] = device
+        own["training"] = model.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward pass. Floating results of an autocast pass come back in float32, for the loss."""
+        # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy stays out of it.
+        run = self._forward if torch.is_grad_enabled() else self._wrapped
+        try:
+            if self._precision.autocast_dtype is None:
+                return run(*args, **kwargs)
+            with self._precision.autocast(self._device):
+                result = run(*args, **kwargs)
+        except ValueError as error:
+            _explain_single_sample(error, self._wrapped)
+            raise
+        return map_tensors(_widen, result)
+
+    def train(self, mode: bool = True) -> PreparedModel:
+        """Set training or evaluation mode, as on the user's model."""
+        self._wrapped.train(mode)
+        self.__dict__["training"] = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's model's own."""
+        return self._wrapped.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's model's own."""
+        return self._wrapped.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_wrapped"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(wrapped, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(unwrap(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._wrapped,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._wrapped!r})"
+
+
+_CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
+
+
+def stand_in(
+    model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device
+) -> PreparedModel:
+    """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
+    classes only.)"""
+
+    def pass_on(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(unwrap(self), name)(*args)
+
+    methods = {name: pass_on(name) for name in _CONTAINER_METHODS if hasattr(model, name)}
+    kind = type(PreparedModel.__name__, (PreparedModel,), methods) if methods else PreparedModel
+    made: PreparedModel = kind(model, forward, precision, device)
+    return made
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own model."""
+    if isinstance(model, PreparedModel):
+        wrapped: nn.Module = model.__dict__["_wrapped"]
+        return wrapped
+    return model
+
+
+def _itself(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _explain_single_sample(error: ValueError, model: nn.Module) -> None:
+    """BatchNorm has no statistics of a single value: if that is what happened, say where, and what to do."""
+    if "more than 1 value per channel" not in str(error):
+        return
+    frames = error.__traceback__
+    layer = None
+    while frames is not None:
+        found = frames.tb_frame.f_locals.get("self")
+        if isinstance(found, nn.Module):
+            layer = found  # the innermost is the one that failed
+        frames = frames.tb_next
+    name = next((name for name, module in model.named_modules() if module is layer), "?")
+    raise ModelError(
+        f"layer {name!r} ({type(layer).__name__}) met a shard of one sample, which has no variance to normalise by. "
+        "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
+        "or fewer shards."
+    ) from error

@@ -1,0 +1,1 @@
+"""How gradients meet: one file for each way, one row each in ``table.py``."""

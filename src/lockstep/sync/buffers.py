@@ -1,0 +1,202 @@
+"""Buffers (BatchNorm statistics and the like) of a step whose shards all begin with the same ones.
+
+Each shard's forward pass may change them. Its changes are noted and undone, so that the next shard starts from the same
+values, and at the end of the step they are combined: for a floating buffer, start + Σ fraction_i * (shard_i - start), the
+weighted mean over shards; an integer buffer becomes that of the lowest shard. A buffer that no shard changed is not
+touched (averaging a constant with itself can make it drift).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place. (PyTorch has no public name for it.)"""
+    count: int = tensor._version
+    return count
+
+
+class _Slot:
+    """One buffer: where it lives, what it was when the step began, and what the shards did to it."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module = module
+        self.name = name
+        self.start = self.tensor.detach().clone()
+        self.change: Tensor | None = None
+        self.mark()
+
+    @property
+    def tensor(self) -> Tensor:
+        found = getattr(self.module, self.name)
+        assert isinstance(found, Tensor)
+        return found
+
+    def mark(self) -> None:
+        tensor = self.tensor
+        self._seen = (id(tensor), version(tensor))
+
+    @property
+    def touched(self) -> bool:
+        tensor = self.tensor
+        return (id(tensor), version(tensor)) != self._seen
+
+    def restart(self) -> None:
+        """What the buffer is now, is what the step begins with."""
+        tensor = self.tensor.detach()
+        if tensor.shape == self.start.shape and tensor.dtype == self.start.dtype:
+            self.start.copy_(tensor)
+        else:
+            self.start = tensor.clone()
+        self.mark()
+
+    def note(self, fraction: float, *, is_lowest_shard: bool) -> None:
+        """Add a shard's change to the sum. Integers count for the lowest shard only."""
+        if self.start.is_floating_point() or self.start.is_complex():
+            change = _difference(self.tensor, self.start).mul_(fraction)
+        elif is_lowest_shard:
+            change = _difference(self.tensor, self.start)
+        else:
+            return
+        self.change = change if self.change is None else self.change.add_(change)
+
+    def put(self, value: Tensor) -> None:
+        tensor = self.tensor
+        if tensor.shape == value.shape:
+            tensor.copy_(value)
+        else:
+            setattr(self.module, self.name, value.clone())
+        self.mark()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64 or int64 (complex numbers as pairs), so that a difference can be added up."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor).double()
+    return tensor.double() if tensor.is_floating_point() else tensor.long()
+
+
+def _difference(after: Tensor, before: Tensor) -> Tensor:
+    """Zero where nothing has changed, also where that is an infinity."""
+    after, before = _wide(after), _wide(before)
+    return torch.where(after == before, torch.zeros_like(after), after - before)
+
+
+def _narrow(wide: Tensor, like: Tensor) -> Tensor:
+    return torch.view_as_complex(wide).to(like.dtype) if like.is_complex() else wide.to(like.dtype)
+
+
+def _pack(change: Tensor) -> Tensor:
+    """As float64, exactly: 64-bit integers go in two halves."""
+    if change.dtype == torch.int64:
+        return torch.stack([change >> 32, change & 0xFFFFFFFF]).double().flatten()
+    return change.flatten()
+
+
+def _unpack(packed: Tensor, like: Tensor) -> Tensor:
+    if like.dtype == torch.int64:
+        halves = packed.long().view(2, *like.shape)
+        return (halves[0] << 32) + halves[1]
+    return packed.view_as(like)
+
+
+class _Owner:
+    """A module with buffers. If one of them changed, all may have."""
+
+    def __init__(self, module: nn.Module, slots: list[_Slot]) -> None:
+        self.module = module
+        self.slots = slots
+
+    @property
+    def changed(self) -> bool:
+        # PyTorch's normalisations write their statistics without counting it as a change in place.
+        if isinstance(self.module, _NORMALISATIONS) and self.module.training:
+            return True
+        return any(slot.touched for slot in self.slots)
+
+
+_NORMALISATIONS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+class ShardBuffers:
+    """All buffers of the models that take part."""
+
+    def __init__(self) -> None:
+        self._owners: list[_Owner] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Take care of a model's buffers from now on."""
+        known = {id(slot.tensor) for owner in self._owners for slot in owner.slots}
+        for module in model.modules():
+            slots = []
+            for name, buffer in module.named_buffers(recurse=False):
+                if id(buffer) not in known:  # a buffer that two modules share is one buffer
+                    known.add(id(buffer))
+                    slots.append(_Slot(module, name))
+            if slots:
+                self._owners.append(_Owner(module, slots))
+
+    @torch.no_grad()
+    def begin_step(self) -> None:
+        """Accept what was changed since the last step (by loading a checkpoint, say)."""
+        for slot in self._changed_slots():
+            slot.restart()
+
+    @torch.no_grad()
+    def note(self, fraction: float, *, is_lowest_shard: bool) -> None:
+        """A shard has run: note what it changed, and undo it."""
+        for slot in self._changed_slots():
+            slot.note(fraction, is_lowest_shard=is_lowest_shard)
+            slot.put(slot.start)
+
+    def noted(self) -> list[bool]:
+        """Which modules' buffers this process's shards have changed, or may have."""
+        return [owner.changed or any(slot.change is not None for slot in owner.slots) for owner in self._owners]
+
+    @torch.no_grad()
+    def combine(self, which: Iterable[bool], all_reduce: Callable[[Tensor], None] | None) -> None:
+        """Give the buffers that some shard changed their new values. Collective, if ``all_reduce`` is given.
+
+        Args:
+            which: the same on every rank: the modules whose buffers any shard of any rank has changed.
+            all_reduce: sums a flat float64 tensor over the ranks, in place.
+        """
+        slots = [slot for owner, yes in zip(self._owners, which, strict=True) if yes for slot in owner.slots]
+        for device in sorted({slot.start.device for slot in slots}, key=str):
+            here = [slot for slot in slots if slot.start.device == device]
+            changes = [torch.zeros_like(_wide(slot.start)) if slot.change is None else slot.change for slot in here]
+            if all_reduce is not None:
+                packed = [_pack(change) for change in changes]
+                flat = torch.cat(packed)
+                all_reduce(flat)
+                parts = torch.split(flat, [part.numel() for part in packed])
+                changes = [_unpack(part, change) for part, change in zip(parts, changes, strict=True)]
+            for slot, change in zip(here, changes, strict=True):
+                slot.put(_narrow(_wide(slot.start) + change, slot.start))
+                slot.restart()
+                slot.change = None
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Undo what was changed after the last combination, and forget what was noted."""
+        for slot in self._changed_slots():
+            slot.put(slot.start)
+        for owner in self._owners:
+            for slot in owner.slots:
+                slot.change = None
+
+    def _changed_slots(self) -> list[_Slot]:
+        return [slot for owner in self._owners if owner.changed for slot in owner.slots]

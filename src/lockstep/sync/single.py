@@ -1,0 +1,42 @@
+"""One process: its shards are all there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from lockstep.sync.gradients import install
+from lockstep.sync.sharded import ShardedSync
+
+
+class Single(ShardedSync):
+    """The strategy ``single``. With one shard, a step is what the plain single-device loop does, to the bit."""
+
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        """See Sync."""
+        return model if self._num_shards == 1 else super().attach(model)
+
+    def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
+        """See Sync."""
+        if self._num_shards == 1:
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+        else:
+            super().backward(loss, weight, **options)
+
+    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
+        return model
+
+    def _start_agreeing(
+        self, total: float | None, changed: list[bool]
+    ) -> Callable[[], tuple[float | None, list[bool]]]:
+        return lambda: (total, changed)
+
+    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+        self._sums.add(call, self._parameters, share)
+        install(self._sums.take(call))
+
+    def _buffer_reduction(self) -> Callable[[Tensor], None] | None:
+        return None

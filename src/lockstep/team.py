@@ -1,0 +1,628 @@
+"""``join()`` and ``Team``: the only place where the parts are put together."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import platform
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.comm.collectives import Collectives
+from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, open_group
+from lockstep.config import RunConfig
+from lockstep.data.evaluation import Evaluation, EvaluationSource
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.sources import Share
+from lockstep.data.streams import Purpose, reseed
+from lockstep.errors import ConfigError, LockstepError, MismatchError, ModelError, UsageError
+from lockstep.loop import Loop
+from lockstep.measure.journal import Journal
+from lockstep.measure.log import MetricLog
+from lockstep.measure.nan_watch import NanWatch
+from lockstep.measure.progress import choose_display
+from lockstep.measure.usage import num_cores
+from lockstep.plan.shards import block
+from lockstep.precision import find_precision
+from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scheduler
+from lockstep.prepare.model import stand_in, unwrap
+from lockstep.rundir import Birth, open_run_dir
+from lockstep.sync.table import make_sync, resolve_strategy
+from lockstep.world import World, read_environment
+
+_joined: Team | None = None
+
+
+def join(**settings: Any) -> Team:
+    """Join the run that this process was started for: alone, or one of many. Call it once, first thing.
+
+    Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
+    threads and the random streams, and opens the run's directory.
+
+    Args:
+        settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``seed``, ``threads``, ``device``,
+            ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``, ``progress``.
+
+    Raises:
+        ConfigError: a setting cannot be meant, or cannot be had here.
+        UsageError: this process has joined before, or has opened a process group of its own.
+        MismatchError: the ranks were started with different settings.
+    """
+    global _joined
+    if _joined is not None:
+        raise UsageError("join() was called before in this process: keep the team it returned, there is one a process")
+    environment = read_environment()
+    explicit = {**settings, **environment.settings}
+    config = RunConfig.merge(environment.settings, settings)
+    world = environment.world
+    strategy = resolve_strategy(config.strategy, world.world_size)
+    device = choose_device(config, world)
+    meeting = choose_meeting(config, world, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    collectives = Collectives(open_group(config, world, meeting, device), meeting)
+    try:
+        config, run_dir = _agree(config, explicit, world, device, collectives)
+        on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
+        team = Team(dataclasses.replace(config, strategy=strategy), world, device, meeting, run_dir, on_terminal)
+    except BaseException:
+        close_group()
+        raise
+    _joined = team
+    atexit.register(team.close)
+    return team
+
+
+def _agree(
+    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
+) -> tuple[RunConfig, Path]:
+    """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
+    _compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
+    found: tuple[Path, Birth] | LockstepError | None = None
+    if world.rank == 0:
+        born_with = Birth(
+            shards=config.shards or world.world_size,
+            seed=config.seed,
+            threads=config.threads or max(1, num_cores() // world.local_world_size),
+            precision=config.precision,
+            device=device.type,
+        )
+        try:
+            block(0, world.world_size, born_with.shards)
+            found = open_run_dir(config, explicit, born_with)
+        except LockstepError as error:
+            found = error
+    found = collectives.broadcast_object(found)
+    if isinstance(found, LockstepError):
+        raise found  # on every rank: they all end with the reason
+    assert found is not None
+    run_dir, birth = found
+    block(world.rank, world.world_size, birth.shards)
+    return (
+        dataclasses.replace(
+            config,
+            shards=birth.shards,
+            seed=birth.seed,
+            threads=birth.threads,
+            precision=birth.precision,
+            run_dir=str(run_dir),
+        ),
+        run_dir,
+    )
+
+
+def _compare_ranks(what: str, lines: list[str], collectives: Collectives) -> None:
+    """Make sure that all ranks have the same lines.
+
+    Raises:
+        MismatchError: they differ; the message has the first line that does.
+    """
+    everyone = collectives.all_gather_object(lines)
+    for rank, theirs in enumerate(everyone):
+        if theirs == everyone[0]:
+            continue
+        longest = max(len(theirs), len(everyone[0]))
+        pairs = zip([*everyone[0], *["nothing more"] * longest], [*theirs, *["nothing more"] * longest], strict=False)
+        first, other = next((a, b) for a, b in pairs if a != b)
+        raise MismatchError(
+            f"the ranks have different {what}: rank 0 has `{first}`, rank {rank} has `{other}`. They must all run the "
+            "same script on the same data: look for code that depends on the rank, the host or the time."
+        )
+
+
+class Team:
+    """The processes of a run, seen from one of them. Made by ``join()``."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        device: torch.device,
+        meeting: Meeting,
+        run_dir: Path,
+        on_terminal: bool,
+    ) -> None:
+        assert config.shards is not None
+        assert config.threads is not None
+        self.config = config
+        """The settings of the run, all of them definite."""
+        self.world = world
+        self.rank = world.rank
+        self.local_rank = world.local_rank
+        self.world_size = world.world_size
+        self.is_main = world.rank == 0
+        """Whether this is rank 0, which prints and writes."""
+        self.device = device
+        self.run_dir = run_dir
+        self.num_shards = config.shards
+        torch.set_num_threads(config.threads)
+        reseed(config.seed, Purpose.START)
+        self._meeting = meeting
+        self._precision = find_precision(config.precision)
+        self._sync = make_sync(config.strategy, config, self.num_shards, meeting)
+        self._journal = Journal(run_dir if self.is_main else None)
+        self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
+        # Not guarded: the loop's own collectives come where all ranks are known to be.
+        self._inner = Collectives(_world_group(), meeting)
+        self._loop = Loop(
+            seed=config.seed,
+            sync=self._sync,
+            log=self._log,
+            nan_watch=NanWatch(config.on_nan, self.rank, config.log_every),
+            journal=self._journal,
+            display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
+            collectives=self._inner,
+            state_of=lambda: [thing.state_dict() for thing in self._stateful],
+            load_state=self._load_state,
+        )
+        self._outer = Collectives(_world_group(), meeting, self._loop.guard)
+        self._prepared: dict[int, Any] = {}
+        self._stateful: list[Any] = []
+        self._parameters: set[nn.Parameter] = set()
+        self._num_loaders = 0
+        self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
+        self._any_so_far = False
+        self._announced = False
+        self._closed = False
+        self._write_start()
+
+    # Preparing
+
+    def prepare(self, *objects: Any) -> Any:
+        """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
+
+        Models are moved to ``team.device``, and given rank 0's parameters and buffers; the returned model stands for the
+        user's, with the same names, methods and attributes. Optimizers, schedules and ``AveragedModel`` are returned
+        themselves, and act once a step from now on. A ``DataLoader``, or any iterable of ready batches, becomes a loader
+        of this process's part of every global batch. Loaders for evaluation are not prepared: see ``evaluate``.
+
+        Returns:
+            What was given, prepared, in the same order: a tuple, or the one object if there was one.
+
+        Raises:
+            UsageError: something was prepared before, or is of a kind that cannot be prepared.
+            ModelError: a model without parameters, or already wrapped; an optimizer of parameters that are not a prepared
+                model's.
+            DataError: a loader that cannot be dealt out.
+            MismatchError: the ranks gave different objects.
+        """
+        if not objects:
+            raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
+        for position, thing in enumerate(objects):
+            if id(thing) in self._prepared or any(thing is other for other in objects[:position]):
+                raise UsageError(f"this {type(thing).__name__} is already prepared: prepare an object once")
+        self._check_models(objects)
+        results: dict[int, Any] = {}
+        loaders = {id(thing): self._make_loader(thing) for thing in objects if _is_loader(thing)}
+        _compare_ranks("objects to prepare", _describe(objects, loaders), self._inner)
+        for thing in sorted(objects, key=_preparing_order):
+            results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
+        for thing in objects:
+            self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
+            self._prepared[id(results[id(thing)])] = results[id(thing)]
+        for loader in loaders.values():
+            self._announce(loader)
+        prepared = tuple(results[id(thing)] for thing in objects)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _check_models(self, objects: Sequence[Any]) -> None:
+        known = set(self._parameters)
+        for thing in objects:
+            if isinstance(thing, (DistributedDataParallel, DataParallel)):
+                raise ModelError(f"the model is already in a {type(thing).__name__}: prepare the plain model instead")
+            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
+                known.update(thing.parameters())
+                self._check_model(thing)
+        for thing in objects:
+            if isinstance(thing, Optimizer):
+                strangers = sum(p not in known for group in thing.param_groups for p in group["params"])
+                if strangers:
+                    raise ModelError(
+                        f"{strangers} of the parameters of {type(thing).__name__} belong to no prepared model, so nothing "
+                        "would keep them equal on all ranks: make the optimizer from the parameters of the model that you "
+                        "prepare, and prepare the model first or in the same call"
+                    )
+
+    def _check_model(self, model: nn.Module) -> None:
+        if next(model.parameters(), None) is None:
+            raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
+        if self.num_shards == self.world_size:
+            return
+        for name, module in model.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise ModelError(
+                    f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {self.num_shards} "
+                    f"shards on {self.world_size} processes they would depend on how many there are. Use BatchNorm, or "
+                    "as many processes as shards."
+                )
+
+    def _prepare_one(self, thing: Any) -> Any:
+        if isinstance(thing, AveragedModel):
+            thing.to(self.device)
+            gate_average(thing, self._may_act)
+        elif isinstance(thing, nn.Module):
+            thing.to(self.device)
+            forward = self._sync.attach(thing)
+            self._parameters.update(thing.parameters())
+            self._stateful.append(thing)
+            return stand_in(thing, forward, self._precision, self.device)
+        elif isinstance(thing, Optimizer):
+            gate_optimizer(thing, self._may_act)
+        else:
+            gate_scheduler(thing, self._may_act)
+        self._stateful.append(thing)
+        return thing
+
+    def _make_loader(self, batches: Iterable[Any]) -> PreparedLoader:
+        return PreparedLoader(batches, self._share(), self._loop, self.device)
+
+    def _share(self) -> Share:
+        self._num_loaders += 1
+        return Share(
+            rank=self.rank,
+            world_size=self.world_size,
+            num_shards=self.num_shards,
+            seed=self.config.seed,
+            loader=self._num_loaders,
+        )
+
+    def _may_act(self) -> bool:
+        return self._loop.ends_step
+
+    def _load_state(self, states: list[Any]) -> None:
+        for thing, state in zip(self._stateful, states, strict=True):
+            thing.load_state_dict(state)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own model behind a prepared one."""
+        return unwrap(model)
+
+    # In the loop
+
+    @property
+    def step(self) -> int:
+        """Number of the step at hand, or of the last one outside of loops: steps taken so far in the run, from 1."""
+        return self._loop.step
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch at hand, from 0."""
+        return self._loop.epoch
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the body that runs is the last of its step on this process, in which optimizers and schedules act."""
+        return self._loop.ends_step
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The epoch numbers, 0 to ``num_epochs - 1``. Every rank must iterate it to its end, or leave it alike."""
+        if num_epochs < 0:
+            raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
+        self._loop.num_epochs = num_epochs
+        for epoch in range(num_epochs):
+            self._loop.epoch = epoch
+            yield epoch
+            self._loop.report_passes()
+
+    def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: Any) -> None:
+        """The backward pass of one shard, in place of ``loss.backward()``. Communicates in the last one of a step.
+
+        When the step ends, ``.grad`` is ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks.
+
+        Args:
+            loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
+            weight: how much the shard counts, 0 or more; None: its number of samples. Give the number of tokens where the
+                loss is a mean over tokens. All shards give one, or none does. A number on the CPU costs no waiting.
+            options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
+
+        Raises:
+            UsageError: before ``prepare``, or outside of a loop over a prepared loader.
+            LossError: the loss is not a scalar, or is NaN.
+            ModelError: the loss no longer depends on some parameters.
+        """
+        if not self._parameters:
+            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients can meet")
+        self._loop.backward(loss, None if weight is None else _check_weight(weight), options)
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0
+    ) -> Tensor | None:
+        """As ``torch.nn.utils.clip_grad_norm_``, when a step ends: the norm of the whole step's gradient.
+
+        Returns:
+            The norm before clipping, the same on every rank; None in micro-steps that do not end a step.
+        """
+        if not self.ends_step:
+            return None
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of the run's precision, for computation outside of a prepared model's forward pass."""
+        return self._precision.autocast(self.device)
+
+    def log(self, *, weight: float | None = None, **values: Any) -> None:
+        """Note values: averaged over all shards by weight, written to the run's journal and shown. Never waits.
+
+        Args:
+            weight: how much this shard's values count; None: as in ``backward``, else its number of samples.
+            values: numbers, or tensors with one element (which may be on a card, and stay there for now). None is left out.
+        """
+        self._loop.note_values(weight, values)
+
+    # Evaluating
+
+    def evaluate(
+        self, model: nn.Module | Sequence[nn.Module], loader: Iterable[Any], metrics: Sequence[Any] = ()
+    ) -> Evaluation:
+        """Evaluate on all processes, with the result of one: see ``Evaluation``. Every rank must call it.
+
+        Args:
+            model: one or several, set to evaluation mode inside the block.
+            loader: a plain ``DataLoader`` or iterable of ready batches. (Of a prepared one, what it was made from.)
+            metrics: objects for ``Evaluation.update``, if a process may be without a batch.
+        """
+        self._loop.guard("evaluate()")
+        batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
+        if id(batches) not in self._evaluations:
+            self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share()))
+        models = [model] if isinstance(model, nn.Module) else list(model)
+        source = self._evaluations[id(batches)][1]
+        return Evaluation(models, source, self._inner, self.device, self._evaluated, metrics)
+
+    def _evaluated(self, results: dict[str, float]) -> None:
+        self._loop.resume_stream()
+        self._journal.scalars("evaluate", self.epoch, self.step, results)
+
+    # Talking to the others
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """``print``, on rank 0 only."""
+        if self.is_main:
+            print(*values, **{"flush": True, **options})
+
+    @contextlib.contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Rank 0 runs the block first, the others after it: for what should be done once, like a download.
+
+        Every rank must enter it. If rank 0 fails in it, the others raise UsageError and do not run it.
+        """
+        self._loop.guard("main_first()")
+        if not self.is_main and not self._inner.broadcast_object(None):
+            raise UsageError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if self.is_main:
+                self._inner.broadcast_object(done)
+
+    def any(self, condition: bool | Tensor) -> bool:
+        """Whether the condition holds on any rank: the same answer on every rank. Every rank must call it.
+
+        In a loop's body it answers when the step ends, for all its micro-steps; before, it is False.
+        """
+        if not self.ends_step:
+            self._any_so_far = self._any_so_far or bool(condition)
+            return False
+        so_far, self._any_so_far = self._any_so_far, False
+        return self._outer.any(so_far or bool(condition))
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """See ``Collectives.all_reduce``."""
+        return self._outer.all_reduce(tensor, op)
+
+    def reduce(self, tensor: Tensor, op: str = "sum", dst: int = 0) -> Tensor | None:
+        """See ``Collectives.reduce``."""
+        return self._outer.reduce(tensor, op, dst)
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """See ``Collectives.broadcast``."""
+        return self._outer.broadcast(tensor, src)
+
+    def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
+        """See ``Collectives.gather``."""
+        return self._outer.gather(tensor, dst)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``."""
+        return self._outer.all_gather(tensor)
+
+    def scatter(self, tensors: Sequence[Tensor] | Tensor | None, like: Tensor, src: int = 0) -> Tensor:
+        """See ``Collectives.scatter``."""
+        return self._outer.scatter(tensors, like, src)
+
+    def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """See ``Collectives.reduce_scatter``."""
+        return self._outer.reduce_scatter(tensor, op)
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """See ``Collectives.send``."""
+        self._outer.send(tensor, dst, tag)
+
+    def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
+        """See ``Collectives.recv``."""
+        return self._outer.recv(like, src, tag)
+
+    def barrier(self) -> None:
+        """See ``Collectives.barrier``."""
+        self._outer.barrier()
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """See ``Collectives.all_gather_object``."""
+        return self._outer.all_gather_object(value)
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """See ``Collectives.broadcast_object``."""
+        return self._outer.broadcast_object(value, src)
+
+    def new_group(self, ranks: Sequence[int]) -> Collectives | None:
+        """See ``Collectives.new_group``."""
+        return self._outer.new_group(ranks)
+
+    # Beginning and end
+
+    def _write_start(self) -> None:
+        hosts = self._inner.all_gather_object(self.world.host)
+        self._journal.write(
+            "start",
+            script=sys.argv[0] if sys.argv else "",
+            launcher=self.world.launcher,
+            world_size=self.world_size,
+            num_nodes=self.world.num_nodes,
+            hosts=hosts,
+            strategy=self.config.strategy,
+            precision=self.config.precision,
+            shards=self.num_shards,
+            seed=self.config.seed,
+            threads=self.config.threads,
+            device=self.device.type,
+            device_name=torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),
+            backend=self._meeting.backend,
+            num_cores=num_cores(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            lockstep=_version(),
+        )
+
+    def _announce(self, loader: PreparedLoader) -> None:
+        """One line that says what the run will do, at the first loader."""
+        if self._announced:
+            return
+        self._announced = True
+        self.print(
+            f"{_batch_words(loader, self.num_shards)} on {_count(self.world_size, 'process', 'es')}, "
+            f"{_count(self.config.threads or 1, 'thread')} each, {self._meeting.backend} on {self._meeting.interface}, "
+            f"run {self.run_dir}"
+        )
+
+    def close(self) -> None:
+        """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
+
+        Every rank must call it, unless the script has failed: then nothing is said to the others.
+        """
+        global _joined
+        if self._closed:
+            return
+        self._closed = True
+        _joined = None
+        atexit.unregister(self.close)
+        # The interpreter notes an uncaught exception before it calls this: the others may be gone, or not come.
+        failed = getattr(sys, "last_value", None) is not None or sys.exc_info()[1] is not None
+        try:
+            self._loop.close(failed=failed)
+            if not failed:
+                self._journal.write("end", step=self.step)
+        finally:
+            self._journal.close()
+            close_group()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _world_group() -> Any:
+    return torch.distributed.group.WORLD
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch-lockstep")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"
+
+
+def _is_loader(thing: Any) -> bool:
+    if isinstance(thing, (nn.Module, Optimizer, LRScheduler)):
+        return False
+    if isinstance(thing, PreparedLoader) or isinstance(thing, (str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
+        raise UsageError(
+            f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
+            "DataLoaders, or iterables of ready batches"
+        )
+    return True
+
+
+def _preparing_order(thing: Any) -> int:
+    """Models first: optimizers need their parameters on the device, and schedules wrap optimizers."""
+    for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
+        if isinstance(thing, kind):
+            return order
+    return 3
+
+
+def _describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader]) -> list[str]:
+    """What must be equal on all ranks, a line each."""
+    lines = []
+    for number, thing in enumerate(objects, 1):
+        what = f"object {number}, {type(thing).__name__}"
+        if isinstance(thing, nn.Module):
+            lines += [
+                f"{what}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
+                for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]
+            ]
+        elif isinstance(thing, Optimizer):
+            sizes = [len(group["params"]) for group in thing.param_groups]
+            lines.append(f"{what}: parameter groups of {sizes} tensors")
+        elif id(thing) in loaders:
+            lines += [f"{what}: {line}" for line in loaders[id(thing)].describe()]
+        else:
+            lines.append(what)
+    return lines
+
+
+def _check_weight(weight: float | Tensor) -> float:
+    number = float(weight)
+    if not 0 <= number < float("inf"):
+        raise ConfigError(f"backward(weight={number}): a weight is a count, 0 or more: of tokens, say")
+    return number
+
+
+def _batch_words(loader: PreparedLoader, num_shards: int) -> str:
+    batch_size = getattr(loader, "batch_size", None) or getattr(
+        getattr(loader, "batch_sampler", None), "batch_size", None
+    )
+    if not isinstance(batch_size, int):
+        return f"global batches of {_count(num_shards, 'shard')}"
+    upto = "" if batch_size % num_shards == 0 else "up to "
+    return f"global batch {batch_size} = {_count(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{plural if number != 1 else ''}"

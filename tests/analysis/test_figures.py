@@ -1,0 +1,101 @@
+"""Promises of the figures: without warm-up, over all epochs, all processes counted."""
+
+import pytest
+
+from lockstep.analysis.figures import figures_of, relate
+from lockstep.errors import UsageError
+
+pytestmark = pytest.mark.timeout(10)
+
+
+def evaluation(epoch=0, **values):
+    return {"event": "evaluate", "epoch": epoch, "step": 1, "values": values}
+
+
+def step(epoch=0, **values):
+    return {"event": "step", "epoch": epoch, "step": 1, "values": values}
+
+
+def test_pace_is_of_steady_training_and_an_epoch_is_all_its_samples(start, epoch):
+    slower = epoch(epoch=1, steady_samples=800, steady_s=6.0)
+    figures = figures_of([start(), epoch(), slower])
+    assert figures.samples_per_s == 1600 / 8.0
+    assert figures.epoch_s == 1000 / 200.0
+    assert (figures.num_epochs, figures.steady_s, figures.includes_warm_up) == (2, 8.0, False)
+
+
+def test_two_loaders_in_an_epoch_are_one_epoch(start, epoch):
+    figures = figures_of([start(), epoch(), epoch(num_samples=500)])
+    assert (figures.num_epochs, figures.samples_per_epoch) == (1, 1500)
+
+
+def test_a_run_that_was_all_warm_up_is_measured_whole_and_says_so(start, epoch):
+    figures = figures_of([start(), epoch(steady_steps=0, steady_samples=0, steady_s=0.0)])
+    assert (figures.samples_per_s, figures.includes_warm_up, figures.cpu_utilisation) == (250.0, True, None)
+
+
+def test_cpu_utilisation_is_of_all_cores_by_all_processes(start, epoch):
+    figures = figures_of([start(world_size=2), epoch(cpu_s=[1.5, 0.5]), epoch(epoch=1, cpu_s=[2.0, 2.0])])
+    assert figures.cpu_utilisation == 100 * 6.0 / (4.0 * 4)
+    assert figures.utilisation == figures.cpu_utilisation
+
+
+def test_memory_is_the_sum_over_processes_of_the_peak_of_each(start, epoch):
+    events = [start(world_size=2), epoch(peak_rss_bytes=[5, 30]), epoch(epoch=1, peak_rss_bytes=[20, 10])]
+    figures = figures_of(events)
+    assert (figures.peak_rss_bytes, figures.peak_gpu_bytes, figures.peak_bytes) == (50, None, 50)
+
+
+def test_on_cards_utilisation_and_memory_are_theirs(start, epoch):
+    first = epoch(cpu_s=[1, 1], peak_rss_bytes=[9, 9], peak_gpu_bytes=[100, 90], gpu_utilisation=[90.0, None])
+    second = epoch(epoch=1, cpu_s=[1, 1], peak_rss_bytes=[9, 9], peak_gpu_bytes=[100, 95], gpu_utilisation=[70.0, 40.0])
+    figures = figures_of([start(world_size=2, device="cuda"), first, second])
+    assert figures.gpu_utilisation_by_rank == (80.0, 40.0)
+    assert (figures.utilisation, figures.peak_bytes) == (60.0, 195)
+
+
+def test_what_could_not_be_read_is_unknown_and_not_nought(start, epoch):
+    figures = figures_of([start(device="cuda"), epoch(cpu_s=[None], peak_gpu_bytes=None, gpu_utilisation=None)])
+    assert (figures.cpu_utilisation, figures.utilisation, figures.peak_bytes) == (None, None, None)
+
+
+def test_final_values_are_of_the_last_evaluation(start, epoch):
+    events = [start(), step(loss=9.0), epoch(), evaluation(loss=2.0, top1=0.1), evaluation(1, loss=1.0, top1=0.9)]
+    figures = figures_of(events)
+    assert (figures.loss, figures.loss_from, figures.accuracy, figures.accuracy_from) == (
+        *(1.0, "evaluation"),
+        *(0.9, "evaluation"),
+    )
+
+
+def test_without_evaluation_they_are_means_of_the_last_epoch(start, epoch):
+    steps = [step(loss=9.0, accuracy=0.0), step(1, loss=1.0, accuracy=0.5), step(1, loss=3.0, accuracy=1.0), step(1)]
+    figures = figures_of([start(), epoch(), *steps])
+    assert (figures.loss, figures.loss_from, figures.accuracy) == (2.0, "training", 0.75)
+
+
+def test_a_loss_that_was_not_finite_is_unknown(start, epoch):
+    assert figures_of([start(), epoch(), evaluation(loss=None)]).loss is None
+
+
+def test_a_run_without_a_pass_cannot_be_measured(start):
+    with pytest.raises(UsageError, match=r"team\.prepare"):
+        figures_of([start()])
+
+
+def test_kinds_and_fields_that_are_not_known_are_passed_over(start, epoch):
+    assert figures_of([{"event": "new"}, start(new=1), epoch(new=[])]).samples_per_s == 400.0
+
+
+def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epoch):
+    single = figures_of([start(), epoch(), evaluation(loss=0.5, accuracy=0.5)])
+    double = figures_of([start(world_size=2), epoch(steady_s=1.25), evaluation(loss=0.25, accuracy=0.75)])
+    relation = relate(double, single)
+    assert (relation.speed_up, relation.efficiency) == (1.6, 80.0)
+    assert (relation.loss_difference, relation.accuracy_difference) == (-0.25, 0.25)
+
+
+def test_a_training_loss_is_never_compared_with_one_of_evaluation(start, epoch):
+    evaluated = figures_of([start(), epoch(), evaluation(loss=0.5)])
+    trained = figures_of([start(), epoch(), step(loss=0.5)])
+    assert relate(trained, evaluated).loss_difference is None

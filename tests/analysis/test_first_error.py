@@ -1,0 +1,52 @@
+"""Promises of the one line that says why a row failed."""
+
+import pytest
+
+from lockstep.analysis.failure import first_error
+
+pytestmark = pytest.mark.timeout(10)
+
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n    ^^^\n'
+
+
+def test_the_exception_and_not_the_lines_around_it():
+    output = f"loading: 100 %\n{TRACE}ValueError: no luck\nwith a second line\n"
+    assert first_error(output, 1) == "ValueError: no luck"
+
+
+def test_the_first_process_that_failed_and_not_its_launcher():
+    worker = "".join(f"[rank1]: {line}\n" for line in f"{TRACE}KeyError: 'x'".splitlines())
+    launcher = f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    assert first_error(worker + launcher, 1) == "KeyError: 'x'"
+
+
+def test_of_a_chain_the_one_that_came_out():
+    chain = f"{TRACE}OSError: no file\n\nThe above exception was the direct cause of the following exception:\n\n"
+    assert first_error(f"{chain}{TRACE}lockstep.errors.DataError: no data set\n", 1) == (
+        "lockstep.errors.DataError: no data set"
+    )
+
+
+def test_an_exception_without_a_message():
+    assert first_error(f"{TRACE}NotImplementedError\n", 1) == "NotImplementedError"
+
+
+def test_a_command_that_refused_its_arguments():
+    output = "Usage: lockstep run [OPTIONS]\n\nError: No such option: --shard\n"
+    assert first_error(output, 2) == "Error: No such option: --shard"
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_status", "said"),
+    [
+        ("step 1\nstep 2\n\n", 3, "ended with exit status 3; its last line: step 2"),
+        ("", -9, "was killed by SIGKILL without a word"),
+        ("", -4000, "was killed by signal 4000 without a word"),
+    ],
+)
+def test_without_an_error_how_it_ended(output, exit_status, said):
+    assert first_error(output, exit_status) == said
+
+
+def test_a_long_error_is_cut():
+    assert len(first_error(f"{TRACE}ValueError: {'x' * 5000}\n", 1)) <= 300

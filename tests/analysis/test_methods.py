@@ -1,0 +1,101 @@
+"""Promises of the names of methods."""
+
+import pytest
+
+from lockstep.analysis.methods import (
+    DEFAULT_METHODS,
+    LAUNCHERS,
+    STRATEGIES,
+    Method,
+    default_nprocs,
+    expand,
+    parse_method,
+    parse_methods,
+    parse_nprocs,
+)
+from lockstep.config import PRECISIONS
+from lockstep.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("single", Method(strategy="single")),
+        ("ddp@torchrun", Method(strategy="ddp", launcher="torchrun")),
+        (" ddp+bf16-mixed ", Method(strategy="ddp", precision="bf16-mixed")),
+        ("single@python+bf16-mixed", Method(strategy="single", launcher="python", precision="bf16-mixed")),
+        ("ddp@lockstep+32-true", Method(strategy="ddp")),
+    ],
+)
+def test_a_name_says_strategy_launcher_and_precision(text, method):
+    assert parse_method(text) == method
+
+
+def test_the_name_of_every_method_reads_back_as_the_method():
+    for strategy in STRATEGIES:
+        for launcher in LAUNCHERS:
+            for precision in PRECISIONS:
+                method = Method(strategy=strategy, launcher=launcher, precision=precision)
+                if (strategy, launcher) != ("ddp", "python"):
+                    assert parse_method(method.name) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("horovod", "unknown method 'horovod': choose one of single, ddp"),
+        ("auto", "choose one of single, ddp"),
+        ("", "choose one of single, ddp"),
+        ("ddp@mpi", "choose one of lockstep, torchrun, python"),
+        ("ddp@", "choose one of lockstep, torchrun, python"),
+        ("ddp+fp8", "choose one of 32-true, bf16-mixed"),
+        ("ddp+", "choose one of 32-true, bf16-mixed"),
+        ("ddp+bf16-mixed@torchrun", "launcher comes before the precision"),
+        ("ddp@python", "plain python starts one process"),
+    ],
+)
+def test_a_name_that_means_nothing_lists_those_that_do(text, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_method(text)
+
+
+def test_methods_keep_their_order_and_repetitions():
+    assert [method.name for method in parse_methods("ddp, single,ddp,")] == ["ddp", "single", "ddp"]
+    with pytest.raises(ConfigError, match="names none"):
+        parse_methods(" , ")
+
+
+def test_the_default_methods_are_methods():
+    assert [method.name for method in parse_methods(",".join(DEFAULT_METHODS))] == list(DEFAULT_METHODS)
+
+
+def test_numbers_of_processes_come_sorted_and_once():
+    assert parse_nprocs("4, 1,2,4") == (1, 2, 4)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "1.5", "²"])
+def test_a_number_of_processes_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="whole number"):
+        parse_nprocs(text)
+
+
+@pytest.mark.parametrize(
+    ("num_cards", "num_cores", "expected"),
+    [(0, 1, (2,)), (0, 2, (2,)), (0, 4, (2, 4)), (0, 64, (2, 4)), (8, 64, (2, 4, 8)), (6, 64, (2, 4)), (1, 2, (2,))],
+)
+def test_default_numbers_of_processes_fit_the_machine(num_cards, num_cores, expected):
+    assert default_nprocs(num_cards=num_cards, num_cores=num_cores) == expected
+
+
+def test_ddp_gets_a_row_for_each_number_and_single_one():
+    rows = expand(parse_methods("single,ddp@torchrun+bf16-mixed"), (1, 2))
+    assert [(row.method.strategy, row.num_processes) for row in rows] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert rows[2].slug == "3-ddp-torchrun-bf16-mixed-x2"
+    assert rows[2].label == "ddp@torchrun+bf16-mixed ×2"
+
+
+def test_rows_of_the_same_method_have_directories_of_their_own():
+    rows = expand(parse_methods("ddp,ddp,ddp@torchrun"), (2, 4))
+    assert len({row.slug for row in rows}) == 6

@@ -1,0 +1,138 @@
+"""Promises of the table, the notes under it and the picture."""
+
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from lockstep.analysis import advice, plot, results, table
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def printed(comparison, width, notes=()):
+    console = Console(width=width, record=True, file=sys.stderr)
+    table.show(comparison, list(notes), console)
+    return console.export_text()
+
+
+def cells(comparison):
+    speed, answer = table.columns(comparison)
+    return [table.line(comparison, result, (*speed, *answer)) for result in comparison.rows]
+
+
+def test_a_row_shows_its_figures_and_their_relation_to_single(make_comparison):
+    single, ddp = cells(make_comparison(("single", 1, 2.0), ("ddp", 2, 1.25)))
+    assert single == ["2.50", "400", "1.00×", "100 %", "25 %", "0 MB", "0.5000", "0", "0.7500", "0"]
+    assert ddp[:5] == ["1.56", "640", "1.60×", "80 %", "50 %"]
+
+
+def test_only_equality_to_the_last_bit_is_shown_as_nought(make_comparison):
+    comparison = make_comparison(("single", 1, 2.0))
+    relation = comparison.relation(comparison.rows[0])
+    assert table.difference(relation, "loss") == "0"
+    tiny = type(relation)(speed_up=1.0, efficiency=100.0, loss_difference=-1e-17, accuracy_difference=None)
+    assert (table.difference(tiny, "loss"), table.difference(tiny, "accuracy")) == ("-1.0e-17", table.NOTHING)
+
+
+def test_without_single_there_is_no_speed_up(make_comparison):
+    (row,) = cells(make_comparison(("ddp", 2, 2.0)))
+    assert (row[2], row[3], row[7]) == (table.NOTHING,) * 3
+
+
+def test_the_usual_precision_is_the_baseline_wherever_it_stands(make_comparison):
+    comparison = make_comparison(("single+bf16-mixed", 1, 2.0), ("single", 1, 1.0), ("ddp", 2, 1.0))
+    assert comparison.baseline.row.number == 2
+    without = make_comparison(("single+bf16-mixed", 1, 2.0), ("single", 1, "failed"), ("ddp", 2, 1.0))
+    assert without.baseline.row.number == 1
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_every_figure_is_legible_at_every_width(make_comparison, width):
+    comparison = make_comparison(("single", 1, 2.0), ("ddp@torchrun", 2, 1.25), ("ddp", 2, "no luck [today]"))
+    text = printed(comparison, width)
+    for cell in (cell for row in cells(comparison)[:2] for cell in row):
+        assert cell in text
+    assert "…" not in text
+    assert "ddp ×2 failed: no luck [today]" in text
+    assert "runs/x.log" in text
+
+
+def test_the_legend_says_what_was_equal_in_all_rows_and_where_values_come_from(make_comparison):
+    legend = table.legend(make_comparison(("single", 1, 2.0), ("ddp", 4, 1.0), threads=3))
+    assert "V = 4 shards" in legend
+    assert "3 threads a process" in legend
+    assert "sum over the processes" in legend
+    assert "against single ×1" in legend
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1786.8, "1,787"), (54.53, "54.5"), (1.2345, "1.23"), (0.5, "0.50"), (0.01234, "0.0123")]
+)
+def test_seconds_keep_about_three_digits(number, text):
+    assert table.seconds(number) == text
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_processes", "threads", "said"),
+    [
+        (1, 2, 1, "One core for all 2 processes: no speed-up can be expected"),
+        (2, 4, 1, "4 processes of 1 thread share 2 cores"),
+        (4, 4, 2, "4 processes of 2 threads share 4 cores"),
+        (4, 2, 1, "`--methods single --threads 4`"),
+    ],
+)
+def test_a_reader_is_told_when_cores_and_processes_do_not_fit(make_comparison, num_cores, num_processes, threads, said):
+    rows = (("single", 1, 5.0), ("ddp", num_processes, 5.0))
+    (note,) = advice.notes_on(make_comparison(*rows, num_cores=num_cores, threads=threads))
+    assert said in note
+
+
+def test_a_comparison_that_stands_by_itself_has_no_notes(make_comparison):
+    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 5.0))
+    assert advice.notes_on(make_comparison(*rows, num_cores=2, threads=2)) == []
+
+
+def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
+    rows = (("single", 1, 5.0), ("single@torchrun", 1, 1.0))
+    (short,) = advice.notes_on(make_comparison(*rows, num_cores=1))
+    assert short.startswith("Less than 2 s of steady training was measured for single@torchrun ×1:")
+    (cold,) = advice.notes_on(make_comparison(*rows, num_cores=1, steady_samples=0))
+    assert "was warm-up" in cold
+    (busy,) = advice.notes_on(make_comparison(("single", 1, 5.0), num_cores=1, load=1.5))
+    assert "shared machine" in busy
+
+
+def test_a_reader_is_told_that_slow_bf16_is_the_processors_doing(make_comparison):
+    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0))
+    (note,) = advice.notes_on(make_comparison(*rows, num_cores=1))
+    assert "10.0 times slower" in note
+
+
+def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_comparison, tmp_path):
+    from matplotlib.image import imread
+
+    few = plot.draw(make_comparison(("single", 1, 2.0), ("ddp", 2, "no luck")))
+    assert few == tmp_path / "comparison.png"
+    height, width, _ = imread(few).shape
+    taller, same, _ = imread(plot.draw(make_comparison(*[("single", 1, 2.0), ("ddp", 2, "no luck")] * 3))).shape
+    assert width == same
+    assert taller > height, "rows were squeezed instead of given room"
+
+
+def test_a_picture_of_nothing_but_failures_can_be_drawn(make_comparison):
+    assert plot.draw(make_comparison(("single", 1, "no luck"))).is_file()
+
+
+def test_results_can_be_read_by_any_json_reader(make_comparison):
+    comparison = make_comparison(("single", 1, 2.0), ("ddp", 2, 1.0), ("ddp@torchrun", 2, "no luck"))
+    path = results.write(comparison, ["a note"])
+    read = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (read["schema"], read["shards"], read["threads"], read["baseline"]) == (1, 2, 1, 1)
+    assert read["machine"]["cpu_name"] == "A processor"
+    assert read["notes"] == ["a note"]
+    assert [row["status"] for row in read["rows"]] == ["ok", "ok", "failed"]
+    assert read["rows"][1]["against_baseline"]["speed_up"] == 2.0
+    assert read["rows"][1]["figures"]["epoch_s"] == 1.25
+    assert list(comparison.directory.iterdir()) == [path]

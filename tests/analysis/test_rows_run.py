@@ -1,0 +1,212 @@
+"""Promises of running rows: in directories of their own, none spoils another, nothing is left running."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.analysis import compare
+from lockstep.analysis.methods import Method, Row, parse_methods
+from lockstep.analysis.runner import start_of
+from lockstep.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(60)
+
+# Starts a child in a session of its own and one in its own session, says so, and waits for ever.
+HANG = """
+for own_session in (True, False):
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=own_session)
+journal()
+time.sleep(60)
+"""
+
+
+class Silent:
+    """An observer that remembers, and calls ``on_waiting`` while a row runs."""
+
+    def __init__(self, on_waiting=lambda row, elapsed_s: None):
+        self.heard, self.waiting = [], on_waiting
+
+    def started(self, row):
+        self.heard.append(f"started {row.number}")
+
+    def ended(self, result):
+        self.heard.append(f"ended {result.row.number} {result.status}")
+
+
+def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), **options):
+    plan = compare.plan(script=script, methods=parse_methods(methods), nprocs=nprocs, num_cores=4, **options)
+    directory = compare.new_directory(tmp_path / "comparison")
+    return compare.run(plan, directory=directory, machine=machine, observer=observer or Silent())
+
+
+@pytest.fixture
+def machine(make_comparison):
+    return make_comparison(("single", 1, 1.0)).machine
+
+
+def written(comparison):
+    return json.loads((comparison.directory / "results.json").read_text())
+
+
+def test_a_row_that_fails_says_why_and_spoils_no_other(fake_script, tmp_path, machine):
+    script = fake_script("""
+        if settings["precision"] == "bf16-mixed": raise ValueError("no luck")
+        journal()
+    """)
+    observer = Silent()
+    comparison = run(script, "single@python+bf16-mixed,single@python", tmp_path, machine, observer)
+    failed, fine = comparison.rows
+    assert (failed.status, failed.reason, failed.exit_status) == ("failed", "ValueError: no luck", 1)
+    assert (fine.status, fine.figures.samples_per_s) == ("ok", 160.0)
+    assert observer.heard == ["started 1", "ended 1 failed", "started 2", "ended 2 ok"]
+    rows = written(comparison)["rows"]
+    assert "no luck" in (comparison.directory / rows[0]["log"]).read_text()
+    assert (comparison.directory / rows[1]["run_dir"] / "events.jsonl").is_file()
+    assert (written(comparison)["baseline"], rows[1]["against_baseline"]["speed_up"]) == (2, 1.0)
+
+
+def test_every_row_gets_the_same_shards_threads_and_seed(fake_script, tmp_path, machine):
+    script = fake_script("""
+        journal()
+        print(json.dumps({**settings, "run_dir": None, "OMP": os.environ["OMP_NUM_THREADS"], "args": sys.argv[1:]}))
+    """)
+    options = {"seed": 7, "threads": 3, "shards": 8, "args": ("--epochs", "2")}
+    comparison = run(script, "single@python,single@python+bf16-mixed", tmp_path, machine, **options)
+    seen = [json.loads((comparison.directory / result.log).read_text()) for result in comparison.rows]
+    assert seen[0].pop("precision") == "32-true"
+    assert seen[1].pop("precision") == "bf16-mixed"
+    assert seen[0] == seen[1]
+    assert seen[0] == {
+        "strategy": "single",
+        "shards": 8,
+        "threads": 3,
+        "seed": 7,
+        "run_dir": None,
+        "OMP": "3",
+        "args": ["--epochs", "2"],
+    }
+
+
+def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine):
+    comparison = run(fake_script(), "ddp@torchrun", tmp_path, machine)
+    (result,) = comparison.rows
+    assert (result.reason, result.figures.num_processes, result.figures.samples_per_s) == (None, 2, 320.0)
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("", r"left no journal.*lockstep\.join"),
+        ("journal(world_size=2)", "ran as 2 processes, not as 1"),
+        ("journal(); Path(settings['run_dir'], 'events.jsonl').write_text('{]\\n')", "journal cannot be read"),
+    ],
+)
+def test_a_run_that_cannot_be_measured_is_a_failed_row(fake_script, tmp_path, machine, then, said):
+    (result,) = run(fake_script(then), "single@python", tmp_path, machine).rows
+    assert (result.status, result.exit_status, result.figures) == ("failed", 0, None)
+    assert re.search(said, result.reason)
+
+
+# That nothing is left running is what tests/conftest.py watches in each of these.
+
+
+def test_a_row_that_takes_too_long_is_stopped_with_all_it_started(fake_script, tmp_path, machine):
+    (result,) = run(fake_script(HANG), "single@python", tmp_path, machine, timeout_s=1.0).rows
+    assert (result.status, result.reason) == ("timeout", "did not end within 1 s and was stopped")
+
+
+def test_what_a_row_leaves_running_is_ended_before_the_next(fake_script, tmp_path, machine):
+    orphan = 'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)'
+    (result,) = run(fake_script(f"journal()\n{orphan}"), "single@python", tmp_path, machine).rows
+    assert result.status == "ok"
+
+
+def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_script, tmp_path, machine):
+    script = fake_script("if settings['precision'] == 'bf16-mixed':\n" + HANG.replace("\n", "\n    ") + "\njournal()")
+
+    def interrupt(row, elapsed_s):
+        if row.number == 2 and elapsed_s > 0.5:
+            raise KeyboardInterrupt
+
+    names = "single@python,single@python+bf16-mixed,single@python"
+    comparison = run(script, names, tmp_path, machine, Silent(interrupt))
+    assert [result.status for result in comparison.rows] == ["ok", "interrupted", "not run"]
+    assert [row["status"] for row in written(comparison)["rows"]] == ["ok", "interrupted", "not run"]
+    assert written(comparison)["rows"][0]["figures"]["samples_per_s"] == 160.0
+
+
+def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_path):
+    script = fake_script("Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "lockstep.cli.main", "compare", str(script), "--methods", "single@python"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    finally:
+        killed.kill()
+        killed.wait()
+    wait_until(lambda: not Path("/proc", (tmp_path / "pid").read_text()).exists())
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_variables_of_an_outer_launcher_do_not_reach_the_rows(fake_script, tmp_path, machine, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    (result,) = run(fake_script(), "single@python", tmp_path, machine).rows
+    assert result.reason is None
+
+
+def test_an_earlier_comparison_is_never_touched(tmp_path):
+    first = compare.new_directory(tmp_path / "out")
+    (first / "mine.txt").write_text("mine")
+    second = compare.new_directory(tmp_path / "out")
+    (second / "x").touch()
+    assert [first.name, second.name, compare.new_directory(tmp_path / "out").name] == ["out", "out-2", "out-3"]
+    assert (first / "mine.txt").read_text() == "mine"
+
+
+def test_an_empty_directory_is_used_as_it_is(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert compare.new_directory(tmp_path / "out") == tmp_path / "out"
+
+
+def make_plan(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):
+    return compare.plan(
+        script=Path("s.py"), methods=parse_methods(methods), nprocs=nprocs, num_cores=num_cores, **options
+    )
+
+
+def test_shards_and_threads_follow_the_largest_row_for_all_rows():
+    assert (make_plan().shards, make_plan().threads) == (4, 2)
+    assert make_plan(num_cores=2).threads == 1
+    assert (make_plan("single").shards, make_plan("single").threads) == (1, 8)
+    assert (make_plan(shards=6, threads=5).shards, make_plan(shards=6, threads=5).threads) == (6, 5)
+
+
+def test_fewer_shards_than_processes_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match=r"shards=3 with rows of up to 4 processes.*--shards 4 or more"):
+        make_plan(shards=3)
+
+
+def test_lockstep_run_gets_its_settings_as_flags():
+    row = Row(number=1, method=Method(strategy="ddp", precision="bf16-mixed"), num_processes=2)
+    start = start_of(
+        row, script=Path("s.py"), args=("--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run")
+    )
+    tail = start.command[start.command.index("run") :]
+    flags = ("--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", "--run-dir=/out/run")
+    assert tail == ("run", "--nproc-per-node=2", *flags, "s.py", "--lr", "1")
+    assert start.settings == {}

@@ -1,0 +1,173 @@
+"""Promises of ``lockstep compare`` as a command."""
+
+import builtins
+import json
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from lockstep.cli.main import main
+
+pytestmark = pytest.mark.timeout(60)
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+from lockstep.measure.events import EventWriter
+
+settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
+if settings["precision"] in sys.argv:
+    print("waiting", flush=True)
+    time.sleep(60)
+run_dir = Path(settings["run_dir"])
+run_dir.mkdir()
+events = EventWriter(run_dir)
+events.write("start", world_size=1, device="cpu", num_cores=4)
+events.write("epoch", epoch=0, num_samples=100, steady_samples=80, steady_s=0.5, cpu_s=[0.5], peak_rss_bytes=[1000])
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+@pytest.fixture
+def compare(capfd):
+    """``lockstep compare ARGS``: its exit status, and all that it printed."""
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *args])
+        captured = capfd.readouterr()
+        return types.SimpleNamespace(exit_code=ended.value.code or 0, output=captured.out + captured.err)
+
+    return run
+
+
+def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_path):
+    done = compare(script, "--methods", "single@python", "--", "--epochs", "3")
+    assert done.exit_code == 0, done.output
+    assert "160" in done.output
+    assert "[1/1] single@python ×1: 160 samples/s" in done.output
+    (row,) = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
+    assert row["command"][1:] == ["train.py", "--epochs", "3"]
+    assert (tmp_path / "comparison" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+REAL = """
+import torch, lockstep
+from torch.utils.data import DataLoader, TensorDataset
+
+team = lockstep.join()
+inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 8, shuffle=True)
+model, optimizer, loader = team.prepare(model, optimizer, loader)
+for epoch in team.epochs(2):
+    for batch, targets in loader:
+        loss = torch.nn.functional.mse_loss(model(batch), targets)
+        team.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        team.log(loss=loss)
+"""
+
+
+def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_path):
+    script, out = tmp_path / "real.py", tmp_path / "out"
+    script.write_text(REAL)
+    done = compare(str(script), "--methods", "single,ddp", "--nproc", "2", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    single, ddp = json.loads((out / "results.json").read_text())["rows"]
+    assert (single["reason"], ddp["reason"]) == (None, None)
+    assert ddp["figures"]["num_processes"] == 2
+    assert ddp["figures"]["samples_per_epoch"] == single["figures"]["samples_per_epoch"] == 64
+    assert ddp["figures"]["peak_rss_bytes"] > 1.5 * single["figures"]["peak_rss_bytes"]
+    assert abs(ddp["against_baseline"]["loss_difference"]) < 1e-6
+
+
+def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):
+    for _ in range(2):
+        assert compare(script, "--methods", "single@python", "--out", "out").exit_code == 0
+    assert (tmp_path / "out" / "results.json").is_file()
+    assert (tmp_path / "out-2" / "results.json").is_file()
+
+
+def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compare, script, tmp_path, monkeypatch):
+    whole = builtins.__import__
+
+    def without(name, *args, **options):
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return whole(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    done = compare(script, "--methods", "single@python")
+    assert done.exit_code == 0, done.output
+    assert 'pip install "torch-lockstep[compare]"' in done.output
+    assert (tmp_path / "comparison" / "results.json").is_file()
+    assert not (tmp_path / "comparison" / "comparison.png").exists()
+
+
+def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
+    failing = compare(script, "--methods", "single@python", "--timeout-per-method", "1", "--", "32-true")
+    assert failing.exit_code == 1
+    assert "did not end within 1 s" in failing.output
+    assert "no method could be run" in failing.output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("missing.py",), "missing.py"),
+        (("train.py", "--methods", "horovod"), "unknown method 'horovod': choose one of single, ddp"),
+        (("train.py", "--nproc", "1,x"), "'x' is not a whole number"),
+        (("train.py", "--nproc", "4", "--shards", "2"), "--shards 4 or more"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(compare, script, tmp_path, args, said):
+    done = compare(*args)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_the_help_names_every_method_and_shows_examples(compare):
+    text = compare("--help").output
+    for word in ("single, ddp", "torchrun", "bf16-mixed", "Examples:", "train.py -- --epochs 3"):
+        assert word in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, number):
+    methods = "single@python,single@python+bf16-mixed"
+    stopped = subprocess.Popen(
+        [sys.executable, "-m", "lockstep.cli.main", "compare", script, "--methods", methods, "--", "bf16-mixed"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = tmp_path / "comparison" / "runs" / "2-single-python-bf16-mixed-x1.log"
+    try:
+        deadline = time.monotonic() + 20
+        while not (log.is_file() and log.read_text()):
+            assert time.monotonic() < deadline, "the second row never began"
+            time.sleep(0.05)
+        stopped.send_signal(number)
+        output, _ = stopped.communicate(timeout=20)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    assert stopped.returncode == 128 + number
+    assert "single@python+bf16-mixed ×1 interrupted" in output
+    assert "Traceback" not in output
+    rows = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["ok", "interrupted"]

@@ -1,0 +1,58 @@
+"""The command ``lockstep`` itself."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.errors import ConfigError, LaunchError, LossError, UsageError
+
+
+def call(capsys, *args):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(args)
+    return caught.value.code or 0, *capsys.readouterr()
+
+
+def test_help_lists_the_verbs_and_imports_neither_them_nor_torch():
+    source = (
+        "import sys; from lockstep.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "finally: print({'torch', 'lockstep.cli.run', 'lockstep.cli.compare'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0
+    assert all(verb in done.stdout for verb in cli.VERBS)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_every_verb_in_the_table_is_a_click_command():
+    for verb in cli.VERBS:
+        assert isinstance(cli.group.get_command(None, verb), click.Command)
+
+
+def test_version(capsys):
+    status, out, _ = call(capsys, "--version")
+    assert status == 0
+    assert out.startswith("lockstep ")
+
+
+def test_an_unknown_verb_is_told_the_known_ones(capsys):
+    status, _, err = call(capsys, "train.py")
+    assert status == 2
+    assert "run, compare" in err
+    assert "lockstep run train.py" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("x"), 2), (UsageError("x"), 2), (LaunchError("x", 137), 137), (LossError("x"), 1)],
+)
+def test_our_errors_are_one_message_and_no_traceback(capsys, monkeypatch, error, status):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("lockstep.cli.run.run_script", fail)
+    assert call(capsys, "run", "script.py") == (status, "", "error: x\n")

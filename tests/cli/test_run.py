@@ -1,0 +1,86 @@
+"""``lockstep run``: what its command line means."""
+
+import json
+import signal
+
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.errors import LaunchError
+
+
+def call(capsys, *args):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(("run", *args))
+    return caught.value.code or 0, *capsys.readouterr()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command would have run."""
+    calls = []
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: calls.append((args, options)))
+    return calls
+
+
+def test_what_follows_the_script_is_the_scripts_own(capsys, asked):
+    call(capsys, "--nproc-per-node", "2", "train.py", "--seed", "3", "--help", "-m")
+    assert asked[0][0] == ("train.py", ("--seed", "3", "--help", "-m"))
+    assert asked[0][1]["nproc"] == "2"
+    assert asked[0][1]["settings"] == {}
+
+
+def test_only_settings_that_were_given_travel(capsys, asked):
+    call(capsys, "--shards", "4", "--timeout", "9", "--on-nan", "warn", "-m", "package.train")
+    assert asked[0][1]["settings"] == {"shards": 4, "timeout_s": 9.0, "on_nan": "warn"}
+    assert asked[0][1]["is_module"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("nope.py",), "there is no script"),
+        (("--strategy", "dpp", "x.py"), "choose one of auto, single, ddp"),
+        (("--precision", "half", "x.py"), "unknown precision"),
+        (("--nproc-per-node", "0", "x.py"), "1 or more"),
+        (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes for 1 shards"),
+        (("--nproc-per-node", "2", "--strategy", "single", "x.py"), "strategy single"),
+        (("--nproc-per-node", "2", "--attach", "2", "x.py"), "ranks go from 0 to 1"),
+        (("--pass-local-rank", "yes", "x.py"), "--pass-local-rank yes: choose one of auto"),
+        (("--shards", "many", "x.py"), "not a valid integer"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, args, words):
+    status, out, err = call(capsys, *args)
+    assert status == 2
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_signal_is_told_in_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: signal.SIGINT)
+    status, out, err = call(capsys, "x.py")
+    assert (status, out) == (130, "")
+    assert err.startswith("stopped by Ctrl-C")
+    assert err.count("\n") == 1
+
+
+def test_help_is_grouped_and_shows_examples(capsys):
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    for words in ("Processes:", "Training", "Output:", "Examples:", "--nproc-per-node"):
+        assert words in out
+
+
+@pytest.mark.timeout(40)
+def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script):
+    done = run_script(
+        "import os, sys; print(os.environ['LOCKSTEP_SETTINGS'], sys.argv[1:]); sys.exit(5)", "--seed", "3", args=("a",)
+    )
+    assert done.returncode == 5
+    settings, argv = done.stdout.split(" ", 2)[:2], done.stdout.rstrip().rpartition(" ")[2]
+    assert json.loads(" ".join(settings)) == {"seed": 3}
+    assert argv == "['a']"
+    assert "sys.exit(5)" in done.stderr
+    assert LaunchError("", 5).exit_status == 5

@@ -1,0 +1,151 @@
+"""What every test gets: a watch for what it leaves behind, a way to run scripts, and a skip where there is no card."""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Whatever a test starts inherits this variable, so that its processes are known also when their parent is gone.
+MARK = "PYTEST_LOCKSTEP_SESSION"
+os.environ[MARK] = str(os.getpid())
+
+ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_")  # pytest at every test; scikit-learn when first imported
+PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits
+GRACE_S = 3.0  # for what is on its way out when a test ends
+
+_outliving_tests: set[int] = set()
+_ran_on_card: set[str] = set()
+
+
+@pytest.fixture(scope="session")
+def outlives_tests():
+    """Call it with the pid of a process that a session-wide fixture owns and ends: it and its children may stay."""
+    return _outliving_tests.add
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_OF_OTHERS)}
+
+
+def _started_since(known: set[int]) -> dict[psutil.Process, str]:
+    """The live processes that come from this one, or did before their parent died, with their command lines."""
+    mine = psutil.Process().children(recursive=True)
+    found = {}
+    for pid in set(psutil.pids()) - known:
+        with contextlib.suppress(psutil.Error):  # gone already, or someone else's
+            process = psutil.Process(pid)
+            if process not in mine and process.environ().get(MARK) != os.environ[MARK]:
+                continue
+            lineage = {pid, *(parent.pid for parent in process.parents())}
+            command = " ".join(process.cmdline())  # of a zombie: empty
+            if command and not lineage & _outliving_tests and not any(name in command for name in PROCESSES_OF_OTHERS):
+                found[process] = f"process {pid}: {command}"
+    return found
+
+
+def _kill(processes) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _listening() -> set[str]:
+    sockets = psutil.Process().net_connections(kind="inet")
+    return {f"listening socket {s.laddr.ip}:{s.laddr.port}" for s in sockets if s.status == psutil.CONN_LISTEN}
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind():
+    """Fail a test that leaves a changed environment, a process, a non-daemon thread or a listening socket."""
+    environment, pids, threads, listening = _environment(), set(psutil.pids()), _threads(), _listening()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        processes = _started_since(pids)
+        left = [*processes.values(), *(_listening() - listening), *(f"thread {t.name}" for t in _threads() - threads)]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    now = _environment()
+    for name in sorted(environment.keys() | now.keys()):
+        if environment.get(name) != now.get(name):
+            left.append(f"environment variable {name}: {environment.get(name)!r} -> {now.get(name)!r}")
+    if left:
+        # Said aloud, and only then cleared, so that the next test is not blamed.
+        _kill(processes)
+        for name in now.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """``run_script(source_or_path, *options)``: ``lockstep run OPTIONS SCRIPT``, in ``tmp_path``, to its end.
+
+    A ``str`` is source, a ``Path`` a file. ``args`` go to the script, ``env`` is added to the environment. A run that
+    outlasts ``timeout`` is killed with all that it started, and the test fails with what it had printed.
+    """
+
+    def run(script: str | Path, *options: str, args=(), timeout=60.0, env=None) -> subprocess.CompletedProcess[str]:
+        if isinstance(script, str):
+            source, script = script, tmp_path / "script.py"
+            script.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *args]
+        known, variables = set(psutil.pids()), {**os.environ, **(env or {})}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True, **streams)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException as error:  # also the time limit of the test itself, and Ctrl-C
+            alive = _started_since(known)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _kill(alive)
+            out, err = process.communicate(timeout=10)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            told = "\n".join((*alive.values(), "-- stdout", out, "-- stderr", err))
+            pytest.fail(f"not done after {timeout} s: {command}\n{told}", pytrace=False)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return run
+
+
+@functools.cache
+def _has_card() -> bool:
+    # In a process of its own: to ask initialises the driver, and tests fork.
+    return subprocess.run([sys.executable, "-c", "import torch; exit(not torch.cuda.is_available())"]).returncode == 0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("cuda") and not _has_card():
+        pytest.skip("torch sees no CUDA card on this machine")
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and not report.skipped and "cuda" in report.keywords:
+        _ran_on_card.add(report.nodeid)
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--require-cuda") and not _ran_on_card:
+        print("\n--require-cuda: no test marked cuda has run")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,102 @@
+"""One warm fork server for all tests of a session, and ways to run scripts on it."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+
+import pytest
+from launch_helpers import MEET
+
+from lockstep.launch.local import private_directory, run_workers
+from lockstep.launch.output import OutputPlan
+from lockstep.launch.program import check_script
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+from lockstep.launch.supervise import Outcome
+
+
+@pytest.fixture(scope="session")
+def _servers(outlives_tests):
+    servers = []
+
+    def get():
+        if not servers or not servers[-1].is_alive():
+            servers.append(ForkServer(2))
+            outlives_tests(servers[-1].pid)
+            while not servers[-1].is_ready:
+                servers[-1].receive()
+        return servers[-1]
+
+    yield get
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(_servers):
+    return _servers()
+
+
+@dataclass
+class Ended:
+    outcome: Outcome
+    out: str
+    err: str
+    wall_s: float
+
+    @property
+    def lines(self):
+        return sorted(self.out.splitlines())
+
+
+@pytest.fixture
+def run_warm(server, tmp_path, monkeypatch, capfd):
+    """``run_warm(source, *args)``: as ``lockstep run`` does it, in this process and on the warm server."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, pass_local_rank="auto"):
+        path = tmp_path / "script.py"
+        path.write_text((MEET if meet else "") + textwrap.dedent(source))
+        target = "script" if is_module else str(path)
+        script = check_script(target, path, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
+        started = time.monotonic()
+        with Interrupts() as interrupts, private_directory() as private_dir:
+            outcome = run_workers(
+                script,
+                nproc=nproc,
+                settings=settings or {},
+                server=server,
+                private_dir=private_dir,
+                plan=plan or OutputPlan(),
+                interrupts=interrupts,
+            )
+        wall_s = time.monotonic() - started
+        return Ended(outcome, *capfd.readouterr(), wall_s)
+
+    return run
+
+
+@pytest.fixture
+def start_cold(tmp_path):
+    """``start_cold(source, *options)``: a launcher of its own, started and not waited for."""
+    started = []
+
+    def start(source, *options, **popen):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script)]
+        arguments = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+        process = subprocess.Popen(command, cwd=tmp_path, text=True, **arguments)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait()

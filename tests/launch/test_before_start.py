@@ -1,0 +1,120 @@
+"""What cannot work is found before any process is started; the launcher itself stays light."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.launch import cards
+from lockstep.launch.local import check_fit, reserved_port, resolve_nproc
+from lockstep.launch.program import check_script, find_script
+
+
+@pytest.mark.parametrize(
+    ("present", "visible", "expected"),
+    [
+        (4, None, 4),
+        (4, "0,2", 2),
+        (4, "", 0),
+        (4, "-1", 0),
+        (4, "0,7,1", 1),
+        (2, "GPU-8932f937,MIG-1", 2),
+        (0, "0,1", 0),
+        (0, "GPU-8932f937", 0),
+    ],
+)
+def test_visible_cards_are_counted_as_cuda_counts_them(present, visible, expected):
+    assert cards.num_visible(present, visible) == expected
+
+
+def test_cards_are_found_by_their_device_files(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert cards.num_present(tmp_path) == 2
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_the_default_is_a_process_a_card_or_one(monkeypatch, count):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: count)
+    cores = len(os.sched_getaffinity(0))
+    assert resolve_nproc(None) == max(1, count)
+    assert resolve_nproc("cpu") == cores
+    assert resolve_nproc("auto") == (count or cores)
+    assert resolve_nproc("5") == 5
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", 0])
+def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
+    with pytest.raises(ConfigError, match="1 or more"):
+        resolve_nproc(asked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy": "single"}, "strategy single is one process"),
+        ({"shards": 3}, "4 processes for 3 shards"),
+        ({"device": "cuda"}, "device cuda for 4 processes, and 2 CUDA cards"),
+        ({"backend": "nccl"}, "backend nccl for 4 processes, and 2 CUDA cards"),
+    ],
+)
+def test_settings_that_so_many_processes_cannot_have_are_refused(monkeypatch, settings, words):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: 2)
+    with pytest.raises(ConfigError, match=words):
+        check_fit(RunConfig(**settings), 4)
+
+
+def test_scripts_that_cannot_run_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('a launcher must not import this')")
+    (tmp_path / "package" / "train.py").write_text("")
+    for target, is_module, words in (
+        ("nope.py", False, "there is no script nope.py"),
+        ("train", False, "Did you mean train.py?"),
+        ("package.train", False, "lockstep run -m package.train"),
+        (str(tmp_path), False, "is a directory"),
+        ("package.nope", True, "there is no module package.nope"),
+        ("package", True, "without a __main__"),
+        ("a-b", True, "there is no module"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            find_script(target, is_module=is_module)
+        assert words in str(caught.value)
+    assert find_script("package.train", is_module=True) == tmp_path / "package" / "train.py"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [(b"def f(:\n  pass\n", "line 1: invalid syntax"), (b"return 1\n", "'return' outside"), (b"\0", "null bytes")],
+)
+def test_a_syntax_error_is_found_before_any_worker_starts(tmp_path, source, words):
+    path = tmp_path / "script.py"
+    path.write_bytes(source)
+    with pytest.raises(ConfigError, match=words):
+        check_script(str(path), path, is_module=False, args=(), pass_local_rank="auto")
+
+
+def test_a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else():
+    with reserved_port() as port, socket.socket(socket.AF_INET6) as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("::", port))  # as torch's TCPStore does it
+        store.listen()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+
+
+def test_the_launcher_never_imports_torch(tmp_path):
+    (tmp_path / "script.py").write_text("import torch")
+    source = (
+        "import sys; from lockstep.cli.main import main\n"
+        "try: main(['run', 'script.py'])\n"
+        "finally: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")

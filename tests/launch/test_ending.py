@@ -1,0 +1,135 @@
+"""Ctrl-C, SIGTERM and a launcher that is killed: nothing outlives the run, and nobody makes a noise."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launch_helpers import MEET, is_running, read_pids, until
+
+pytestmark = pytest.mark.timeout(40)
+
+TRAIN_FOR_EVER = (
+    MEET
+    + """
+import pathlib, time
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 10**6
+    def __getitem__(self, i):
+        pathlib.Path(f"pid-{os.getpid()}").touch()
+        return i
+
+pathlib.Path(f"pid-{os.getpid()}").touch()
+try:
+    for _ in torch.utils.data.DataLoader(Numbers(), num_workers=2):
+        dist.all_reduce(one)
+        pathlib.Path(f"training-{RANK}").touch()
+finally:
+    pathlib.Path(f"finally-{RANK}").touch()
+"""
+)
+
+
+def training(directory):
+    return len(list(directory.glob("training-*"))) == 2 and len(read_pids(directory)) == 6
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, status):
+    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+    until(lambda: training(tmp_path))
+    launcher.send_signal(number)
+    out, err = launcher.communicate(timeout=10)
+    assert launcher.returncode == status
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert "stopped by" in err
+    assert {path.name for path in tmp_path.glob("finally-*")} == {"finally-0", "finally-1"}
+    assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
+
+
+def test_a_second_ctrl_c_kills_at_once(start_cold, tmp_path):
+    launcher = start_cold(
+        """
+        import pathlib, signal, time
+        signal.signal(signal.SIGINT, lambda *_: pathlib.Path("asked").touch())
+        pathlib.Path("ready").touch()
+        while True: time.sleep(1)
+        """
+    )
+    until((tmp_path / "ready").exists)
+    launcher.send_signal(signal.SIGINT)
+    until((tmp_path / "asked").exists)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=10)
+    assert time.monotonic() - started < 1.5  # the grace is 3 s
+    assert launcher.returncode == 130
+
+
+def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, tmp_path):
+    launcher = start_cold("print('never')")
+    server = until(lambda: psutil.Process(launcher.pid).children())[0]
+    launcher.send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=10)
+    assert (launcher.returncode, out, len(err.splitlines())) == (130, "", 1)
+    assert not is_running(server.pid)
+
+
+def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_cold, tmp_path):
+    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+    until(lambda: training(tmp_path))
+    pids = {child.pid for child in psutil.Process(launcher.pid).children(recursive=True)}
+    assert pids > read_pids(tmp_path)
+    assert len(pids) == 7  # the server, two workers, four loader workers
+    launcher.kill()
+    until(lambda: not [pid for pid in pids if is_running(pid)], timeout_s=1.5)
+
+
+def test_a_process_forked_from_a_helper_thread_outlives_the_thread(run_warm):
+    ended = run_warm(
+        """
+        import multiprocessing, threading, time
+        child = None
+        def start():
+            global child
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.3,))
+            child.start()
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        child.join()
+        print(child.exitcode)
+        """,
+        nproc=1,
+    )
+    assert ended.out == "0\n"
+
+
+def test_all_listening_sockets_are_on_loopback(start_cold, tmp_path):
+    script = MEET + 'import pathlib, time\npathlib.Path(f"pid-{os.getpid()}").touch()\ntime.sleep(100)\n'
+    launcher = start_cold(script, "--nproc-per-node", "2")
+    until(lambda: len(read_pids(tmp_path)) == 2)
+    tree = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+    sockets = [socket for process in tree for socket in process.net_connections(kind="inet")]
+    listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 2  # Gloo's, one a rank
+    assert set(listening) <= {"127.0.0.1", "::1"}
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(timeout=10)
+
+
+def test_the_private_directory_is_private_and_gone_afterwards(run_warm):
+    ended = run_warm(
+        """
+        import os
+        directory = os.path.dirname(os.environ["LOCKSTEP_STORE"])
+        print(oct(os.stat(directory).st_mode & 0o777), directory)
+        """,
+        nproc=1,
+    )
+    mode, directory = ended.out.split()
+    assert mode == "0o700"
+    assert not Path(directory).exists()

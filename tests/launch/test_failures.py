@@ -1,0 +1,171 @@
+"""When a worker fails: the first failure is shown whole, and everything that was started is gone."""
+
+import os
+import signal
+
+import pytest
+from launch_helpers import is_running, read_pids
+
+from lockstep.errors import LaunchError
+from lockstep.launch import failures
+from lockstep.launch.output import OutputPlan
+
+pytestmark = pytest.mark.timeout(40)
+
+
+def test_the_first_failure_is_shown_whole_first_and_without_our_frames(run_warm):
+    ended = run_warm(
+        """
+        def step():
+            raise ValueError("boom")
+        if RANK == 1:
+            step()
+        try:
+            dist.all_reduce(one)
+        except RuntimeError:
+            raise
+        """,
+        meet=True,
+    )
+    first = ended.outcome.failures[0]
+    assert (first.rank, first.kind, first.message, first.exit_status) == (1, "ValueError", "boom", 1)
+    text = failures.report(ended.outcome.failures, 2)
+    lines = text.splitlines()
+    assert lines[0] == f"rank 1 of 2 on {os.uname().nodename} failed: ValueError: boom"
+    assert lines[2] == "Traceback (most recent call last):"
+    assert "script.py" in lines[3]
+    assert "in step" in text
+    assert "lockstep/launch" not in text
+    assert text.count("Traceback") == 1
+    assert ended.err == ""  # the launcher tells; nobody else
+
+
+def test_every_process_is_gone_within_5_s_of_a_failure(run_warm, tmp_path):
+    ended = run_warm(
+        """
+        import pathlib, signal, subprocess, sys, time
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 1000
+            def __getitem__(self, i):
+                pathlib.Path(f"pid-{os.getpid()}").touch()
+                return i
+        pathlib.Path(f"pid-{os.getpid()}").touch()
+        sleepers = [subprocess.Popen(["sleep", "100"], start_new_session=own) for own in (False, True)]
+        for sleeper in sleepers:
+            pathlib.Path(f"pid-{sleeper.pid}").touch()
+        batches = iter(torch.utils.data.DataLoader(Slow(), num_workers=2))
+        next(batches)
+        next(batches)
+        dist.barrier()
+        if RANK == 0:
+            raise ValueError("boom")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stubborn one
+        while True:
+            time.sleep(1)
+        """,
+        meet=True,
+    )
+    pids = read_pids(tmp_path)
+    assert len(pids) == 2 * 5
+    assert not [pid for pid in pids if is_running(pid)]
+    assert ended.wall_s < 5
+    assert [failure.rank for failure in ended.outcome.failures] == [0]
+
+
+def test_a_failed_rank_that_hangs_in_its_exit_handlers_does_not_hang_the_launch(run_warm):
+    ended = run_warm(
+        """
+        import atexit, sys, time
+        atexit.register(time.sleep, 100)
+        if sys.argv[1:] and RANK == 0:
+            time.sleep(100)
+        raise ValueError("boom")
+        """.replace("RANK", 'int(__import__("os").environ["RANK"])'),
+        "wait",
+    )
+    assert ended.wall_s < 5
+    assert [(failure.rank, failure.kind) for failure in ended.outcome.failures] == [(1, "ValueError")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "sys.exit(7)"),
+        ("sys.exit('no data')", 1, "sys.exit('no data')"),
+        ("os._exit(9)", 9, "status 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "out of memory"),
+        ("ctypes.string_at(0)", 139, "script.py"),  # faulthandler's words
+    ],
+)
+def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, words):
+    ended = run_warm(f"import ctypes, os, signal, sys\nif os.environ['RANK'] == '1':\n    {statement}")
+    assert [failure.rank for failure in ended.outcome.failures] == [1]
+    assert ended.outcome.failures[0].exit_status == status
+    assert words in failures.report(ended.outcome.failures, 2)
+
+
+def test_the_echo_of_a_peers_death_is_not_taken_for_the_cause(run_warm):
+    ended = run_warm(
+        """
+        import signal
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(one)
+        """,
+        meet=True,
+    )
+    assert ended.outcome.failures[0].rank == 1
+    assert ended.outcome.failures[0].kind == "SIGKILL"
+
+
+def test_failures_are_put_in_order_by_cause_then_time():
+    def failure(rank, time_s, error):
+        found = failures.from_exception(rank, error)
+        return failures.Failure(**{**vars(found), "time_s": time_s})
+
+    echo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer")
+    wrapped = ValueError("rank 1 is gone")
+    wrapped.__cause__ = ConnectionResetError("x")
+    found = [
+        failure(0, 1.0, echo),
+        failure(2, 2.0, wrapped),
+        failure(3, 4.0, KeyError("b")),
+        failure(1, 3.0, OSError()),
+    ]
+    assert [each.rank for each in failures.in_order(found)] == [1, 3, 0, 2]
+
+
+def test_a_breakpoint_without_a_terminal_tells_of_attach(run_warm):
+    ended = run_warm("import os\nif os.environ['RANK'] == '1': breakpoint()\nx = 1")
+    assert "--attach 1" in failures.report(ended.outcome.failures, 2)
+
+
+def test_a_failure_is_kept_in_the_ranks_own_log(run_warm, tmp_path):
+    run_warm("import os\nprint('hello')\nif os.environ['RANK'] == '1': 1 / 0", plan=OutputPlan(log_dir=tmp_path))
+    assert "ZeroDivisionError" in (tmp_path / "rank-1.log").read_text()
+    assert "ZeroDivisionError" not in (tmp_path / "rank-0.log").read_text()
+
+
+def test_the_scripts_own_excepthook_is_called(run_warm):
+    ended = run_warm("import sys\nsys.excepthook = lambda *error: print('hook', error[0].__name__)\n1 / 0", nproc=1)
+    assert ended.out == "hook ZeroDivisionError\n"
+
+
+def test_a_launch_after_a_failed_one_works_on_the_same_server(run_warm):
+    assert run_warm("raise SystemExit(3)").outcome.failures
+    assert run_warm("print(one.item())", meet=True).lines == ["2.0", "2.0"]
+
+
+def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, server, tmp_path):
+    with pytest.raises(LaunchError, match="fork server"):
+        run_warm(
+            f"""
+            import os, pathlib, signal, time
+            pathlib.Path(f"pid-{{os.getpid()}}").touch()
+            if os.environ["RANK"] == "1":
+                os.kill({server.pid}, signal.{signal.SIGKILL.name})
+            time.sleep(100)
+            """
+        )
+    assert read_pids(tmp_path)
+    assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]

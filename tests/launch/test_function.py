@@ -1,0 +1,145 @@
+"""``launch(fn, ...)``: the same from a script or a notebook."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from lockstep.errors import ConfigError, LaunchError, UsageError
+from lockstep.launch import function
+from lockstep.launch.function import launch, stop_server
+
+pytestmark = pytest.mark.timeout(40)
+
+
+@pytest.fixture(scope="module")
+def warm(outlives_tests):
+    launch(os.getpid, nproc=1)
+    outlives_tests(function._server.pid)
+    yield
+    stop_server()
+
+
+def rank_times(factor):
+    print("hello from", os.environ["RANK"])
+    return int(os.environ["RANK"]) * factor
+
+
+def fail_on_one():
+    if os.environ["RANK"] == "1":
+        raise ValueError("boom")
+
+
+def unpicklable():
+    return lambda: 1
+
+
+def ended():
+    os._exit(0)
+
+
+def test_results_come_back_by_rank_and_output_reaches_python(warm, capsys):
+    assert launch(rank_times, 10, nproc=3) == [0, 10, 20]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["hello from 0", "hello from 1", "hello from 2"]
+
+
+def test_the_second_launch_is_quick(warm):
+    started = time.monotonic()
+    launch(rank_times, 1, nproc=2)
+    assert time.monotonic() - started < 0.6  # importing torch takes longer
+
+
+def test_a_closure_is_sent_by_value(warm):
+    factor = 5
+    assert launch(lambda: int(os.environ["RANK"]) + factor, nproc=2) == [5, 6]
+
+
+def test_without_cloudpickle_a_closure_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(UsageError, match="Put it in a file"):
+        launch(lambda: 1, nproc=1)
+
+
+def test_the_first_failure_is_raised_whole(warm):
+    with pytest.raises(LaunchError, match=r"rank 1 of 2(.|\n)*Traceback(.|\n)*fail_on_one(.|\n)*ValueError: boom"):
+        launch(fail_on_one, nproc=2)
+
+
+@pytest.mark.parametrize(("fn", "words"), [(unpicklable, "cannot be pickled"), (ended, "before the function returned")])
+def test_a_missing_result_is_explained(warm, fn, words):
+    with pytest.raises(LaunchError, match=words):
+        launch(fn, nproc=1)
+
+
+def test_settings_are_checked_before_anything_starts():
+    with pytest.raises(ConfigError, match="unknown setting 'stratgy'"):
+        launch(rank_times, 1, nproc=2, stratgy="ddp")
+    with pytest.raises(ConfigError, match="2 processes for 1 shards"):
+        launch(rank_times, 1, nproc=2, shards=1)
+
+
+def run_python(tmp_path, source, **popen):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, cwd=tmp_path, **popen)
+
+
+def test_a_function_and_a_class_of_the_calling_script_work(tmp_path):
+    done = run_python(
+        tmp_path,
+        """
+        import os
+        from dataclasses import dataclass
+        from lockstep.launch.function import launch
+
+        @dataclass
+        class Box:
+            value: int
+
+        def work(box):
+            return Box(box.value + int(os.environ["RANK"]))
+
+        if __name__ == "__main__":
+            print(launch(work, Box(1), nproc=2))
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("[Box(value=1), Box(value=2)]\n", "")
+
+
+def test_a_script_without_a_guard_is_told_so_instead_of_forking_for_ever(tmp_path):
+    done = run_python(
+        tmp_path,
+        """
+        from lockstep.launch.function import launch
+        def work(): pass
+        launch(work, nproc=1)
+        """,
+    )
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__"' in done.stderr
+
+
+def test_ctrl_c_raises_keyboard_interrupt_after_everything_is_gone(tmp_path):
+    done = run_python(
+        tmp_path,
+        """
+        import os, signal, time
+        from lockstep.launch.function import launch
+
+        def work(parent):
+            open(f"pid-{os.getpid()}", "w").close()
+            os.kill(parent, signal.SIGINT)
+            time.sleep(100)
+
+        if __name__ == "__main__":
+            try:
+                launch(work, os.getpid(), nproc=1)
+            except KeyboardInterrupt:
+                pid = next(name[4:] for name in os.listdir() if name.startswith("pid-"))
+                print("interrupted", os.path.exists(f"/proc/{pid}"))
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted False\n", "")

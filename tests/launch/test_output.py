@@ -1,0 +1,109 @@
+"""Where the workers' output goes, and the terminal that one of them can have."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from launch_helpers import until
+
+from lockstep.errors import ConfigError
+from lockstep.launch.output import OutputPlan
+
+pytestmark = pytest.mark.timeout(40)
+
+CHATTER = """
+import os, subprocess, sys
+rank = os.environ["RANK"]
+print("python", rank, flush=True)
+subprocess.run(["echo", "child", rank])
+os.write(2, b"native " + rank.encode() + b"\\n")
+print("no newline", end="")
+"""
+SAID = ["child {}", "native {}", "no newline", "python {}"]
+
+
+def said(rank):
+    return [line.format(rank) for line in SAID]
+
+
+def test_log_dir_keeps_each_ranks_output_apart(run_warm, tmp_path):
+    ended = run_warm(CHATTER, plan=OutputPlan(log_dir=tmp_path / "new" / "logs"))
+    assert (ended.out, ended.err) == ("", "")
+    for rank in (0, 1):
+        text = (tmp_path / "new" / "logs" / f"rank-{rank}.log").read_text()
+        assert text == f"python {rank}\nchild {rank}\nnative {rank}\nno newline"
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+def test_tee_shows_each_line_with_its_rank(run_warm, tmp_path, with_log):
+    ended = run_warm(CHATTER, plan=OutputPlan(tee=True, log_dir=tmp_path if with_log else None))
+    shown = sorted(ended.out.splitlines() + ended.err.splitlines())
+    assert shown == [f"[rank {rank}] {line}" for rank in (0, 1) for line in said(rank)]
+    assert "[rank 1] native 1" in ended.err
+    if with_log:
+        assert sorted((tmp_path / "rank-1.log").read_text().splitlines()) == said(1)
+
+
+def test_output_is_drained_to_the_last_line(run_warm):
+    ended = run_warm("for i in range(20000): print('x' * 50, i)\nimport os; os._exit(0)", plan=OutputPlan(tee=True))
+    assert len(ended.lines) == 40000
+
+
+def test_a_carriage_return_ends_a_line_too(run_warm):
+    ended = run_warm(r"print('10%\r20%\r\ndone')", nproc=1, plan=OutputPlan(tee=True))
+    assert ended.out == "[rank 0] 10%\n[rank 0] 20%\n[rank 0] done\n"
+
+
+def test_without_options_workers_write_to_the_launchers_own_files(run_warm):
+    ended = run_warm("import os, sys; print(os.fstat(1).st_ino); sys.stderr.write('e\\n')")
+    assert len(set(ended.lines)) == 1
+    assert ended.err == "e\ne\n"
+
+
+def test_a_log_dir_that_cannot_be_written_is_refused(run_warm, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--log-dir"):
+        run_warm("print(1)", plan=OutputPlan(log_dir=tmp_path / "file" / "logs"))
+
+
+def test_breakpoint_works_on_the_attached_rank(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nif os.environ['RANK'] == '1':\n    breakpoint()\nprint('end of', os.environ['RANK'])\n"
+    )
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--attach", "1", str(script)]
+    master, terminal = pty.openpty()
+    launcher = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    seen = b""
+
+    def read_until(text):
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(master, 4096)
+        seen = seen[seen.index(text) + len(text) :]
+
+    try:
+        read_until(b"(Pdb) ")
+        os.write(master, b"p 6*7\n")
+        read_until(b"42")
+        read_until(b"(Pdb) ")
+        os.write(master, b"c\n")
+        read_until(b"end of 1")
+        assert launcher.wait(timeout=10) == 0
+    finally:
+        if launcher.poll() is None:
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait(timeout=10)
+        os.close(master)
+
+
+def test_a_reader_that_leaves_early_does_not_stop_the_run(start_cold, tmp_path):
+    launcher = start_cold("for i in range(50000): print(i)\nopen('done', 'w').close()", "--tee")
+    launcher.stdout.readline()
+    launcher.stdout.close()
+    assert launcher.wait(timeout=20) == 0
+    until((tmp_path / "done").exists)

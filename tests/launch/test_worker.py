@@ -1,0 +1,132 @@
+"""A worker looks to the script like a process that ``python`` or torchrun has just started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(40)
+
+
+def test_the_script_sees_what_python_would_show_it(run_warm, tmp_path):
+    ended = run_warm(
+        """
+        import multiprocessing, os, sys, __main__
+        print(sys.argv[1:], os.path.basename(sys.argv[0]), os.path.basename(__file__), __name__, __spec__)
+        print(sys.path[0], os.getcwd(), __main__.__file__ == __file__, multiprocessing.current_process().name)
+        multiprocessing.set_start_method("spawn")  # not yet decided by anybody
+        """,
+        "--epochs",
+        "3",
+        nproc=1,
+    )
+    assert not ended.outcome.failures
+    assert ended.out.splitlines() == [
+        "['--epochs', '3'] script.py script.py __main__ None",
+        f"{tmp_path} {tmp_path} True MainProcess",
+    ]
+
+
+def test_a_module_runs_as_python_m_would_run_it(run_warm, tmp_path):
+    ended = run_warm("import sys; print(sys.path[0], __spec__.name, sys.argv[0] == __file__)", nproc=1, is_module=True)
+    assert ended.out == f"{tmp_path} script True\n"
+
+
+def test_workers_have_the_environment_of_torchrun_and_of_the_caller_only(run_warm, monkeypatch):
+    monkeypatch.setenv("MINE", "yes")  # set after the server was started
+    monkeypatch.delenv("HOME", raising=False)  # gone since
+    ended = run_warm(
+        """
+        import os
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MINE HOME LOCKSTEP_SETTINGS".split()
+        print(*(os.environ.get(name) for name in names))
+        """,
+        settings={"seed": 7},
+    )
+    assert ended.lines == [f'{rank} {rank} 2 2 0 127.0.0.1 yes None {{"seed": 7}}' for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, max(1, len(os.sched_getaffinity(0)) // 2)), ("3", 3)])
+def test_cores_are_divided_unless_the_user_said_otherwise(run_warm, monkeypatch, asked, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    ended = run_warm("import torch; print(torch.get_num_threads())")
+    assert ended.lines == [str(expected)] * 2
+
+
+def test_ranks_that_do_not_seed_draw_different_numbers(run_warm):
+    ended = run_warm("import random, numpy; print(random.random(), numpy.random.rand())")
+    first, second = (line.split() for line in ended.lines)
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_classes_of_main_reach_loader_workers(run_warm):
+    ended = run_warm(
+        """
+        import torch
+
+        class Squares(torch.utils.data.Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, i): return i * i
+
+        if __name__ == "__main__":
+            loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2)
+            print(torch.cat(list(loader)).tolist())
+        """
+    )
+    assert ended.lines == ["[0, 1, 4, 9, 16, 25, 36, 49]"] * 2
+
+
+def test_exit_handlers_run_and_know_of_the_exception(run_warm):
+    source = """
+        import atexit, sys, threading, time
+        atexit.register(lambda: print("handler saw", repr(getattr(sys, "last_value", None))))
+        threading.Thread(target=lambda: (time.sleep(0.1), print("thread done"))).start()
+        if sys.argv[1:]:
+            raise KeyError("x")
+        """
+    assert run_warm(source, nproc=1).out == "thread done\nhandler saw None\n"
+    assert run_warm(source, "fail", nproc=1).out == "thread done\nhandler saw KeyError('x')\n"
+
+
+def test_scripts_for_torchrun_meet_at_the_reserved_port(run_warm):
+    ended = run_warm(
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        print(one.item())
+        """
+    )
+    assert not ended.outcome.failures
+    assert ended.lines == ["2.0", "2.0"]
+
+
+@pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
+def test_scripts_for_torch_distributed_launch_get_their_local_rank(run_warm, option):
+    ended = run_warm(
+        f"""
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("{option}", type=int, default=-1)
+        parser.add_argument("--epochs", type=int)
+        args = parser.parse_args()
+        print(args.local_rank, args.epochs)
+        """,
+        "--epochs",
+        "2",
+    )
+    assert ended.lines == ["0 2", "1 2"]
+
+
+def test_scripts_that_do_not_ask_get_no_extra_argument(run_warm):
+    assert run_warm("import sys; print(sys.argv[1:])", "a").lines == ["['a']"] * 2
+
+
+def test_the_server_has_one_thread_and_has_imported_torch(server):
+    process = Path(f"/proc/{server.pid}")
+    assert len(list((process / "task").iterdir())) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert "libtorch" in (process / "maps").read_text()

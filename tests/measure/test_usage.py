@@ -1,0 +1,192 @@
+"""Promises of the usage meter: CPU of the whole family counted once, memory of the process, cards only if used."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from lockstep.errors import UsageError
+from lockstep.measure import usage
+from lockstep.measure.usage import UsageMeter
+
+pytestmark = pytest.mark.timeout(30)
+
+BURN = """
+import sys, time
+def burn(seconds):
+    while time.process_time() < seconds: pass
+burn(float(sys.argv[1]))
+print("burnt", flush=True)
+sys.stdin.read()
+"""
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+@pytest.fixture
+def child():
+    """Starts a child that uses that many CPU seconds, says so, and then stays until its input is closed."""
+    children = []
+
+    def start(seconds):
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", BURN, str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        children.append(process)
+        return process
+
+    yield start
+    for process in children:
+        process.communicate(timeout=10)
+
+
+def test_counts_work_and_not_waiting():
+    meter = UsageMeter()
+    meter.start()
+    burn(0.2)
+    time.sleep(0.2)
+    used = meter.stop()
+    assert 0.19 <= used.cpu_s <= 0.35
+    assert used.wall_s >= 0.39
+
+
+def test_counts_a_living_child_and_its_ended_self_only_once(child):
+    meter = UsageMeter()
+    meter.start()
+    process = child(0.3)
+    process.stdout.readline()
+    living = meter.stop()
+    assert 0.28 <= living.cpu_s <= 0.5
+
+    meter.start()
+    process.communicate()
+    assert meter.stop().cpu_s <= 0.15, "the child's earlier work was counted again when it ended"
+
+
+def test_counts_a_child_that_came_and_went(child):
+    meter = UsageMeter()
+    meter.start()
+    child(0.3).communicate()
+    assert 0.28 <= meter.stop().cpu_s <= 0.5
+
+
+def test_a_meter_can_be_used_for_one_stretch_after_another():
+    meter = UsageMeter()
+    meter.start()
+    burn(0.2)
+    meter.stop()
+    meter.start()
+    assert meter.stop().cpu_s <= 0.1
+
+
+def test_stop_without_start_is_refused():
+    with pytest.raises(UsageError, match="without start"):
+        UsageMeter().stop()
+
+
+def test_peak_memory_keeps_what_was_given_back():
+    before = usage.peak_rss_bytes()
+    block = bytearray(os.urandom(1)) * 300_000_000
+    del block
+    assert usage.peak_rss_bytes() >= max(before, 300_000_000)
+
+
+def test_peak_memory_of_a_small_child_is_not_that_of_its_parent():
+    block = b"x" * 300_000_000  # noqa: F841 - held while the child starts
+    code = "from lockstep.measure.usage import peak_rss_bytes; print(peak_rss_bytes())"
+    environment = {**os.environ, "PYTHONPATH": ""}
+    small = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert int(small.stdout) < 250_000_000
+
+
+def test_reading_the_module_imports_no_torch():
+    spec = importlib.util.find_spec("lockstep.measure.usage")
+    code = f"import runpy, sys; runpy.run_path({spec.origin!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class FakeCuda:
+    """As much of torch.cuda as the meter looks at."""
+
+    def __init__(self, read):
+        self.utilization = read
+
+    def is_initialized(self):
+        return True
+
+    def current_device(self):
+        return 1
+
+    def device_count(self):
+        return 2
+
+    def max_memory_reserved(self, index):
+        return (1000, 70)[index]
+
+
+def with_cuda(monkeypatch, read):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(read)))
+
+
+def test_without_a_card_in_use_its_figures_are_none(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    meter = UsageMeter()
+    meter.start()
+    used = meter.stop()
+    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (None, None)
+
+
+def test_with_a_card_memory_of_all_cards_and_utilisation_of_the_current_one(monkeypatch):
+    with_cuda(monkeypatch, lambda device: {1: 80}[device])
+    meter = UsageMeter()
+    meter.start()
+    used = meter.stop()
+    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (1070, 80.0)
+
+
+def test_a_card_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
+    def refuse(device):
+        raise ModuleNotFoundError("pynvml")
+
+    with_cuda(monkeypatch, refuse)
+    meter = UsageMeter()
+    meter.start()
+    used = meter.stop()
+    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (1070, None)
+
+
+def test_num_cores_follows_the_affinity():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usage.num_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "cores"),
+    [
+        ("max 100000", "max 100000", None),
+        ("max 100000", "150000 100000", 1.5),
+        ("200000 100000", "400000 100000", 2.0),  # a quota of the whole container holds for its groups
+        (None, None, None),
+    ],
+)
+def test_num_cores_follows_the_least_quota_of_the_cgroups(tmp_path, outer, inner, cores):
+    root, group = tmp_path / "cgroup", tmp_path / "cgroup" / "job" / "task"
+    group.mkdir(parents=True)
+    for folder, text in ((root, outer), (group, inner)):
+        if text is not None:
+            (folder / "cpu.max").write_text(text + "\n")
+    membership = tmp_path / "membership"
+    membership.write_text("4:memory:/other\n0::/job/task\n")
+    assert usage._cgroup_cores(root, membership) == cores

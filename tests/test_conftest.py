@@ -1,0 +1,122 @@
+"""The watch of conftest.py sees what it is there for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+
+
+def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests under our conftest.py, in a pytest of its own."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 3.0", "GRACE_S = 0.2"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a card\n")
+    (tmp_path / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+LEAKS = {
+    "environment variable LEFT: None -> '1'": "import os; os.environ['LEFT'] = '1'",
+    "environment variable HOME": "import os; del os.environ['HOME']",
+    "thread left": "import threading; threading.Thread(target=time.sleep, args=(2,), name='left').start()",
+    "listening socket 127.0.0.1:": "import socket, builtins; builtins.left = socket.create_server(('127.0.0.1', 0))",
+    "import time; time.sleep(9)": "import builtins; builtins.left = subprocess.Popen([sys.executable, '-c', SLEEP])",
+    # Its parent is gone and it has a session of its own: a child of nobody here.
+    "process": "subprocess.run(['sh', '-c', 'setsid sleep 9 >/dev/null 2>&1 &'])",
+}
+
+
+@pytest.mark.parametrize("seen", LEAKS)
+def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path, seen):
+    leak = LEAKS[seen]
+    source = f"""
+import subprocess, sys, time
+SLEEP = 'import time; time.sleep(9)'
+
+def test_leaks():
+    {leak}
+
+def test_is_not_blamed():
+    pass
+"""
+    run = _pytest(tmp_path, source)
+    assert "the test left behind:" in run.stdout, run.stdout
+    assert seen in run.stdout
+    assert "2 passed, 1 error" in run.stdout
+    assert run.returncode == 1
+
+
+def test_a_process_that_outlives_tests_must_be_named(tmp_path):
+    source = """
+import subprocess, pytest
+
+@pytest.fixture(scope="session")
+def server(outlives_tests):
+    process = subprocess.Popen(["sleep", "9"])
+    outlives_tests(process.pid)
+    yield process
+    process.kill()
+    process.wait()
+
+def test_starts_it_late(request):
+    request.getfixturevalue("server")
+"""
+    run = _pytest(tmp_path, source)
+    assert run.returncode == 0, run.stdout
+
+
+def test_a_script_that_hangs_is_killed_and_shows_its_output(tmp_path):
+    source = """
+def test_hangs(run_script, monkeypatch):
+    run_script("", timeout=1)
+"""
+    # A stand-in for the command: it prints, starts a child in a session of its own, and hangs.
+    package = tmp_path / "lockstep" / "cli"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
+    stand_in = "import subprocess\nprint('said before', flush=True)\nsubprocess.run(['setsid', 'sleep', '9'])\n"
+    (package / "main.py").write_text(stand_in)
+    conftest_path = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
+    run = _pytest(tmp_path, conftest_path + source)
+    assert "not done after 1 s" in run.stdout, run.stdout
+    assert "said before" in run.stdout
+    assert "left behind" not in run.stdout
+
+
+CUDA_TEST = """
+import pytest
+
+@pytest.mark.cuda
+def test_on_a_card():
+    pass
+
+def test_elsewhere():
+    import sys
+    assert "torch" not in sys.modules
+"""
+
+
+def test_without_a_card_its_tests_are_skipped_with_a_reason_and_cannot_count_as_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = _pytest(tmp_path, CUDA_TEST)
+    assert run.returncode == 0, run.stdout
+    assert "torch sees no CUDA card" in run.stdout
+    required = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
+    assert required.returncode == 1
+    assert "no test marked cuda has run" in required.stdout
+
+
+@pytest.mark.cuda
+def test_with_a_card_its_tests_run(tmp_path):
+    run = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
+    assert run.returncode == 0, run.stdout
+
+
+def test_torch_is_not_imported_to_ask_for_a_card_when_no_test_needs_one(tmp_path):
+    run = _pytest(tmp_path, CUDA_TEST, "-m", "not cuda")
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout

@@ -1,0 +1,295 @@
+"""Data flows one way: the layers of src/lockstep, and what each may know.
+
+Nothing of lockstep is imported to check it, except where a rule is about what an import brings.
+"""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
+
+# The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
+# import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
+SPINE = (
+    ("errors",),
+    ("config",),
+    ("plan",),
+    ("world",),
+    ("comm",),
+    ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
+    ("prepare",),  # what team.prepare hands back
+    ("loop",),
+    ("team",),  # the only composer
+)
+
+# Beside the run: what each of these may import, by prefix. "" is everything.
+ASIDE = {
+    "launch": ("errors", "config", "world"),  # starts a run, and knows nothing of what it computes
+    "analysis": (
+        "errors",
+        "config",
+        "world",
+        "measure.events",
+        "launch",
+    ),  # reads events, the seam of running and reading
+    "cli": ("",),
+    "__init__": ("",),
+}
+
+NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "analysis", "cli")
+
+# Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
+# processes that they start or are.
+BUILD_ENVIRONMENTS = ("launch", "analysis")
+# And these read one variable, for the reason given.
+READ_ENVIRONMENT = {
+    "world": "the one place",
+    "comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
+}
+
+# Must be there at once: the command line, and what reads results. (The launch files named run inside the fork server.)
+WITHOUT_TORCH = ("errors", "config", "world", "plan", "measure.events", "launch", "analysis", "cli")
+WITH_TORCH = ("launch.serve", "launch.worker")
+
+
+def within(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(prefix == "" or module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+def layer(module: str) -> str:
+    return module.split(".")[0]
+
+
+def visible_to(name: str) -> tuple[str, ...] | None:
+    """The prefixes that a layer may import, itself among them; None: the layer has no place."""
+    if name in ASIDE:
+        return (name, *ASIDE[name])
+    for depth, row in enumerate(SPINE):
+        if name in row:
+            return (name, *(above for row in SPINE[:depth] for above in row))
+    return None
+
+
+def read_tree(root: Path) -> dict[str, ast.Module]:
+    """The files under ``root`` by module name, without the leading ``lockstep.``; the root's own is ``__init__``."""
+    tree = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        tree[name] = ast.parse(path.read_text(), filename=str(path))
+    return tree
+
+
+def imports(module: str, code: ast.Module, tree: dict[str, ast.Module]) -> Iterator[str]:
+    """The modules of the tree that ``code`` imports, anywhere in it: also inside functions and ``if TYPE_CHECKING``."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import (line {node.lineno}); write lockstep. in full"
+            # from package import name: a module of that name, or else something that the package itself defines
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name.removeprefix("lockstep.") in tree for name in names]
+            names = [name if hit else str(node.module) for name, hit in zip(names, known, strict=True)]
+        else:
+            continue
+        for name in names:
+            if name == "lockstep":
+                yield "__init__"
+            elif name.startswith("lockstep."):
+                yield name.removeprefix("lockstep.")
+
+
+def layer_violations(tree: dict[str, ast.Module]) -> list[str]:
+    found = [
+        f"{name} has no place in the table of layers" for name in sorted({*map(layer, tree)}) if not visible_to(name)
+    ]
+    graph: dict[str, set[str]] = {}
+    for module, code in tree.items():
+        allowed = visible_to(layer(module)) or ("",)
+        graph[module] = set(imports(module, code, tree))
+        found += [f"{module} imports {name}" for name in sorted(graph[module]) if not within(name, allowed)]
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        found.append("a cycle of imports: " + " -> ".join(reversed(error.args[1])))
+    return found
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def torch_distributed_violations(tree: dict[str, ast.Module]) -> list[str]:
+    found = {}  # a dict keeps the order, and takes a line once
+    for module, code in tree.items():
+        if not within(module, NO_TORCH_DISTRIBUTED):
+            continue
+        for node in ast.walk(code):
+            names = {dotted(node)} if isinstance(node, ast.Attribute) else set()
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+            if any(within(name, ("torch.distributed",)) for name in names):
+                found[f"{module} uses torch.distributed (line {node.lineno})"] = True
+    return list(found)
+
+
+def environment_violations(tree: dict[str, ast.Module]) -> list[str]:
+    found = []
+    for module, code in tree.items():
+        if module in READ_ENVIRONMENT:
+            continue
+        parents = {child: node for node in ast.walk(code) for child in ast.iter_child_nodes(node)}
+        builds = within(module, BUILD_ENVIRONMENTS)
+        for node in ast.walk(code):
+            names = {dotted(node)} if isinstance(node, ast.Attribute) else set()
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                names = {f"os.{alias.name}" for alias in node.names}
+            touches = names & {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
+            if not touches or (builds and touches == {"os.environ"} and not _reads_one_variable(node, parents)):
+                continue
+            found.append(f"{module} reads the environment (line {node.lineno})")
+    return found
+
+
+def _reads_one_variable(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether this ``os.environ`` is more than copied whole, handed on whole, or written to."""
+    parent = parents[node]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Load)
+    if isinstance(parent, ast.Attribute):
+        if parent.attr == "pop":  # as a statement it only removes
+            return not isinstance(parents[parents[parent]], ast.Expr)
+        return parent.attr not in ("copy", "items", "update", "clear")
+    return isinstance(parent, (ast.Compare, ast.ImportFrom))
+
+
+def export_violations(tree: dict[str, ast.Module]) -> list[str]:
+    """The package's own file is a list: imports, ``__all__`` and what makes them lazy."""
+    found = []
+    for node in tree["__init__"].body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # the docstring
+        if isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__"):
+            continue
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if all(dotted(target).startswith("_") for target in targets):
+                continue
+        found.append(f"__init__ does more than list names (line {node.lineno})")
+    return found
+
+
+RULES = (layer_violations, torch_distributed_violations, environment_violations, export_violations)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_tree_keeps(rule):
+    assert not (found := rule(read_tree(SOURCE))), "\n".join(found)
+
+
+def test_what_must_start_quickly_does_not_import_torch():
+    modules = [m for m in read_tree(SOURCE) if within(m, WITHOUT_TORCH) and m not in WITH_TORCH]
+    assert len(modules) > 8
+    program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+    program += "    if 'torch' in sys.modules: sys.exit(f'importing {name} imports torch')\n"
+    names = ["lockstep", *(f"lockstep.{module}" for module in modules)]
+    run = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_public_names_are_those_that_are_visible():
+    # In a process of its own: importing a submodule, as other tests do, makes it an attribute of the package too.
+    program = """
+import types, lockstep
+visible = {name for name in dir(lockstep) if not name.startswith("_")}
+modules = {name for name in visible if isinstance(getattr(lockstep, name), types.ModuleType)}
+public = set(lockstep.__all__)
+assert "join" in public, public
+assert public >= visible - modules, f"visible, but not in __all__: {visible - modules - public}"
+assert public - {"__version__"} <= visible, f"in __all__, but not visible: {public - visible}"
+assert not [name for name in public if isinstance(getattr(lockstep, name), types.ModuleType)], "a module in __all__"
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+# The checks themselves: each is given a tree with one thing wrong, and names it.
+WRONG = {
+    "upwards": ({"plan/shards.py": "from lockstep.team import Team"}, "plan.shards imports team"),
+    "inside a function": ({"plan/shards.py": "def f():\n    import lockstep.comm"}, "plan.shards imports comm"),
+    "a sibling": ({"sync/ddp.py": "from lockstep.data import loader"}, "sync.ddp imports data.loader"),
+    "of a package": ({"sync/ddp.py": "from lockstep.data.loader import Loader"}, "sync.ddp imports data.loader"),
+    "the whole library": ({"comm/group.py": "from lockstep import join"}, "comm.group imports __init__"),
+    "beside the run": ({"launch/local.py": "import lockstep.plan.shards"}, "launch.local imports plan.shards"),
+    "more than the seam": ({"analysis/a.py": "from lockstep.measure import usage"}, "analysis.a imports measure"),
+    "no place": ({"helpers.py": ""}, "helpers has no place in the table of layers"),
+    "a cycle": (
+        {"sync/a.py": "import lockstep.sync.b", "sync/b.py": "from lockstep.sync.a import x"},
+        "a cycle of imports: sync.",
+    ),
+    "collectives": (
+        {"plan/shards.py": "import torch.distributed as dist"},
+        "plan.shards uses torch.distributed (line 1)",
+    ),
+    "by attribute": (
+        {"cli/main.py": "import torch\ntorch.distributed.barrier()"},
+        "cli.main uses torch.distributed (line 2)",
+    ),
+    "from torch": ({"world.py": "from torch import distributed"}, "world uses torch.distributed (line 1)"),
+    "environment": ({"team.py": "import os\nos.environ['X'] = '1'"}, "team reads the environment (line 2)"),
+    "by name": ({"team.py": "from os import environ"}, "team reads the environment (line 1)"),
+    "getenv": ({"launch/local.py": "import os\nos.getenv('X')"}, "launch.local reads the environment (line 2)"),
+    "one variable": (
+        {"launch/local.py": "import os\nos.environ.get('X')"},
+        "launch.local reads the environment (line 2)",
+    ),
+    "a subscript": ({"analysis/a.py": "import os\nx = os.environ['X']"}, "analysis.a reads the environment (line 2)"),
+    "membership": ({"analysis/a.py": "import os\n'X' in os.environ"}, "analysis.a reads the environment (line 2)"),
+    "work at import": ({"__init__.py": "print('hello')"}, "__init__ does more than list names (line 1)"),
+    "public helper": ({"__init__.py": "def helper(): pass"}, "__init__ does more than list names (line 1)"),
+}
+RIGHT = {
+    "plan/shards.py": "from lockstep import errors\nfrom lockstep.config import RunConfig\nimport torch",
+    "sync/ddp.py": "from lockstep.sync.protocol import Sync\nimport torch.distributed",
+    "analysis/a.py": "from lockstep.measure.events import read_events\nx = {n: v for n, v in os.environ.items()}",
+    "launch/local.py": "import os\nos.environ['X'] = '1'\nf({**os.environ}, dict(os.environ))\nos.environ.pop('X')",
+    "cli/main.py": "from lockstep.analysis import a",
+    "__init__.py": "'''Names.'''\nfrom lockstep.team import join\n__all__ = ['join']\ndef __getattr__(name): ...",
+}
+
+
+def _violations(root: Path, files: dict[str, str]) -> list[str]:
+    packages = {f"{name}/__init__.py": "" for name in ("plan", "comm", "data", "sync", "measure", "analysis", "cli")}
+    modules = ("__init__", "errors", "config", "team", "data/loader", "sync/protocol", "measure/events", "analysis/a")
+    everything = {**{f"{name}.py": "" for name in modules}, **packages, **files}
+    for name, text in everything.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    return [violation for rule in RULES for violation in rule(read_tree(root))]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_tree_that_breaks_one_rule_is_found_out(tmp_path, wrong):
+    files, message = WRONG[wrong]
+    found = _violations(tmp_path, files)
+    assert len(found) == 1, found
+    assert found[0].startswith(message)
+
+
+def test_a_tree_that_keeps_the_rules_passes(tmp_path):
+    assert _violations(tmp_path, RIGHT) == []

@@ -1,0 +1,66 @@
+"""What is installed: its version, its command, and the files of its wheel."""
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_version_is_written_once():
+    assert getattr(lockstep, "__version__", None) in (None, importlib.metadata.version("torch-lockstep"))
+
+
+def test_help_comes_without_torch():
+    program = """
+import sys
+from lockstep.cli.main import main
+sys.argv = ["lockstep", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    run = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=20)
+    assert run.returncode == 0, run.stderr
+    for verb in ("run", "compare"):
+        assert verb in run.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[Path(sys.executable).with_name("lockstep")], [sys.executable, "-m", "lockstep.cli.main"]],
+    ids=["lockstep", "python -m"],
+)
+def test_the_command_is_installed(command):
+    run = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=20)
+    assert run.returncode == 0, run.stderr
+    assert "run" in run.stdout
+
+
+@pytest.mark.long
+def test_the_wheel_holds_every_module_its_types_and_the_licence(tmp_path):
+    # From a copy, without the network: setuptools comes with torch.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "src" / "lockstep", copy / "src" / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(copy)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("lockstep/")}
+    source = copy / "src"
+    written = {str(path.relative_to(source)) for path in source.rglob("lockstep/**/*") if path.is_file()}
+    assert packed == written
+    assert "lockstep/py.typed" in packed
+    assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
