@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,7 @@ class Loop:
         self._pass: Pass | None = None
         self._passes: list[Pass] = []
         self._first_pass = True
+        self._notice = ""
 
     # Where the run is
 
@@ -150,6 +152,7 @@ class Loop:
         """See Driver."""
         if self._leader is not loader:
             return
+        failed = failed or script_failed()
         self._leader = None
         turn = self.turn
         if turn is not None and not failed:
@@ -179,12 +182,11 @@ class Loop:
         self._sync.drop()
         self._log.drop_step()
         self.step -= 1
-        if self._collectives.rank == 0:
-            print(
-                f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
-                "discarded. To leave after whole steps: `if team.ends_step and ...: break`.",
-                flush=True,
-            )
+        # Said when the script goes on: an error that ends the script leaves the loop too.
+        self._notice = (
+            f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
+            "discarded. To leave after whole steps: `if team.ends_step and ...: break`."
+        )
 
     def _step_done(self, num_samples: int) -> None:
         self._log.tick(self.step)
@@ -227,6 +229,9 @@ class Loop:
 
     def report_passes(self) -> None:
         """Bring together what was logged and measured. Every rank must call it; called between passes."""
+        if self._notice and self._collectives.rank == 0:
+            print(self._notice, flush=True)
+        self._notice = ""
         self._nan_watch.flush()
         self._log.flush()
         passes, self._passes = self._passes, []
@@ -239,6 +244,11 @@ class Loop:
         self._display.end()
         if not failed and self._leader is None:
             self.report_passes()
+
+
+def script_failed() -> bool:
+    """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed."""
+    return getattr(sys, "last_value", None) is not None
 
 
 def _length(loader: Any) -> int | None:

@@ -27,7 +27,7 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LockstepError, MismatchError, ModelError, UsageError
-from lockstep.loop import Loop
+from lockstep.loop import Loop, script_failed
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
@@ -538,8 +538,7 @@ class Team:
         self._closed = True
         _joined = None
         atexit.unregister(self.close)
-        # The interpreter notes an uncaught exception before it calls this: the others may be gone, or not come.
-        failed = getattr(sys, "last_value", None) is not None or sys.exc_info()[1] is not None
+        failed = script_failed() or sys.exc_info()[1] is not None  # the others may be gone, or not come
         try:
             self._loop.close(failed=failed)
             if not failed:

@@ -6,13 +6,14 @@ import sys
 import click
 import pytest
 
-from lockstep.cli import main as cli
+from lockstep.cli.group import VERBS, group
+from lockstep.cli.main import main
 from lockstep.errors import ConfigError, LaunchError, LossError, UsageError
 
 
 def call(capsys, *args):
     with pytest.raises(SystemExit) as caught:
-        cli.main(args)
+        main(args)
     return caught.value.code or 0, *capsys.readouterr()
 
 
@@ -24,13 +25,13 @@ def test_help_lists_the_verbs_and_imports_neither_them_nor_torch():
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0
-    assert all(verb in done.stdout for verb in cli.VERBS)
+    assert all(verb in done.stdout for verb in VERBS)
     assert done.stdout.endswith("set()\n")
 
 
 def test_every_verb_in_the_table_is_a_click_command():
-    for verb in cli.VERBS:
-        assert isinstance(cli.group.get_command(None, verb), click.Command)
+    for verb in VERBS:
+        assert isinstance(group.get_command(None, verb), click.Command)
 
 
 def test_version(capsys):

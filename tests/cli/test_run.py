@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from lockstep.cli import main as cli
+from lockstep.cli.main import main
 from lockstep.errors import LaunchError
 
 
 def call(capsys, *args):
     with pytest.raises(SystemExit) as caught:
-        cli.main(("run", *args))
+        main(("run", *args))
     return caught.value.code or 0, *capsys.readouterr()
 
 

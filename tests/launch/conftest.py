@@ -44,7 +44,12 @@ class Ended:
     outcome: Outcome
     out: str
     err: str
-    wall_s: float
+    ended_s: float
+
+    @property
+    def since_failure_s(self):
+        """Seconds from the first failure to the end, when all processes are gone."""
+        return self.ended_s - self.outcome.failures[0].time_s
 
     @property
     def lines(self):
@@ -61,7 +66,6 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
         path.write_text((MEET if meet else "") + textwrap.dedent(source))
         target = "script" if is_module else str(path)
         script = check_script(target, path, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
-        started = time.monotonic()
         with Interrupts() as interrupts, private_directory() as private_dir:
             outcome = run_workers(
                 script,
@@ -72,8 +76,8 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 plan=plan or OutputPlan(),
                 interrupts=interrupts,
             )
-        wall_s = time.monotonic() - started
-        return Ended(outcome, *capfd.readouterr(), wall_s)
+        ended_s = time.time()
+        return Ended(outcome, *capfd.readouterr(), ended_s)
 
     return run
 

@@ -1,86 +1,73 @@
-"""The command ``lockstep``: a group whose verbs are imported only when they are used."""
+"""Entry point of the command ``lockstep``."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
-from typing import Any
-
-import click
+from typing import NoReturn
 
 from lockstep.errors import ConfigError, LaunchError, LockstepError, UsageError
 
-# name: (where its click command is, what the overview says of it). Written here, so that the overview imports no verb.
-VERBS = {
-    "run": ("lockstep.cli.run:command", "Run a training script on several processes of this machine."),
-    "compare": ("lockstep.cli.compare:command", "Run a script under several methods, and compare speed and answer."),
-}
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command; ends with its exit status."""
+    arguments = sys.argv[1:] if args is None else list(args)
+    try:
+        sys.exit(_run(arguments))
+    except KeyboardInterrupt:  # outside of the verbs' own handling: while modules are imported
+        print("stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
 
 
-class LazyGroup(click.Group):
-    """A group that imports a verb when it is asked for."""
+def _run(args: list[str]) -> int:
+    from lockstep.launch.server import drop_early, start_early
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs, in the table's order."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one verb."""
-        if cmd_name not in VERBS:
-            return None
-        module_name, _, attribute = VERBS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module_name), attribute)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown verb is told the known ones."""
-        if args and not args[0].startswith("-") and args[0] not in VERBS:
-            hint = f" To run a script: lockstep run {args[0]}" if args[0].endswith(".py") else ""
-            ctx.fail(f"unknown command {args[0]!r}: choose one of {', '.join(VERBS)}.{hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The overview, from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+    try:
+        nproc = _plain_nproc(args)
+        if nproc > 1:
+            # Importing torch is what a launch takes its time for: let it begin before anything else is even imported.
+            start_early(nproc)
+        return _run_group(args)
+    except LockstepError as error:
+        return show_error(error)
+    finally:
+        drop_early()
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(f"lockstep {metadata.version('torch-lockstep')}")
-        ctx.exit()
+def _run_group(args: list[str]) -> int:
+    import click
+
+    from lockstep.cli.group import group
+
+    try:
+        return group.main(args=args, prog_name="lockstep", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Version.")
-def group() -> None:
-    """Train a PyTorch model on one process or many from the same plain loop, with the same answer at every scale."""
+def _plain_nproc(args: list[str]) -> int:
+    """The number of processes if this is a ``run`` that says it in so many words, else 0. No more than a guess."""
+    if args[:1] != ["run"] or "--help" in args or "-h" in args:
+        return 0
+    for name, value in zip(args[1:], [*args[2:], ""], strict=True):
+        option, _, attached = name.partition("=")
+        if option in ("--nproc-per-node", "--nproc"):
+            text = attached or value
+            return int(text) if text.isdecimal() else 0
+    return 0
 
 
 def show_error(error: LockstepError) -> int:
     """Tell the user, in one message and without a traceback of ours; returns the exit status."""
+    import click
+
     click.echo(click.style("error:", fg="red", bold=True) + f" {error}", err=True)
     if isinstance(error, (ConfigError, UsageError)):
         return 2
     return error.exit_status if isinstance(error, LaunchError) else 1
-
-
-def main(args: Sequence[str] | None = None) -> Any:
-    """Entry point of the command; never returns normally."""
-    try:
-        status = group.main(args=list(args) if args is not None else None, prog_name="lockstep", standalone_mode=False)
-    except LockstepError as error:
-        status = show_error(error)
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except (click.Abort, KeyboardInterrupt):  # outside of the verbs' own handling: while importing, or reading options
-        status = 130
-    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
     """A container of the same kind, with ``convert(path, item)`` for each item; None if it is not a container."""
     if _is_dataclass(value):
@@ -28,7 +33,7 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
     if isinstance(value, Mapping):
         items = {key: convert(f"{path}[{key!r}]", item) for key, item in value.items()}
         return items if type(value) is dict else _like_mapping(value, items)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if _is_named_tuple(value):
         return type(value)(*(convert(f"{path}.{n}", item) for n, item in zip(value._fields, value, strict=True)))
     if isinstance(value, (list, tuple)):
         return type(value)([convert(f"{path}[{i}]", item) for i, item in enumerate(value)])
@@ -36,18 +41,28 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
 
 
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
+    if isinstance(original, MutableMapping):  # a copy keeps what it has besides its items (a tokeniser's batch does)
+        result = copy.copy(original)
+        result.update(items)
+        return result
     try:
         return type(original)(items)
     except TypeError:  # a mapping that is not made from a dict: a plain dict reads the same
         return items
 
 
-def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """The same batch with ``function`` applied to every tensor in it. What is not a tensor or container stays as it is."""
+def map_tensors(function: Callable[[Tensor], Any], batch: Any, own_method: str = "", *arguments: Any) -> Any:
+    """The same batch with ``function`` applied to every tensor in it. What is not a tensor or container stays as it is.
+
+    Objects that are not mappings and have a method of the name ``own_method`` are asked to do it themselves, with the
+    ``arguments``: they may be containers with rules of their own, as a ``PackedSequence`` is.
+    """
 
     def convert(_: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
+        if own_method and not isinstance(value, Mapping) and callable(own := getattr(value, own_method, None)):
+            return own(*arguments)
         rebuilt = _rebuild(value, convert, "")
         return value if rebuilt is None else rebuilt
 
@@ -57,13 +72,16 @@ def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on ``device``, copied without waiting where its memory is pinned. On the CPU it is the batch itself.
 
-    An object of another kind that has a ``to(device)`` method of its own (a tokeniser's batch, say) is moved by that.
+    An object of another kind that has a ``to(device)`` method of its own is moved by that.
     """
     if device.type == "cpu":
         return batch
-    if not isinstance(batch, (Tensor, Mapping, tuple, list)) and not _is_dataclass(batch) and hasattr(batch, "to"):
-        return batch.to(device)
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch, "to", device)
+
+
+def pin(batch: Any) -> Any:
+    """The batch in memory from which a card copies by itself. An object with a method ``pin_memory()`` is asked to."""
+    return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 
 def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -110,24 +128,46 @@ def count_samples(batch: Any) -> int:
 
 
 def cut(batch: Any, part: slice, num_samples: int) -> Any:
-    """Some samples of a ready batch. Tensors and arrays are cut along dimension 0, and so are lists with one plain value
-    a sample (texts, names); other plain values belong to the whole batch and are kept."""
+    """Some samples of a ready batch of ``num_samples``.
 
-    def convert(_: str, value: Any) -> Any:
+    Tensors and arrays are cut along dimension 0, and so are lists with a value a sample (texts, names, lists of tokens).
+    Other plain values, and lists of another length, belong to the whole batch and are kept.
+
+    Raises:
+        DataError: there is something in it of which nobody can say how it is to be cut.
+    """
+
+    def convert(path: str, value: Any) -> Any:
         if _is_array(value):
             return value[part]
-        if _is_plain_list(value, num_samples):
-            return value[part]
-        rebuilt = None if isinstance(value, str) else _rebuild(value, convert, "")
+        if isinstance(value, (str, bytes)):
+            return value
+        if isinstance(value, (list, tuple, range)) and not _is_named_tuple(value) and not _holds_array(value):
+            return cut_list(value, path)
+        rebuilt = _rebuild(value, convert, path)
+        if rebuilt is None and hasattr(value, "__len__"):
+            raise DataError(
+                f"{path} is a {type(value).__name__}, which has a length, and may hold something for each sample: a ready "
+                "batch can hold tensors, arrays, plain values, and lists, tuples, dicts and dataclasses of them"
+            )
         return value if rebuilt is None else rebuilt
 
-    return convert("", batch)
+    def cut_list(value: Any, path: str) -> Any:
+        is_column = len(value) == num_samples
+        holds_columns = any(isinstance(item, (list, tuple)) and len(item) == num_samples for item in value)
+        if is_column and holds_columns:
+            raise DataError(
+                f"{path} is a list of {num_samples} lists of {num_samples}, in a batch of {num_samples} samples: it "
+                "cannot be seen which of the two counts samples. Use a tensor or an array."
+            )
+        if is_column:
+            return value[part]
+        return _rebuild(value, convert, path) if holds_columns else value
+
+    if part == slice(0, num_samples):
+        return batch
+    return convert("batch", batch)
 
 
-def _is_plain_list(value: Any, num_samples: int) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, (str, bytes))
-        and len(value) == num_samples
-        and all(isinstance(item, (str, bytes, int, float, type(None))) for item in value)
-    )
+def _holds_array(value: Any) -> bool:
+    return next(_arrays(value, ""), None) is not None

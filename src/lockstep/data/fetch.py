@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from lockstep.data.batches import map_tensors
+from lockstep.data.batches import pin
 from lockstep.data.streams import Purpose, reseed
 
 
@@ -23,7 +23,10 @@ class Request:
 
     purpose: Purpose
     place: tuple[int, ...]
-    indices: Sequence[Any]
+    indices: Any
+    """A sequence of indices of samples; for data sets of ready batches, the index of one."""
+    epoch: int | None = None
+    """For data sets with ``set_epoch``; None: not told."""
 
 
 class Fetcher(Protocol):
@@ -36,19 +39,32 @@ class SampleFetcher(Dataset[Any]):
     """Sample by sample (or with the data set's own ``__getitems__``), then collated: what a DataLoader does."""
 
     def __init__(self, seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
         self._seed = seed
-        self._dataset = dataset
         self._collate_fn = collate_fn
-        self._get_items = getattr(dataset, "__getitems__", None)
+        self._set_epoch = getattr(dataset, "set_epoch", None)
+        self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> Any:
+        if self._set_epoch is not None and request.epoch != self._epoch and get_worker_info() is not None:
+            # A worker has a copy of the data set, and may live for several epochs.
+            self._epoch = request.epoch
+            self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.place)
-        if self._get_items:
-            samples = self._get_items(request.indices)
-        else:
-            dataset = self._dataset
-            samples = [dataset[index] for index in request.indices]
-        return self._collate_fn(samples)
+        return self._collate_fn(self._get(request.indices))
+
+    def _get(self, indices: Any) -> Any:
+        dataset = self.dataset
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(indices)  # type: ignore[attr-defined]
+        return [dataset[index] for index in indices]
+
+
+class ReadyFetcher(SampleFetcher):
+    """For data sets whose items are batches already (``DataLoader(..., batch_size=None)``)."""
+
+    def _get(self, indices: Any) -> Any:
+        return self.dataset[indices]
 
 
 class TableFetcher(Dataset[Any]):
@@ -62,11 +78,17 @@ class TableFetcher(Dataset[Any]):
         rows = torch.as_tensor(request.indices)
         if self._rows is not None:
             rows = self._rows[rows]
-        return [tensor.index_select(0, rows) for tensor in self._tensors]
+        try:
+            return [tensor.index_select(0, rows) for tensor in self._tensors]
+        except (IndexError, RuntimeError):  # indices that count from the end, rows on a card; or wrong ones, said as usual
+            return [tensor[rows] for tensor in self._tensors]
 
 
-def choose_fetcher(seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any]) -> Fetcher:
-    """The quickest way that gives what a DataLoader would give."""
+def choose_fetcher(seed: int, like: DataLoader[Any]) -> Fetcher:
+    """The quickest way that gives what the user's DataLoader would give."""
+    dataset, collate_fn = like.dataset, like.collate_fn
+    if like.batch_sampler is None:
+        return ReadyFetcher(seed, dataset, collate_fn)
     if collate_fn is default_collate:
         rows = None
         if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
@@ -116,7 +138,7 @@ class FetchPool:
         for request in requests:
             with single_threaded():
                 batch = self._fetcher[request]
-            yield map_tensors(torch.Tensor.pin_memory, batch) if self._pin_memory else batch
+            yield pin(batch) if self._pin_memory else batch
 
 
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
@@ -132,6 +154,25 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
             torch.set_num_threads(self._before)
 
 
+class _StartWorker:
+    """Show the user's own data set as ``get_worker_info().dataset``, then call the user's ``worker_init_fn``."""
+
+    def __init__(self, user_function: Callable[[int], None] | None) -> None:
+        self._user_function = user_function
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if isinstance(info.dataset, _HoldsDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
+        if self._user_function is not None:
+            self._user_function(worker)
+
+
+@runtime_checkable
+class _HoldsDataset(Protocol):
+    dataset: Dataset[Any]
+
+
 def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """A DataLoader that hands on what ``dataset`` yields, one by one, with the workers and habits of ``like``."""
     options: dict[str, Any] = {
@@ -140,7 +181,7 @@ def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLo
         "num_workers": like.num_workers,
         "pin_memory": bool(like.pin_memory) and torch.cuda.is_available(),
         "timeout": like.timeout,
-        "worker_init_fn": like.worker_init_fn,
+        "worker_init_fn": _StartWorker(like.worker_init_fn),
         "multiprocessing_context": like.multiprocessing_context,
         "prefetch_factor": like.prefetch_factor,
         "persistent_workers": like.persistent_workers,

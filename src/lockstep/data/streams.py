@@ -8,9 +8,11 @@ loader workers there are.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import random
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -54,3 +56,23 @@ def reseed(seed: int, purpose: Purpose, *place: int) -> None:
     if numpy is not None:  # user code that has not imported it cannot draw from it
         numpy.random.seed(value & 0xFFFFFFFF)
     random.seed(value)
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Whatever is reseeded or drawn inside, the streams go on afterwards from where they were."""
+    cpu = torch.default_generator.get_state()
+    on_card = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    card = torch.cuda.get_rng_state() if on_card else None
+    numpy = sys.modules.get("numpy")
+    array = None if numpy is None else numpy.random.get_state()
+    plain = random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(cpu)
+        if card is not None:
+            torch.cuda.set_rng_state(card)
+        if numpy is not None:
+            numpy.random.set_state(array)
+        random.setstate(plain)

@@ -6,3 +6,21 @@ in a worker), ``supervise`` (start, watch, end), ``output``, ``failures``, ``pro
 
 Nothing here imports torch in the process that launches.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    # ``lockstep.launch`` is the function in the list of public names, and this package as soon as any module of it is
+    # imported (in every worker, for one). Both names stay right if the package can be called.
+    def __call__(self, fn: Any, *args: Any, **options: Any) -> Any:
+        from lockstep.launch.function import launch
+
+        return launch(fn, *args, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

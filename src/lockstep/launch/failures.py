@@ -125,6 +125,16 @@ def fault_path(private_dir: str, rank: int) -> Path:
     return Path(private_dir, f"fault-{rank}.txt")
 
 
+def mark_ending(private_dir: str) -> None:
+    """Let all processes of the launch know that it is being ended: by a failed worker, or by the launcher."""
+    Path(private_dir, "ending").touch()
+
+
+def is_ending(private_dir: str) -> bool:
+    """Whether it is, or has been."""
+    return not Path(private_dir, "spec.pickle").exists() or Path(private_dir, "ending").exists()
+
+
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """The cause first: by time, and echoes of a peer's death behind what is none."""
     return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))

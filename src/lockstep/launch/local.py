@@ -14,10 +14,11 @@ from typing import Any
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch import cards, failures
+from lockstep.launch.cores import num_cores
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
-from lockstep.launch.spec import Call, LaunchSpec, Script, num_cores
+from lockstep.launch.spec import Call, LaunchSpec, Script
 from lockstep.launch.supervise import Outcome, supervise
 
 

@@ -14,7 +14,7 @@ from lockstep.launch import failures
 from lockstep.launch.local import check_fit, private_directory, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.program import check_script, find_script
-from lockstep.launch.server import ForkServer
+from lockstep.launch.server import take_server
 from lockstep.launch.signals import Interrupts
 
 
@@ -46,7 +46,7 @@ def run_script(
         attach = 0  # a lone process may as well have the terminal
     source = find_script(target, is_module=is_module)
     with Interrupts() as interrupts, private_directory() as private_dir:
-        server = ForkServer(count)  # imports torch while we read the script
+        server = take_server(count)  # imports torch while we read the script
         try:
             script = check_script(target, source, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
             outcome = run_workers(

@@ -52,8 +52,9 @@ def _preload() -> None:
         # What cannot be imported fails again in the worker, where the error belongs to the script that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a worker must not write to (and so copy) every page shared with the others
+    # A collection in a worker must not write to (and so copy) every page shared with the others. What is garbage now
+    # stays: to find it would take a tenth of a second, before the first worker.
+    gc.freeze()
     gc.enable()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LaunchError
-from lockstep.launch.spec import num_cores
+from lockstep.launch.cores import num_cores
 
 # The working directory, which -c puts first, must not hide modules of the same names. Where this lockstep was imported
 # from comes last, so that it hides nothing either; mostly it is there already.
@@ -43,6 +43,7 @@ class ForkServer:
 
         ``nproc`` is how many workers will share the cores; ``import_path`` is added at the end of ``sys.path``.
         """
+        self.nproc = nproc
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,
@@ -124,6 +125,34 @@ class ForkServer:
             f"the fork server (process {self.pid}) ended unexpectedly, with status {self._process.returncode}, and "
             "took its workers along. If nothing is printed above, it was killed: perhaps out of memory"
         )
+
+
+_early: ForkServer | None = None
+
+
+def start_early(nproc: int) -> None:
+    """Start the server that ``take_server`` will be asked for, before the rest of the launcher is even imported."""
+    global _early
+    _early = ForkServer(nproc)
+
+
+def take_server(nproc: int) -> ForkServer:
+    """The server that was started early, if it fits; else a new one. The caller closes it."""
+    global _early
+    server, _early = _early, None
+    if server is not None and server.nproc == nproc:
+        return server
+    if server is not None:
+        server.close()
+    return ForkServer(nproc)
+
+
+def drop_early() -> None:
+    """End the early server if nobody took it."""
+    global _early
+    if _early is not None:
+        _early.close()
+        _early = None
 
 
 def _interpreter_flags() -> list[str]:

@@ -104,8 +104,3 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
     }
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -164,6 +164,7 @@ class _Watch:
         if self._deadline is not None:
             return
         self._deadline = time.monotonic() + GRACE_S
+        failures.mark_ending(self._spec.private_dir)
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()

@@ -13,14 +13,16 @@ import pickle
 import runpy
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from lockstep.errors import LaunchError
 from lockstep.launch import failures
-from lockstep.launch.spec import Call, LaunchSpec, Script, num_cores, worker_environ
+from lockstep.launch.cores import num_cores
+from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +66,34 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
         raise error
     failure = failures.from_exception(request.rank, error)
     _tell(failure, spec, request)
-    hook = sys.excepthook
-    # torch.distributed puts a hook of its own in place, which prints what the launcher is about to print.
-    is_default = hook is sys.__excepthook__ or (getattr(hook, "__module__", None) or "").startswith("torch.")
-    if not is_default and not isinstance(error, KeyboardInterrupt):
-        hook(type(error), error, error.__traceback__)  # the script's own reporter
+    if not isinstance(error, KeyboardInterrupt):
+        # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.
+        sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
+
+
+def _install_hooks(private_dir: str) -> None:
+    """Have the main hook and that of threads fall silent while the launch is being ended.
+
+    What reaches them then is only the noise of processes that lose each other. Loader workers inherit the hooks, and
+    make most of it.
+    """
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not failures.is_ending(private_dir):
+            sys.__excepthook__(kind, error, trace)
+
+    def report_in_thread(args: threading.ExceptHookArgs) -> None:
+        if not failures.is_ending(private_dir):
+            threading.__excepthook__(args)
+
+    sys.excepthook, threading.excepthook = report, report_in_thread
 
 
 def _tell(failure: failures.Failure, spec: LaunchSpec, request: Request) -> None:
     """Write the failure down, and wake the launcher: this process may yet hang in its exit handlers."""
     failure.save(spec.private_dir)
+    failures.mark_ending(spec.private_dir)
     with contextlib.suppress(OSError):
         os.write(request.fds[3], b"%d\n" % request.rank)
 
@@ -92,6 +111,7 @@ def _settle(request: Request) -> LaunchSpec:
     os.environ.update(environ := worker_environ(spec, request.rank))
     os.chdir(spec.cwd)
     _reopen_streams()
+    _install_hooks(spec.private_dir)
     if not faulthandler.is_enabled():
         # Stays open for the life of the process.
         file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")

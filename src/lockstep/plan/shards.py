@@ -35,8 +35,9 @@ def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
 
 def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
     """How many processes have a sample of a global batch: the ranks below this number. (Shards fill up in order.)"""
+    # Rank r begins at shard r*V//W, which is below f where r*V < f*W.
     num_filled = min(num_samples, num_shards)
-    return sum(block(rank, world_size, num_shards).start < num_filled for rank in range(world_size))
+    return -(-num_filled * world_size // num_shards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ class DataParallel(ShardedSync):
         total = widen(buffer)
         if self._share != 1.0:
             total.mul_(self._share)
-        self._add_earlier(total, bucket.parameters())
+        total = self._add_earlier(total, bucket.parameters())
         work = dist.all_reduce(total, async_op=True)
         assert work is not None
 
@@ -149,9 +149,13 @@ class DataParallel(ShardedSync):
         future: torch.futures.Future[Tensor] = work.get_future().then(finish)
         return future
 
-    def _add_earlier(self, bucket: Tensor, parameters: Iterable[Tensor]) -> None:
+    def _add_earlier(self, bucket: Tensor, parameters: list[Tensor]) -> Tensor:
+        """The bucket with the sums of this process's earlier shards."""
         if not self._earlier:
-            return
+            return bucket
+        if bucket.is_sparse:  # then it holds one parameter
+            earlier = self._earlier.pop(parameters[0], None)  # type: ignore[call-overload]
+            return bucket if earlier is None else (bucket + earlier).coalesce()
         offset = 0
         for parameter in parameters:
             earlier = self._earlier.pop(parameter, None)  # type: ignore[call-overload]
@@ -159,6 +163,7 @@ class DataParallel(ShardedSync):
                 # A bucket holds each gradient in its parameter's own memory order (channels_last, say).
                 bucket.as_strided(parameter.size(), parameter.stride(), offset).add_(earlier)
             offset += parameter.numel()
+        return bucket
 
     def _has_finished(self, engine: _Engine) -> bool:
         """Whether DDP has reduced the model's gradients, or there are none. False if it has left them all to us.

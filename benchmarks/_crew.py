@@ -1,0 +1,158 @@
+"""Contenders that live through the whole benchmark and work only when it is their turn.
+
+A crew is the one or several processes of a contender. They start, warm up and say that they are ready; after that each
+waits in a read, using no processor, until it is told to run one turn, and answers with what it measured. So only one
+contender runs at a time, and none pays for starting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+WORKERS = Path(__file__).parent / "workers"
+
+# Whoever starts the benchmark (a launcher, say) must not be taken for the one who starts the contenders.
+_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment for a contender: one thread each, and Gloo on loopback for all alike."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not name.startswith(("LOCKSTEP_", "TORCHELASTIC_"))
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(extra or {})}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one process measured in one turn."""
+
+    wall_s: float
+    cpu_s: float
+    """Processor time of all its threads: it does not grow while others have the cores."""
+
+
+class Crew:
+    """The processes of one contender.
+
+    Args:
+        name: for messages.
+        worker: a script in ``workers/``.
+        args: its arguments.
+        nproc: how many processes. Several meet as torchrun's would; independent ones are told nothing of each other.
+        independent: whether each process is a world of its own.
+    """
+
+    def __init__(
+        self, name: str, worker: str, args: Sequence[str], nproc: int = 1, *, independent: bool = False
+    ) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the crew
+        self._processes: list[subprocess.Popen[str]] = []
+        # Bound, not listening: the workers' store can still have the port, and nobody else is given it meanwhile.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("", 0))
+        for rank in range(nproc):
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(WORKERS / worker), *args],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    text=True,
+                    env=clean_environ(None if independent or nproc == 1 else self._world(rank, nproc)),
+                )
+            )
+
+    def _world(self, rank: int, nproc: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(nproc),
+            "LOCAL_WORLD_SIZE": str(nproc),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port.getsockname()[1]),
+            "TORCHELASTIC_RUN_ID": "benchmark",
+        }
+
+    def wait_ready(self) -> None:
+        """Return when every process has warmed up."""
+        self._answers()
+
+    def turn(self) -> list[Turn]:
+        """One turn: what each process measured."""
+        for process in self._processes:
+            _stream(process.stdin).write("go\n")
+            _stream(process.stdin).flush()
+        return self._answers()
+
+    def _answers(self) -> list[Turn]:
+        return [self._answer(process) for process in self._processes]
+
+    def _answer(self, process: subprocess.Popen[str]) -> Turn:
+        line = _stream(process.stdout).readline()
+        if line:
+            return Turn(*json.loads(line))
+        self._errors.seek(0)
+        raise SystemExit(f"{self.name} ended before its time. Its last words:\n{self._errors.read()[-4000:]}")
+
+    def close(self) -> None:
+        """End the processes: those that work are left to end by themselves for a few seconds."""
+        for process in self._processes:
+            _stream(process.stdin).close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _stream(process.stdout).close()
+        self._port.close()
+        self._errors.close()
+
+
+def _stream(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None  # it was asked for as a pipe
+    return stream
+
+
+class Crews:
+    """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._all: list[Crew] = []
+
+    def start(self, crew: Crew) -> Crew:
+        """Have a crew closed with the others."""
+        self._all.append(crew)
+        return crew
+
+    def wait_ready(self) -> None:
+        """Return when all have warmed up."""
+        self._say(f"starting {', '.join(crew.name for crew in self._all)} ...")
+        for crew in self._all:
+            crew.wait_ready()
+
+    def __enter__(self) -> Crews:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for crew in self._all:
+            crew.close()

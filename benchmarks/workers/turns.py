@@ -1,0 +1,29 @@
+"""A worker's side of taking turns: see ``_crew``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+# The real standard output is for answers; what libraries print goes to standard error.
+_answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+
+def _answer(wall_s: float, cpu_s: float) -> None:
+    _answers.write(json.dumps([wall_s, cpu_s]) + "\n")
+    _answers.flush()
+
+
+def take_turns(work: Callable[[], None], warm_up: int = 1) -> None:
+    """Run ``work`` once for each line that is read, and answer with the seconds that it took, and those of processor time."""
+    for _ in range(warm_up):
+        work()
+    _answer(0.0, 0.0)
+    for _ in sys.stdin:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        work()
+        _answer(time.perf_counter() - began, time.process_time() - cpu_began)

@@ -1,0 +1,271 @@
+"""Small trainings that stress one promise each. Every one returns its final state, and what it saw on the way."""
+
+import random
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import lockstep
+
+
+class Points(Dataset):
+    """Samples with noise from all three generators that user code draws from; each knows its index."""
+
+    def __init__(self, length, features=6):
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(length, features, generator=generator)
+        self.targets = torch.randint(0, 3, (length,), generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        noise = torch.rand(()) + random.random() + numpy.random.random()
+        return self.inputs[index] + 0.1 * float(noise), self.targets[index], index
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        # No bias: BatchNorm takes it away, its gradient is rounding error, and Adam makes a full step of that.
+        self.first = nn.Linear(6, 8, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.2)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(functional.relu(self.norm(self.first(x)))))
+
+
+class Plain(nn.Module):
+    """No BatchNorm, so that shards of one sample are welcome."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Checkpointed(Net):
+    def forward(self, x):
+        hidden = checkpoint(lambda y: self.drop(functional.relu(self.norm(self.first(y)))), x, use_reentrant=False)
+        return self.last(hidden)
+
+
+class SometimesUnused(Plain):
+    """One layer is never used, another only for shards whose first input is positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.never = nn.Linear(6, 8)
+        self.sometimes = nn.Linear(6, 8)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if x[0, 0] > 0:
+            hidden = hidden + self.sometimes(x)
+        return self.last(torch.tanh(hidden))
+
+
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, (2, 3)).to(memory_format=torch.channels_last)
+        self.conv2 = nn.Conv2d(4, 5, 1).to(memory_format=torch.channels_last)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        image = x.view(-1, 1, 2, 3).contiguous(memory_format=torch.channels_last)
+        return self.last(torch.tanh(self.conv2(torch.tanh(self.conv(image)))).flatten(1))
+
+
+class BFloat16(Plain):
+    def __init__(self):
+        super().__init__()
+        self.bfloat16()
+
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
+MODELS = {kind.__name__: kind for kind in (Net, Plain, Checkpointed, Frozen, Tied, ChannelsLast, BFloat16)}
+
+
+def state(model, optimizer=None):
+    """Everything that must be equal, as one flat dict of float64 tensors."""
+    found = {name: tensor.double().clone() for name, tensor in model.state_dict().items()}
+    if optimizer is not None:
+        for index, slots in optimizer.state_dict()["state"].items():
+            found.update({f"optimizer {index} {key}": torch.as_tensor(v).double().clone() for key, v in slots.items()})
+    return found
+
+
+def classify(kind, length, batch_size, epochs=2, workers=0, zero_at="end", drop_last=False, weighted=False, **settings):
+    """A classification like any other."""
+    team = lockstep.join(**settings)
+    model = kind()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    loader = DataLoader(Points(length), batch_size, shuffle=True, num_workers=workers, drop_last=drop_last)
+    model, optimizer, scheduler, loader = team.prepare(model, optimizer, scheduler, loader)
+    seen, norms, losses = [], [], []
+    for _ in team.epochs(epochs):
+        for inputs, targets, indices in loader:
+            if zero_at == "start":
+                optimizer.zero_grad()
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss, weight=float(targets.sum() + 1) if weighted else None)
+            norm = team.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            if zero_at == "end":
+                optimizer.zero_grad()
+            seen.append((team.step, indices.tolist()))
+            losses.append((team.step, len(targets), loss.item()))
+            if norm is not None:
+                norms.append(norm.item())
+    return {
+        "state": state(model, optimizer),
+        "rate": scheduler.get_last_lr(),
+        "seen": seen,
+        "losses": losses,
+        "norms": norms,
+        "steps": team.step,
+    }
+
+
+def train_gan(length, batch_size):
+    """Two models and two optimizers, with both losses computed before either steps."""
+    team = lockstep.join()
+    generator, judge = nn.Linear(4, 6), Plain()
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (generator, judge)]
+    data = TensorDataset(torch.randn(length, 6, generator=torch.Generator().manual_seed(1)))
+    generator, judge, *optimizers, loader = team.prepare(generator, judge, *optimizers, DataLoader(data, batch_size))
+    for _ in team.epochs(2):
+        for (real,) in loader:
+            fake = generator(torch.randn(len(real), 4))
+            judged = (judge(real).mean() - judge(fake.detach()).mean()) ** 2
+            fooled = judge(fake).square().mean()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            team.backward(judged)
+            kept = [p.grad.clone() if p.grad is not None else None for p in judge.parameters()]
+            team.backward(fooled)
+            for parameter, gradient in zip(judge.parameters(), kept, strict=True):
+                parameter.grad = gradient
+            for optimizer in optimizers:
+                optimizer.step()
+    return {"state": {**state(generator), **{f"judge {k}": v for k, v in state(judge).items()}}}
+
+
+def train_unused(length, batch_size, **settings):
+    team = lockstep.join(**settings)
+    model = SometimesUnused()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    without = []
+    for inputs, targets, _ in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        if team.ends_step:
+            without.append(sorted(name for name, p in model.named_parameters() if p.grad is None))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"state": state(model), "without": without}
+
+
+def train_sparse(length, batch_size):
+    team = lockstep.join()
+    model = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True), nn.Linear(4, 3))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
+    words = torch.randint(0, 20, (length, 5), generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(words, words[:, 0] % 3)
+    model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, batch_size))
+    for inputs, targets in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"state": state(model)}
+
+
+def train_average(length, batch_size):
+    """A moving average of the weights, and one that takes the buffers along."""
+    team = lockstep.join()
+    model = Net()
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(Points(length), batch_size, shuffle=True)
+    model, average, optimizer, loader = team.prepare(model, average, optimizer, loader)
+    for inputs, targets, _ in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+    return {"state": state(average), "updates": int(average.n_averaged)}
+
+
+def train_thawed(length, batch_size):
+    """A layer is frozen for the first epoch."""
+    team = lockstep.join()
+    model = Plain()
+    model.first.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    for epoch in team.epochs(3):
+        model.first.requires_grad_(epoch > 0)
+        for inputs, targets, _ in loader:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"state": state(model)}
+
+
+def keep_gradients(length, batch_size):
+    """Gradients are never cleared: they add up over steps, as in the plain loop."""
+    team = lockstep.join()
+    model = Plain()
+    model, loader = team.prepare(model, DataLoader(Points(length), batch_size))
+    for inputs, targets, _ in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+    return {"state": {name: p.grad.double() for name, p in model.named_parameters()}}
+
+
+def backward_twice(length, batch_size):
+    """Two losses through one forward pass, and a second forward pass in the same body."""
+    team = lockstep.join()
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    for inputs, targets, _ in loader:
+        outputs = model(inputs)
+        team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
+        team.backward(outputs.square().mean())
+        team.backward(model(inputs + 1).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"state": state(model)}

@@ -1,0 +1,103 @@
+"""The contract: for the same number of shards, any number of processes gives the same answer (here: up to rounding)."""
+
+import collections
+
+import pytest
+import tasks
+import torch
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def assert_same(one, other, tolerance=2e-5):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def run_at(crew, world_sizes, shards, task, *args, **settings):
+    """The result of rank 0 at each world size, after checking that all ranks of a run agree exactly."""
+    results = []
+    for nproc in world_sizes:
+        by_rank = crew(nproc, task, *args, shards=shards, **settings)
+        for other in by_rank[1:]:
+            assert_same(by_rank[0]["state"], other["state"], tolerance=0)
+        results.append(by_rank)
+    return results
+
+
+@pytest.mark.parametrize("kind", tasks.MODELS.values(), ids=tasks.MODELS.keys())
+def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(crew, kind):
+    alone, *others = run_at(crew, [1, 2, 3, 4], 4, tasks.classify, kind, 56, 16)
+    tolerance = 0.02 if kind is tasks.BFloat16 else 2e-5
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"], tolerance)
+        assert by_rank[0]["rate"] == alone[0]["rate"]
+        assert by_rank[0]["steps"] == alone[0]["steps"] == 8
+        assert by_rank[0]["norms"] == pytest.approx(alone[0]["norms"], rel=0.05 if kind is tasks.BFloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 17, 33])
+def test_data_sets_shorter_than_a_batch_or_than_the_world_and_ragged_ends_give_the_same_answer(crew, length):
+    alone, *others = run_at(crew, [1, 2, 4], 4, tasks.classify, tasks.Plain, length, 16)
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"])
+        assert {one["steps"] for one in by_rank} == {alone[0]["steps"]}
+
+
+def test_every_sample_is_used_once_an_epoch_and_nobody_does_the_others_work(crew):
+    for nproc in (1, 3):
+        by_rank = crew(nproc, tasks.classify, tasks.Plain, 37, 8, shards=5)
+        for epoch in range(2):
+            steps = range(epoch * 5 + 1, epoch * 5 + 6)
+            used = [i for one in by_rank for step, indices in one["seen"] if step in steps for i in indices]
+            assert sorted(used) == list(range(37))
+        shares = collections.Counter({rank: sum(len(s) for _, s in one["seen"]) for rank, one in enumerate(by_rank)})
+        assert max(shares.values()) <= 2 * 37 * 2 / max(nproc, 2) + 8
+
+
+def test_loader_workers_change_nothing(crew):
+    alone, *others = (crew(n, tasks.classify, tasks.Net, 56, 16, 2, w, shards=4) for n, w in ((1, 0), (1, 2), (2, 1)))
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"])
+
+
+@pytest.mark.parametrize("zero_at", ["start", "end"])
+def test_it_does_not_matter_where_gradients_are_cleared(crew, zero_at):
+    reference = crew(1, tasks.classify, tasks.Net, 40, 16, 2, 0, "start", shards=4)[0]
+    for nproc in (1, 2):
+        assert_same(reference["state"], crew(nproc, tasks.classify, tasks.Net, 40, 16, 2, 0, zero_at, shards=4)[0]["state"])
+
+
+def test_weights_of_shards_are_exact_for_any_split(crew):
+    results = run_at(crew, [1, 2, 4], 4, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
+    for by_rank in results[1:]:
+        assert_same(results[0][0]["state"], by_rank[0]["state"])
+
+
+@pytest.mark.parametrize(
+    "task", [tasks.train_gan, tasks.train_sparse, tasks.train_average, tasks.train_thawed, tasks.keep_gradients, tasks.backward_twice]
+)
+def test_unusual_loops_give_the_same_answer(crew, task):
+    alone, *others = run_at(crew, [1, 2, 3], 3, task, 34, 12)
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"])
+
+
+def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew):
+    settings = {"find_unused_parameters": True}
+    alone, *others = run_at(crew, [1, 2, 4], 4, tasks.train_unused, 64, 8, **settings)
+    never = {"never.bias", "never.weight"}
+    assert all(never <= set(names) for names in alone[0]["without"])
+    assert len({tuple(names) for names in alone[0]["without"]}) > 1, "no step leaves the other layer out: a weak test"
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"])
+        assert all(one["without"] == alone[0]["without"] for one in by_rank)
+
+
+def test_bf16_autocast_gives_the_same_answer_up_to_its_rounding(crew):
+    alone, two = run_at(crew, [1, 2], 2, tasks.classify, tasks.Plain, 40, 16, precision="bf16-mixed")
+    plain = crew(1, tasks.classify, tasks.Plain, 40, 16, shards=2)
+    assert_same(alone[0]["state"], two[0]["state"], 2e-4)
+    with pytest.raises(AssertionError):
+        assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in bfloat16
