@@ -2,8 +2,8 @@
 
 The machine is rarely quiet, so nothing here trusts one timing. Contenders take turns in *rounds*: within a round each
 runs once, in an order drawn anew, so that a slow minute of the machine falls on all alike. A ratio is taken within each
-round, and the median of those ratios is the result; its bounds come from the order of the ratios alone and assume nothing
-about how noise is distributed (only that rounds are independent).
+round, and the median of those ratios is the result; its bounds come from the order of the ratios alone and assume
+nothing about how noise is distributed (only that rounds are independent).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Timings = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio measured in several rounds: the median of the rounds' ratios, and one-sided 95 % bounds of that median."""
+    """A ratio measured in several rounds: the median of the rounds' ratios, and one-sided 95 % bounds of it."""
 
     median: float
     lower95: float
@@ -49,7 +49,7 @@ def median_bounds(values: Sequence[float], confidence: float = 0.95) -> Ratio:
     ordered = sorted(values)
     total = 2 ** len(ordered)
     below, rank = 0, 0
-    for rank in range(1, len(ordered) + 1):  # noqa: B007 - the rank that the loop ends with is what is looked for
+    for rank in range(1, len(ordered) + 1):
         below += math.comb(len(ordered), rank - 1)
         if below / total >= confidence:
             break

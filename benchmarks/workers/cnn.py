@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from turns import take_turns
 
 import lockstep
-from turns import take_turns
 
 
 def make_model() -> nn.Module:

@@ -19,7 +19,7 @@ def _answer(wall_s: float, cpu_s: float) -> None:
 
 
 def take_turns(work: Callable[[], None], warm_up: int = 1) -> None:
-    """Run ``work`` once for each line that is read, and answer with the seconds that it took, and those of processor time."""
+    """Run ``work`` once for each line that is read; answer with its seconds on the clock and of the processor."""
     for _ in range(warm_up):
         work()
     _answer(0.0, 0.0)

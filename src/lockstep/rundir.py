@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ class Birth:
 def default_run_dir(parent: Path, script: str) -> Path:
     """A new directory ``<parent>/<script's name>-<n>`` with the lowest free n. It exists afterwards."""
     stem = Path(script).stem if script not in ("", "-c", "-") else "run"
+    if stem == "__main__":  # python -m package
+        stem = Path(script).absolute().parent.name
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -69,7 +70,7 @@ def open_run_dir(config: RunConfig, explicit: Mapping[str, Any], born_with: Birt
             return path, _reconcile(file, _read(file), explicit, born_with)
         unfinished = path / (_FILE_NAME + ".new")
         unfinished.write_text(json.dumps({"format": _FORMAT, **dataclasses.asdict(born_with)}, indent=2) + "\n")
-        os.replace(unfinished, file)
+        unfinished.replace(file)
     except OSError as error:
         raise ConfigError(
             f"the run directory cannot be used: {error}. Give another one with run_dir= or --run-dir."
@@ -81,16 +82,15 @@ def _read(file: Path) -> Birth:
     try:
         fields = json.loads(file.read_text())
         version = fields.pop("format")
-        if version != _FORMAT:
-            raise ConfigError(
-                f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another "
-                "version. Use that one, or another run directory."
-            )
-        return Birth(**fields)
+        if version == _FORMAT:
+            RunConfig(**fields)  # checks the values
+            return Birth(**fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{file} cannot be read as a run's birth ({error}): use another run directory") from error
+    raise ConfigError(
+        f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
+        "Use that one, or another run directory."
+    )
 
 
 def _reconcile(file: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth) -> Birth:
@@ -99,7 +99,7 @@ def _reconcile(file: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth
         asked = explicit.get(name) not in (None, "auto")
         if wanted != was and (asked or name == "device"):
             raise ConfigError(
-                f"{name} is {wanted!r} now, and was {was!r} when the run in {file.parent} was born: the answer would be "
-                f"another. Leave {name} as it was, or start a new run in another directory."
+                f"{name} is {wanted!r} now, and was {was!r} when the run in {file.parent} was born: the answer would "
+                f"be another. Leave {name} as it was, or start a new run in another directory."
             )
     return birth

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, open_group
+from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, default_group, open_group
 from lockstep.config import RunConfig
 from lockstep.data.evaluation import Evaluation, EvaluationSource
 from lockstep.data.loader import PreparedLoader
@@ -71,9 +71,9 @@ def join(**settings: Any) -> Team:
     meeting = choose_meeting(config, world, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    collectives = Collectives(open_group(config, world, meeting, device), meeting)
+    open_group(config, world, meeting, device)
     try:
-        config, run_dir = _agree(config, explicit, world, device, collectives)
+        config, run_dir = _agree(config, explicit, world, device, meeting)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
         team = Team(dataclasses.replace(config, strategy=strategy), world, device, meeting, run_dir, on_terminal)
     except BaseException:
@@ -85,9 +85,10 @@ def join(**settings: Any) -> Team:
 
 
 def _agree(
-    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
+    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, meeting: Meeting
 ) -> tuple[RunConfig, Path]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
+    collectives = Collectives(default_group(), meeting)
     _compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
     found: tuple[Path, Birth] | LockstepError | None = None
     if world.rank == 0:
@@ -174,7 +175,7 @@ class Team:
         self._journal = Journal(run_dir if self.is_main else None)
         self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
         # Not guarded: the loop's own collectives come where all ranks are known to be.
-        self._inner = Collectives(_world_group(), meeting)
+        self._inner = Collectives(default_group(), meeting)
         self._loop = Loop(
             seed=config.seed,
             sync=self._sync,
@@ -186,7 +187,7 @@ class Team:
             state_of=lambda: [thing.state_dict() for thing in self._stateful],
             load_state=self._load_state,
         )
-        self._outer = Collectives(_world_group(), meeting, self._loop.guard)
+        self._outer = Collectives(default_group(), meeting, self._loop.guard)
         self._prepared: dict[int, Any] = {}
         self._stateful: list[Any] = []
         self._parameters: set[nn.Parameter] = set()
@@ -545,6 +546,9 @@ class Team:
                 self._journal.write("end", step=self.step)
         finally:
             self._journal.close()
+            self._sync.close()
+            self._inner.release()
+            self._outer.release()
             close_group()
 
     def __enter__(self) -> Team:
@@ -552,10 +556,6 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _world_group() -> Any:
-    return torch.distributed.group.WORLD
 
 
 def _version() -> str:

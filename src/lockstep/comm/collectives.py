@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.group import Meeting, listening_on
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.errors import ConfigError, UsageError, unknown_name
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -36,11 +36,25 @@ class Collectives:
     """
 
     def __init__(self, group: dist.ProcessGroup, meeting: Meeting, guard: Callable[[str], None] | None = None) -> None:
-        self.group = group
+        self._open_group: dist.ProcessGroup | None = group
+        self._sub_groups: list[Collectives] = []
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._meeting = meeting
         self._guard = guard if guard is not None else lambda _: None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """PyTorch's process group."""
+        if self._open_group is None:
+            raise UsageError("the run is over: its process group is closed")
+        return self._open_group
+
+    def release(self) -> None:
+        """Let go of the process group, and of the sub-groups made from it, so that their threads can end. Local."""
+        for sub_group in self._sub_groups:
+            sub_group.release()
+        self._open_group = None
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """The tensors of all ranks combined elementwise, on every rank. Same shape and dtype everywhere.
@@ -120,11 +134,11 @@ class Collectives:
         """
         self._guard("reduce_scatter")
         if tensor.ndim == 0 or tensor.shape[0] != self.size:
-            raise ConfigError(f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank")
+            raise ConfigError(
+                f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank"
+            )
         result = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
-        dist.reduce_scatter(
-            result, list(tensor.detach().contiguous().unbind()), op=_find_op(op), group=self.group
-        )
+        dist.reduce_scatter(result, list(tensor.detach().contiguous().unbind()), op=_find_op(op), group=self.group)
         return result.div_(self.size) if op == "mean" else result
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
@@ -176,7 +190,9 @@ class Collectives:
             group = dist.new_group(list(ranks))
         if self.rank not in ranks:
             return None
-        return Collectives(group, self._meeting, self._guard)
+        sub_group = Collectives(group, self._meeting, self._guard)
+        self._sub_groups.append(sub_group)
+        return sub_group
 
     def _check_rank(self, name: str, rank: int) -> int:
         if not 0 <= rank < self.size:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.world import World
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_FAREWELL_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ def listening_on(meeting: Meeting) -> Iterator[None]:
             os.environ[_INTERFACE] = before
 
 
-def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.device) -> dist.ProcessGroup:
+def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.device) -> None:
     """Open the default process group. Every rank must call it; it blocks until all have, or the timeout is over.
 
     A process alone opens one too, over a store in its own memory, so that code with collectives runs unchanged.
@@ -98,9 +101,7 @@ def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.
             dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
         else:
             # A file in a private directory listens on nothing, so no other host can reach it.
-            store = (
-                HashStore() if world.store_path is None else FileStore(world.store_path, world.world_size)
-            )
+            store = HashStore() if world.store_path is None else FileStore(world.store_path, world.world_size)
             dist.init_process_group(
                 backend,
                 store=PrefixStore("lockstep", store),
@@ -109,12 +110,23 @@ def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.
                 timeout=timeout,
                 device_id=device_id,
             )
+
+
+def default_group() -> dist.ProcessGroup:
+    """The process group of all ranks, which must be open."""
     group = dist.group.WORLD
-    assert group is not None  # it was made above
+    assert group is not None
     return group
 
 
 def close_group() -> None:
-    """Close the default process group, if it is open. Every rank should call it; it does not wait for the others."""
+    """Close the default process group, if it is open. Every rank should call it; it does not wait for the others.
+
+    Gloo's threads end with the group's last reference, and PyTorch itself may keep some. A thread that still has the last
+    collective's tensors to free while the interpreter shuts down brings the process down ("terminate called without an
+    active exception": it wants the interpreter's lock), so they are given a moment, with the lock released.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()
+        time.sleep(_FAREWELL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -130,8 +130,8 @@ def count_samples(batch: Any) -> int:
 def cut(batch: Any, part: slice, num_samples: int) -> Any:
     """Some samples of a ready batch of ``num_samples``.
 
-    Tensors and arrays are cut along dimension 0, and so are lists with a value a sample (texts, names, lists of tokens).
-    Other plain values, and lists of another length, belong to the whole batch and are kept.
+    Tensors and arrays are cut along dimension 0, and so are lists with a value a sample (texts, names, lists
+    of tokens). Other plain values, and lists of another length, belong to the whole batch and are kept.
 
     Raises:
         DataError: there is something in it of which nobody can say how it is to be cut.
@@ -147,8 +147,8 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
         rebuilt = _rebuild(value, convert, path)
         if rebuilt is None and hasattr(value, "__len__"):
             raise DataError(
-                f"{path} is a {type(value).__name__}, which has a length, and may hold something for each sample: a ready "
-                "batch can hold tensors, arrays, plain values, and lists, tuples, dicts and dataclasses of them"
+                f"{path} is a {type(value).__name__}, which has a length, and may hold something for each sample: a "
+                "ready batch can hold tensors, arrays, plain values, and lists, tuples, dicts and dataclasses of them"
             )
         return value if rebuilt is None else rebuilt
 

@@ -1,7 +1,8 @@
 """Evaluation over all processes, with the result of one.
 
-The loader's batches stay whole, as a single process would have them, and are dealt out to the processes in turn. What each
-batch gave is brought together at the end and added up in batch order, so the result does not depend on how many there are.
+The loader's batches stay whole, as a single process would have them, and are dealt out to the processes in turn. What
+each batch gave is brought together at the end and added up in batch order, so the result does not depend on how many
+there are.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batches import count_samples, map_tensors, to_device
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
-from lockstep.data.sources import Share
-from lockstep.data.streams import Purpose
+from lockstep.data.reader import StreamReader
+from lockstep.data.sources import Share, is_torch_loader, refuse_split
+from lockstep.data.streams import Purpose, set_aside
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
 
@@ -27,41 +29,63 @@ Numbered = Iterator[tuple[int, int | None, Any]]
 """Batch number, number of samples if known, batch."""
 
 
+class _DealingReader(StreamReader):
+    """Collates every batch of a stream that is this process's."""
+
+    def __init__(self, loader: DataLoader[Any], share: Share) -> None:
+        super().__init__(loader, share.seed, Purpose.EVALUATE, (share.loader, 0))
+        self._share = share
+        self._ready = loader.batch_size is None
+
+    def make(self, batch: int, samples: Any) -> Numbered:
+        if batch % self._share.world_size == self._share.rank:
+            yield batch, None if self._ready else len(samples), self.collate_fn(samples)
+
+
 class EvaluationSource:
-    """This process's batches of an evaluation loader. Kept between evaluations, with its workers if they persist."""
+    """This process's batches of an evaluation loader. Kept between evaluations, with its workers if they persist.
+
+    Raises:
+        DataError: the loader is already split for several processes.
+    """
 
     def __init__(self, batches: Iterable[Any], share: Share) -> None:
+        refuse_split(batches)
         self._batches = batches
         self._share = share
         self._passes = itertools.count()
         self._pool: FetchPool | None = None
-        self._indexed = (
-            isinstance(batches, DataLoader)
-            and batches.batch_sampler is not None
-            and not isinstance(batches.dataset, IterableDataset)
-        )
-        if self._indexed:
-            assert isinstance(batches, DataLoader)
-            self._pool = FetchPool(choose_fetcher(share.seed, batches.dataset, batches.collate_fn), batches)
+        self._reader: StreamReader | None = None
+        if isinstance(batches, DataLoader) and is_torch_loader(batches):
+            if isinstance(batches.dataset, IterableDataset):
+                self._reader = _DealingReader(batches, share)
+            else:
+                self._pool = FetchPool(choose_fetcher(share.seed, batches), batches)
 
     def deal(self) -> Numbered:
         """One pass."""
         number = next(self._passes)
-        return self._deal_indexed(number) if self._indexed else self._deal_ready(number)
+        if self._reader is not None:
+            return self._reader.read(self._batches, 0, number)  # type: ignore[arg-type]
+        return self._deal_ready(number) if self._pool is None else self._deal_indexed(number, self._pool)
 
     def reseed(self, batch: int) -> None:
         """Start the stream of the evaluation code of a batch."""
         self._share.reseed(Purpose.EVALUATE, batch, 1)
 
-    def _deal_indexed(self, number: int) -> Numbered:
-        share, pool = self._share, self._pool
-        assert pool is not None
+    def reseed_replay(self) -> None:
+        """Start the stream of what is computed from all batches together."""
+        self._share.reseed(Purpose.EVALUATE, 0, 2)
+
+    def _deal_indexed(self, number: int, pool: FetchPool) -> Numbered:
+        share, loader = self._share, self._batches
+        assert isinstance(loader, DataLoader)
         share.reseed(Purpose.SAMPLER, number)
-        batches = list(self._batches.batch_sampler)  # type: ignore[attr-defined]
+        batches = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         mine = deal(len(batches), share.rank, share.world_size)
         requests = (Request(Purpose.EVALUATE, (share.loader, batch, 0), batches[batch]) for batch in mine)
         for batch, fetched in zip(mine, pool.run(requests), strict=True):
-            yield batch, len(batches[batch]), fetched
+            yield batch, None if loader.batch_sampler is None else len(batches[batch]), fetched
 
     def _deal_ready(self, number: int) -> Numbered:
         share = self._share
@@ -81,7 +105,7 @@ _END = object()
 
 
 class Evaluation:
-    """One evaluation: iterate it for this process's batches, ``add`` what each gave, and read the results after the block.
+    """One evaluation: iterate it for this process's batches, ``add`` what each gave, read the results after the block.
 
     ::
 
@@ -91,8 +115,8 @@ class Evaluation:
                 batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
         team.print(batches["loss"], batches["accuracy"])
 
-    Inside the block the models are in evaluation mode and gradients are off; after it they are as before. The end of the
-    block is a collective: every rank must come to it.
+    Inside the block the models are in evaluation mode and gradients are off; after it they are as before, and
+    so are the random streams. The end of the block is a collective: every rank must come to it.
     """
 
     def __init__(
@@ -116,13 +140,15 @@ class Evaluation:
         self._metrics: list[Any] = list(metrics)
         self._results: dict[str, float] | None = None
         self._stack: contextlib.ExitStack | None = None
+        self._over = False
 
     def __enter__(self) -> Evaluation:
         if self._stack is not None:
             raise UsageError("an evaluation can be entered once: call team.evaluate() again for the next one")
         stack = contextlib.ExitStack()
+        stack.enter_context(set_aside())
         for model in self._models:
-            stack.callback(model.train, model.training)
+            stack.callback(_set_modes, [(module, module.training) for module in model.modules()])
             model.eval()
         stack.enter_context(torch.no_grad())
         self._stack = stack
@@ -130,23 +156,27 @@ class Evaluation:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._stack is not None
-        self._stack.close()
-        if kind is None:
-            self._results = self._bring_together()
+        self._over = True
+        with self._stack:
+            if kind is None:
+                self._results = self._bring_together()
+        if self._results is not None:
             self._done(self._results)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stack is None:
+        if self._stack is None or self._over:
             raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as batches:`")
-        for number, num_samples, batch in self._source.deal():
-            self._batch, self._num_samples = number, num_samples
-            if num_samples is None:
-                with contextlib.suppress(DataError):
-                    self._num_samples = count_samples(batch)
-            batch = to_device(batch, self._device)
-            self._source.reseed(number)
-            yield batch
-        self._batch = None
+        try:
+            for number, num_samples, batch in self._source.deal():
+                self._batch, self._num_samples = number, num_samples
+                if num_samples is None:
+                    with contextlib.suppress(DataError):
+                        self._num_samples = count_samples(batch)
+                batch = to_device(batch, self._device)
+                self._source.reseed(number)
+                yield batch
+        finally:
+            self._batch = None
 
     def add(self, *, weight: float | None = None, **values: Any) -> None:
         """Note what the batch at hand gave. Local.
@@ -162,9 +192,7 @@ class Evaluation:
         if weight is None:
             raise ConfigError("how many samples this batch has cannot be seen: give add(..., weight=number of samples)")
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                value = value.detach().double().mean()
-            self._added.append((self._batch, name, value, float(weight)))
+            self._added.append((self._batch, name, _average(name, value), float(weight)))
 
     def update(self, metric: Any, *args: Any) -> None:
         """Have ``metric.update(*args)`` called, on every rank, with this batch's arguments and in batch order. Local.
@@ -176,14 +204,15 @@ class Evaluation:
         if not any(metric is known for known in self._metrics):
             self._metrics.append(metric)
         index = next(i for i, known in enumerate(self._metrics) if known is metric)
-        self._updates.append((self._batch, index, map_tensors(lambda tensor: tensor.detach().cpu(), args)))
+        self._updates.append((self._batch, index, map_tensors(_keep, args)))
 
     def __getitem__(self, name: str) -> float:
         """The weighted average of a value over the whole loader. The same on every rank."""
         if self._results is None:
             raise UsageError("the results are there after the `with` block")
         if name not in self._results:
-            raise KeyError(f"{name!r} was not added in this evaluation; there is: {', '.join(self._results) or 'nothing'}")
+            there = ", ".join(self._results) or "nothing"
+            raise KeyError(f"{name!r} was not added in this evaluation; there is: {there}")
         return self._results[name]
 
     @property
@@ -200,7 +229,8 @@ class Evaluation:
         weights: dict[str, float] = {}
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_object(mine))
         for _, name, value, weight in sorted(everyone, key=lambda record: record[0]):
-            sums[name] = sums.get(name, 0.0) + value * weight
+            # Of no weight is absent, also where it is a mean over nothing.
+            sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
             weights[name] = weights.get(name, 0.0) + weight
         self._replay_updates()
         return {name: sums[name] / weights[name] if weights[name] else float("nan") for name in sums}
@@ -209,12 +239,39 @@ class Evaluation:
         """Call the metrics on every rank, batch by batch: a round brings one batch of each rank, in rank order."""
         size, rank = self._collectives.size, self._collectives.rank
         last = max((batch for batch, _, _ in self._updates), default=-1)
-        for first in range(0, max(self._collectives.all_gather_object(last)) + 1, size):
+        everyone = self._collectives.all_gather_object((last, [type(metric).__name__ for metric in self._metrics]))
+        num_batches = max(last for last, _ in everyone) + 1
+        if num_batches and any(known != everyone[0][1] for _, known in everyone):
+            told = ", ".join(f"rank {number}: {known or 'none'}" for number, (_, known) in enumerate(everyone))
+            raise UsageError(
+                f"the ranks do not know the same metrics, in the same order ({told}), because their batches were "
+                "different or fewer: name the metrics, team.evaluate(model, loader, metrics=[...])"
+            )
+        self._source.reseed_replay()
+        for first in range(0, num_batches, size):
             mine = [(index, args) for batch, index, args in self._updates if batch == first + rank]
             for index, args in itertools.chain.from_iterable(self._collectives.all_gather_object(mine)):
-                if index >= len(self._metrics):
-                    raise UsageError(
-                        f"rank {rank} had no batch in this evaluation, so it does not know its metrics: name them, "
-                        "team.evaluate(model, loader, metrics=[...])"
-                    )
                 self._metrics[index].update(*map_tensors(lambda tensor: tensor.to(self._device), args))
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    # A module has a mode of its own: a frozen part may be in evaluation mode while the rest is trained.
+    root, mode = modes[0]
+    root.train(mode)
+    for module, mode in modes[1:]:
+        module.training = mode
+
+
+def _average(name: str, value: Any) -> Any:
+    if hasattr(value, "__array__"):
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        return value.detach().double().mean()
+    if not hasattr(value, "__float__"):
+        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value a sample")
+    return float(value)
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    # A copy: the script may write to its tensor again, and sending a view would send all that it is a view of.
+    return tensor.detach().to("cpu", copy=True)

@@ -6,6 +6,7 @@ A request names its place in the run, and the random streams of that place are s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ class Request:
 
 class Fetcher(Protocol):
     """Makes one batch of the samples that a request names."""
+
+    dataset: Dataset[Any]
+    """The user's."""
 
     def __getitem__(self, request: Request) -> Any: ...
 
@@ -70,7 +74,8 @@ class ReadyFetcher(SampleFetcher):
 class TableFetcher(Dataset[Any]):
     """Whole batches at once, for data that is nothing but tensors. No user code runs, so no stream is started."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
+    def __init__(self, dataset: Dataset[Any], tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
+        self.dataset = dataset
         self._tensors = tensors
         self._rows = rows
 
@@ -78,10 +83,14 @@ class TableFetcher(Dataset[Any]):
         rows = torch.as_tensor(request.indices)
         if self._rows is not None:
             rows = self._rows[rows]
-        try:
-            return [tensor.index_select(0, rows) for tensor in self._tensors]
-        except (IndexError, RuntimeError):  # indices that count from the end, rows on a card; or wrong ones, said as usual
-            return [tensor[rows] for tensor in self._tensors]
+        return [_take(tensor, rows) for tensor in self._tensors]
+
+
+def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cpu:
+        with contextlib.suppress(IndexError):  # indices may count from the end; wrong ones get the usual error below
+            return tensor.index_select(0, rows)
+    return tensor[rows.to(tensor.device)]
 
 
 def choose_fetcher(seed: int, like: DataLoader[Any]) -> Fetcher:
@@ -90,12 +99,11 @@ def choose_fetcher(seed: int, like: DataLoader[Any]) -> Fetcher:
     if like.batch_sampler is None:
         return ReadyFetcher(seed, dataset, collate_fn)
     if collate_fn is default_collate:
-        rows = None
+        table, rows = dataset, None
         if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-            rows = torch.as_tensor(dataset.indices, dtype=torch.long)
-            dataset = dataset.dataset
-        if type(dataset) is TensorDataset and all(tensor.layout == torch.strided for tensor in dataset.tensors):
-            return TableFetcher(dataset.tensors, rows)
+            table, rows = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)
+        if type(table) is TensorDataset and all(tensor.layout == torch.strided for tensor in table.tensors):
+            return TableFetcher(dataset, table.tensors, rows)
     return SampleFetcher(seed, dataset, collate_fn)
 
 
@@ -130,7 +138,7 @@ class FetchPool:
             self._workers = worker_loader(fetcher, like, sampler=self._requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """One batch for each request. Workers run ahead of the loop; without them a batch is made when it is asked for."""
+        """One batch for each request. Workers run ahead of the loop; without them a batch is made when asked for."""
         if self._workers is not None:
             self._requests.current = requests
             yield from self._workers
@@ -161,20 +169,17 @@ class _StartWorker:
         self._user_function = user_function
 
     def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        if isinstance(info.dataset, _HoldsDataset):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
         if self._user_function is not None:
             self._user_function(worker)
 
 
-@runtime_checkable
-class _HoldsDataset(Protocol):
-    dataset: Dataset[Any]
-
-
 def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A DataLoader that hands on what ``dataset`` yields, one by one, with the workers and habits of ``like``."""
+    """A DataLoader that hands on what ``dataset`` yields, one by one, with the workers and habits of ``like``.
+
+    ``dataset.dataset`` is what the user's code in workers sees as the data set.
+    """
     options: dict[str, Any] = {
         "batch_size": None,
         "collate_fn": _as_is,

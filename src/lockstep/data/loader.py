@@ -26,7 +26,7 @@ class Driver(Protocol):
         """The micro-step whose body is running."""
 
     def enter(self, loader: object) -> bool:
-        """A pass over ``loader`` begins. True if it leads the steps; False if another pass leads, and this one goes along."""
+        """A pass over ``loader`` begins. True if it leads the steps; False if it goes along with another that does."""
 
     def begin(self, turn: MicroStep) -> None:
         """The body of a micro-step is about to run."""
@@ -57,6 +57,7 @@ class PreparedLoader:
         self._driver = driver
         self._device = device
         self._epoch = 0
+        self._pass: object = None
 
     def __len__(self) -> int:
         return self._source.num_steps()
@@ -81,6 +82,7 @@ class PreparedLoader:
             return
         driver, exhausted, failed = self._driver, False, False
         epoch, self._epoch = self._epoch, self._epoch + 1
+        this_pass = self._pass = object()
         try:
             for turn, batch in self._source.deal(driver.next_step, epoch):
                 if isinstance(turn, Absence):
@@ -90,17 +92,23 @@ class PreparedLoader:
                 batch = to_device(batch, self._device)
                 driver.begin(turn)
                 yield batch
+                if this_pass is not self._pass:
+                    raise UsageError(
+                        "an iterator of a prepared loader was used after a newer one of the same loader: there is one "
+                        "position in the run, and the newer one has moved it"
+                    )
                 driver.end_turn()
             exhausted = True
-        except GeneratorExit as left:
-            # `break` closes this generator, and so does an error that ends the function with the loop in it.
-            failed = left.__context__ is not None or sys.is_finalizing()
+        except GeneratorExit:
+            # `break` closes this generator, and so does an error that leaves the loop: they cannot be told apart here.
+            failed = sys.is_finalizing()
             raise
         except BaseException:
             failed = True
             raise
         finally:
-            driver.leave(self, exhausted=exhausted, failed=failed)
+            if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
+                driver.leave(self, exhausted=exhausted, failed=failed)
 
     def _go_along(self) -> Iterator[Any]:
         """A second loader in the same loop (``zip(a, b)``): it must have a batch for each micro-step of the first."""
@@ -110,9 +118,9 @@ class PreparedLoader:
             current = driver.turn
             if current is None or (turn.step, getattr(turn, "shard", None)) != (current.step, current.shard):
                 raise DataError(
-                    "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch for "
-                    f"every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared loaders "
-                    "cannot be nested."
+                    "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch "
+                    f"for every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared "
+                    "loaders cannot be nested."
                 )
             batch = to_device(batch, self._device)
             driver.resume_stream()

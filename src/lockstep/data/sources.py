@@ -1,15 +1,15 @@
 """Where global batches come from, and how this process's shards are taken out of them.
 
-There are three kinds of source: samples that can be indexed (a DataLoader over a map-style data set), a stream of samples
-(a DataLoader over an ``IterableDataset``), and ready batches (any iterable). Each yields this process's turns in order:
-a MicroStep with its batch, or an Absence for a step in which all of this process's shards are empty.
+There are three kinds of source: samples that can be indexed (a DataLoader over a map-style data set), a stream of
+samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields this process's turns in order: a
+MicroStep with its batch, or an Absence for a step in which all of this process's shards are empty.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,8 @@ from torch.utils.data import (
 )
 
 from lockstep.data.batches import count_samples, cut
-from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded, worker_loader
+from lockstep.data.fetch import FetchPool, Request, choose_fetcher
+from lockstep.data.reader import StreamReader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.plan.shards import MicroStep, micro_steps, num_active_ranks, shard_slice
@@ -54,15 +55,19 @@ class Share:
     """Number of the loader among those prepared: two loaders draw from different streams."""
 
     def turns(self, step: int, num_samples: int) -> list[MicroStep]:
+        """This process's turns in a step."""
         return micro_steps(step, num_samples, self.rank, self.world_size, self.num_shards)
 
     def absence(self, step: int, num_samples: int) -> Absence:
+        """What this process has in a step without turns."""
         return Absence(step, num_active_ranks(num_samples, self.world_size, self.num_shards))
 
     def part(self, turn: MicroStep) -> slice:
+        """Which samples of the step's global batch a turn is about."""
         return shard_slice(turn.shard, turn.step_samples, self.num_shards)
 
     def reseed(self, purpose: Purpose, *place: int) -> None:
+        """Start the streams of a place of this loader."""
         reseed(self.seed, purpose, self.loader, *place)
 
 
@@ -86,6 +91,34 @@ def _set_epoch(epoch: int, *objects: object) -> None:
             setter(epoch)
 
 
+def _samplers(loader: DataLoader[Any]) -> list[Any]:
+    """The samplers of a loader, and those that they wrap."""
+    found: list[Any] = []
+    for sampler in (loader.sampler, loader.batch_sampler):
+        while sampler is not None and not any(sampler is known for known in found):
+            found.append(sampler)
+            sampler = getattr(sampler, "sampler", None)
+    return found
+
+
+def is_torch_loader(batches: object) -> bool:
+    """Whether it is a DataLoader that works as PyTorch's own does: a subclass may iterate in its own way."""
+    return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
+
+
+def refuse_split(batches: object) -> None:
+    """See that a loader is not split for several processes already.
+
+    Raises:
+        DataError: it is.
+    """
+    if isinstance(batches, DataLoader) and any(isinstance(s, DistributedSampler) for s in _samplers(batches)):
+        raise DataError(
+            "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
+            "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
+        )
+
+
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -96,11 +129,12 @@ class SampleSource:
         self._loader = loader
         self._share = share
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
-        self._pool = FetchPool(choose_fetcher(share.seed, loader.dataset, loader.collate_fn), loader)
+        self._pool = FetchPool(choose_fetcher(share.seed, loader), loader)
         # PyTorch's samplers draw from the global generators only before their first index.
         self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
 
     def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+        """See Source."""
         share = self._share
         turns: deque[MicroStep | Absence] = deque()
 
@@ -111,7 +145,8 @@ class SampleSource:
                     turns.append(share.absence(step, len(indices)))
                 for turn in own:
                     turns.append(turn)
-                    yield Request(Purpose.FETCH, (share.loader, step, turn.shard), indices[share.part(turn)])
+                    place = (share.loader, step, turn.shard)
+                    yield Request(Purpose.FETCH, place, indices[share.part(turn)], epoch)
 
         for batch in self._pool.run(requests()):
             while isinstance(turn := turns.popleft(), Absence):
@@ -122,7 +157,7 @@ class SampleSource:
             yield turn, None
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
-        _set_epoch(epoch, self._loader.dataset, self._loader.sampler, self._batch_sampler)
+        _set_epoch(epoch, self._loader.dataset, *_samplers(self._loader))
         share = self._share
         share.reseed(Purpose.SAMPLER, epoch, 0)
         batches = iter(self._batch_sampler)
@@ -136,9 +171,11 @@ class SampleSource:
                 yield indices
 
     def num_steps(self) -> int:
+        """See Source."""
         return len(self._batch_sampler)  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
+        """See Source."""
         lines = [
             f"samples of {type(self._loader.dataset).__name__}",
             f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
@@ -147,71 +184,53 @@ class SampleSource:
         return lines + _lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
 
 
-class _StreamReader(IterableDataset[Turn]):
-    """Reads the whole stream of samples and collates those of this process's shards."""
+class _ShardReader(StreamReader):
+    """Collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        assert loader.batch_size is not None
-        self._dataset = loader.dataset
-        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
-        self._batch_size = loader.batch_size
-        self._drop_last = loader.drop_last
+        super().__init__(loader, share.seed, Purpose.FETCH, (share.loader, share.num_shards))
         self._share = share
-        self.first_step = 1
-        self.epoch = 0
 
-    def __iter__(self) -> Iterator[Turn]:
+    def make(self, batch: int, samples: Any) -> Iterator[Turn]:
         share = self._share
-        share.reseed(Purpose.SAMPLER, self.epoch)
-        samples = iter(self._dataset)
-        for step in itertools.count(self.first_step):
-            # Every rank reads every sample, all from the one stream of this step.
-            share.reseed(Purpose.FETCH, step, share.num_shards)
-            batch = list(itertools.islice(samples, self._batch_size))
-            if not batch or (self._drop_last and len(batch) < self._batch_size):
-                return
-            own = share.turns(step, len(batch))
-            if not own:
-                yield share.absence(step, len(batch)), None
-            for turn in own:
-                share.reseed(Purpose.FETCH, step, turn.shard)
-                yield turn, self._collate_fn(batch[share.part(turn)])
+        own = share.turns(batch, len(samples))
+        if not own:
+            yield share.absence(batch, len(samples)), None
+        for turn in own:
+            share.reseed(Purpose.FETCH, batch, turn.shard)
+            yield turn, self.collate_fn(samples[share.part(turn)])
 
 
 class StreamSource:
-    """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part.
-
-    One loader worker reads, however many were asked for: several would each read the whole stream.
-    """
+    """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
         self._loader = loader
-        self._reader = _StreamReader(loader, share)
+        self._reader = _ShardReader(loader, share)
 
     def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+        """See Source."""
         _set_epoch(epoch, self._loader.dataset)
-        self._reader.first_step = first_step
-        self._reader.epoch = epoch
-        if self._loader.num_workers == 0:
-            with_one_thread = iter(self._reader)
-            while True:
-                with single_threaded():
-                    turn = next(with_one_thread, None)
-                if turn is None:
-                    return
-                yield turn
-        # Not persistent: a worker that lives on would not learn of the new pass.
-        yield from worker_loader(self._reader, self._loader, num_workers=1, persistent_workers=False)
+        return self._reader.read(self._loader, first_step, epoch)
 
     def num_steps(self) -> int:
+        """See Source."""
         return len(self._loader)
 
     def describe(self) -> list[str]:
+        """See Source."""
         lines = [
             f"stream of {type(self._loader.dataset).__name__}",
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
         return lines + _lengths(("data set", self._loader.dataset))
+
+
+class _ReadyReader(StreamReader):
+    """Hands on the batches of a stream of ready batches."""
+
+    def make(self, batch: int, samples: Any) -> Iterator[Any]:
+        yield self.collate_fn(samples)
 
 
 class ReadySource:
@@ -220,29 +239,69 @@ class ReadySource:
     def __init__(self, batches: Iterable[Any], share: Share) -> None:
         self._batches = batches
         self._share = share
+        self._pool: FetchPool | None = None
+        self._reader: StreamReader | None = None
+        if isinstance(batches, DataLoader) and is_torch_loader(batches):
+            # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
+            if isinstance(batches.dataset, IterableDataset):
+                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, (share.loader, share.num_shards))
+            else:
+                self._pool = FetchPool(choose_fetcher(share.seed, batches), batches)
 
     def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+        """See Source."""
         share = self._share
-        _set_epoch(epoch, self._batches, getattr(self._batches, "dataset", None), getattr(self._batches, "sampler", None))
-        share.reseed(Purpose.SAMPLER, epoch)
-        batches = iter(self._batches)
-        for step in itertools.count(first_step):
-            share.reseed(Purpose.FETCH, step, share.num_shards)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
+        step = first_step
+        for batch in self._whole(first_step, epoch):
             num_samples = count_samples(batch)
+            if num_samples == 0:
+                continue
             own = share.turns(step, num_samples)
             if not own:
                 yield share.absence(step, num_samples), None
             for turn in own:
                 yield turn, cut(batch, share.part(turn), num_samples)
+            step += 1
+
+    def _whole(self, first_step: int, epoch: int) -> Iterator[Any]:
+        share, batches = self._share, self._batches
+        samplers = _samplers(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
+        _set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
+        if self._reader is not None:
+            yield from self._reader.read(batches, first_step, epoch)  # type: ignore[arg-type]
+            return
+        if self._pool is not None:
+            yield from self._pool.run(self._requests(first_step, epoch))
+            return
+        share.reseed(Purpose.SAMPLER, epoch)
+        found = iter(batches)
+        for number in itertools.count(first_step):
+            share.reseed(Purpose.FETCH, number, share.num_shards)
+            try:
+                batch = next(found)
+            except StopIteration:
+                return
+            yield batch
+
+    def _requests(self, first_step: int, epoch: int) -> Iterator[Request]:
+        share = self._share
+        share.reseed(Purpose.SAMPLER, epoch, 0)
+        indices = iter(self._batches.sampler)  # type: ignore[attr-defined]
+        for number in itertools.count():
+            if number:
+                share.reseed(Purpose.SAMPLER, epoch, number)
+            try:
+                index = next(indices)
+            except StopIteration:
+                return
+            yield Request(Purpose.FETCH, (share.loader, first_step + number, share.num_shards), index, epoch)
 
     def num_steps(self) -> int:
+        """See Source."""
         return len(self._batches)  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
+        """See Source."""
         return [f"ready batches of {type(self._batches).__name__}", *_lengths(("global batches", self._batches))]
 
 
@@ -262,6 +321,7 @@ def choose_source(batches: Iterable[Any], share: Share) -> Source:
     Raises:
         DataError: it is already split for several processes, or can be read only once.
     """
+    refuse_split(batches)
     if not isinstance(batches, DataLoader):
         if iter(batches) is batches:
             raise DataError(
@@ -269,13 +329,7 @@ def choose_source(batches: Iterable[Any], share: Share) -> Source:
                 "give prepare() a list, or an object whose __iter__ starts anew"
             )
         return ReadySource(batches, share)
-    for sampler in (batches.sampler, batches.batch_sampler):
-        if isinstance(sampler, DistributedSampler):
-            raise DataError(
-                "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
-                "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
-            )
-    if batches.batch_size is None and batches.batch_sampler is None:
+    if not is_torch_loader(batches) or (batches.batch_size is None and batches.batch_sampler is None):
         return ReadySource(batches, share)
     if isinstance(batches.dataset, IterableDataset):
         return StreamSource(batches, share)

@@ -1,9 +1,9 @@
 """Random streams that belong to a place in the run, not to a process.
 
 Every generator that user code can reach (torch on the CPU and on the card, ``numpy.random``, ``random``) is reseeded at
-each place: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what user
-code draws depends on the run's seed and on the place, and on nothing else: not on the rank, nor on how many processes or
-loader workers there are.
+each place: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what
+user code draws depends on the run's seed and on the place, and on nothing else: not on the rank, nor on how many
+processes or loader workers there are.
 """
 
 from __future__ import annotations

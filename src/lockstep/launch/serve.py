@@ -12,6 +12,7 @@ that keeps message boundaries, JSON both ways::
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -29,6 +30,9 @@ from lockstep.launch.worker import Request, run_worker
 
 PRELOAD = ("torch", "torch.distributed", "lockstep.team")
 """What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
+PRELOAD_IDLE = ("torch._dynamo",)
+"""What is imported when the first workers have ended, for those that may follow. (PyTorch imports it with the first
+optimizer or DistributedDataParallel, which takes a second or two: too long for the first workers to wait for.)"""
 MAX_MESSAGE_BYTES = 65536
 
 
@@ -38,17 +42,41 @@ def main(control_fd: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
     die_with_parent()  # should the launcher be gone already, the socket is at its end and serving ends at once
-    _preload()
+    _preload(PRELOAD)
     guard_descendants()
     request = _serve(control)
-    # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process, which
-    # ends the ordinary way (exit handlers, non-daemon threads, flushed files).
-    sys.exit(run_worker(request))
+    # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process.
+    _end_quickly(request)
 
 
-def _preload() -> None:
+def _end_quickly(request: Request) -> NoReturn:
+    """Be the worker, and end in the ordinary way, but for taking the interpreter apart.
+
+    Non-daemon threads are waited for and exit handlers run. What is left out takes a fifth of a second, and native threads
+    that want the interpreter meanwhile (Gloo's, with the tensors of the last collective) abort the process.
+    """
+    worker, status = os.getpid(), 1
+
+    def leave() -> None:
+        if os.getpid() != worker:  # a process that the script forked
+            return
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+    atexit.register(leave)  # the first to be registered is the last to run
+    try:
+        status = run_worker(request)
+    except SystemExit as error:
+        status = 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
+        raise
+    sys.exit(status)
+
+
+def _preload(modules: tuple[str, ...]) -> None:
     gc.disable()  # collections while importing find nothing and cost a tenth of the time
-    for name in PRELOAD:
+    for name in modules:
         # What cannot be imported fails again in the worker, where the error belongs to the script that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
@@ -66,6 +94,7 @@ def _serve(control: socket.socket) -> Request:
     signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
     keys: dict[int, int] = {}  # by process id
+    is_warm = False
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(wake_r, selectors.EVENT_READ)
@@ -76,6 +105,9 @@ def _serve(control: socket.socket) -> Request:
                 with contextlib.suppress(BlockingIOError):
                     wake_r.recv(4096)
                 _reap(control, keys)
+                if not keys and not is_warm:
+                    is_warm = True
+                    _preload(PRELOAD_IDLE)
             if control in ready:
                 request = _fork_worker(control, keys)
                 if request is not None:

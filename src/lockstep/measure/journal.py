@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ class Journal:
             self._board = False
             if importlib.util.find_spec("tensorboard") is not None:
                 # Imported at the first value, not with lockstep: it takes about a second.
-                from torch.utils.tensorboard import SummaryWriter
+                with contextlib.suppress(ImportError):  # too old, or broken: the events are written all the same
+                    from torch.utils.tensorboard import SummaryWriter
 
-                self._board = SummaryWriter(str(self._run_dir))
+                    self._board = SummaryWriter(str(self._run_dir))
         return self._board or None
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ they are read. So by the time anything is waited for, it has long been there. ``
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,8 +72,10 @@ class MetricLog:
         """Note values of the shard at hand. Local; a value on a card stays there.
 
         Raises:
-            ConfigError: a value is neither a number nor a tensor with one element.
+            ConfigError: a value is neither a number nor a tensor with one element, or the weight is not a count.
         """
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"log(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         if self._current is None or self._current.step != step:
             self.end_step()
             self._current = _Step(epoch, step)
@@ -80,7 +83,10 @@ class MetricLog:
         for name, value in values.items():
             if value is None:  # what clip_grad_norm_ gives before the step ends
                 continue
-            number = _number(name, value) * weight
+            number = _number(name, value)
+            if weight == 0:  # absent: it may be a mean over nothing, and 0 x NaN is NaN
+                continue
+            number = number * weight
             if name not in self._names:
                 self._names = sorted([*self._names, name])
             if name in current.sums:

@@ -94,11 +94,11 @@ class Bar:
         """See Display."""
         self.end()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[values]}"),
+            TextColumn("{task.fields[values]}", markup=False),  # a name may have brackets
             console=Console(file=sys.stdout, force_terminal=True),
             refresh_per_second=8,
         )

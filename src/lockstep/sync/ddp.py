@@ -94,6 +94,12 @@ class DataParallel(ShardedSync):
                 self._build(engine)
             engine.overlaps = engine.proven and turn.is_last and all_active
 
+    def close(self) -> None:
+        """See Sync."""
+        self._subgroups.clear()
+        for engine in self._engines:
+            engine.ddp, engine.overlaps = None, False
+
     # How a model runs
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:

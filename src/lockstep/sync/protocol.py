@@ -45,3 +45,6 @@ class Sync(Protocol):
 
     def drop(self) -> None:
         """Forget what an unfinished step has added up so far. Local."""
+
+    def close(self) -> None:
+        """The run is over: let go of process groups. Local."""

@@ -84,6 +84,9 @@ class ShardedSync(ABC):
         self._carried = {}
         self.end_step()
 
+    def close(self) -> None:
+        """See Sync."""
+
     @abstractmethod
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         """Make the model that of rank 0 on every rank; what to call for its forward pass."""

@@ -1,0 +1,116 @@
+"""The benchmarks run and end in a line that others can read; their statistics are right."""
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import _harness
+
+    return _harness
+
+
+def run(name, *options):
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling"])
+def test_a_benchmark_ends_in_one_json_object(name):
+    done = run(name, "--quick", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    *before, last = done.stdout.splitlines()
+    result = json.loads(last)
+    assert result["benchmark"] == name
+    assert result["quick"] is True
+    assert result["better"] == ("higher" if name == "scaling" else "lower")
+    assert 0 < result["ratio_lower95"] <= result["ratio"] <= result["ratio_upper95"]
+    assert result["machine"]["cores"] >= 1
+    assert {"python", "torch"} <= set(result["versions"])
+    assert isinstance(result["goal"], float)
+    assert isinstance(result["goal_met"], bool)
+    medians = next(value for key, value in result.items() if key.startswith("medians_"))
+    assert all(any(contender in line for line in before) for contender in medians)
+
+
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling"])
+def test_help_says_what_is_measured(name):
+    done = run(name, "--help")
+    assert done.returncode == 0
+    assert "ratio" in done.stdout
+    assert "--rounds" in done.stdout
+
+
+def test_a_benchmark_that_cannot_work_says_why():
+    assert "multiple of 2" in run("scaling", "--batch", "3").stderr
+    assert "at least one round" in run("scaling", "--rounds", "0").stderr
+
+
+def test_the_ratio_is_that_of_rounds_not_of_medians(harness):
+    ratio = harness.paired_ratio([1.0, 20.0, 3.0], [2.0, 40.0, 6.0])
+    assert ratio.median == ratio.lower95 == ratio.upper95 == 0.5
+
+
+def test_bounds_are_order_statistics(harness):
+    # Of 11 values the 9th is an upper bound with probability 1 - 67/2048, and the 8th is not good enough.
+    bounds = harness.median_bounds(range(1, 12))
+    assert (bounds.lower95, bounds.median, bounds.upper95) == (3, 6, 9)
+    assert bounds.coverage == pytest.approx(1 - 67 / 2048)
+
+
+@pytest.mark.parametrize("rounds", range(1, 5))
+def test_few_rounds_give_less_than_95_per_cent_and_say_so(harness, rounds):
+    bounds = harness.median_bounds(range(rounds))
+    assert (bounds.lower95, bounds.upper95) == (0, rounds - 1)
+    assert bounds.coverage == pytest.approx(1 - 0.5**rounds)
+
+
+def test_the_upper_bound_holds_as_often_as_it_says(harness):
+    draw = random.Random(1).lognormvariate
+    held = [harness.median_bounds([draw(0, 1) for _ in range(15)]).upper95 >= 1 for _ in range(2000)]
+    assert statistics.mean(held) >= 0.94
+
+
+def test_every_contender_runs_once_a_round_in_changing_order(harness):
+    seen = []
+    contenders = {name: lambda name=name: seen.append(name) or len(seen) for name in "abc"}
+    timings = harness.interleave(contenders, 12, say=lambda text: None)
+    rounds = [seen[start : start + 3] for start in range(0, 36, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1
+    assert [len(values) for values in timings.values()] == [12, 12, 12]
+
+
+def test_a_missing_peer_is_said_and_left_out(harness):
+    said = []
+    assert harness.find_peers({"here": "json", "gone": "no_such_module"}, said.append) == ["here"]
+    assert len(said) == 1
+    assert "gone" in said[0]
+
+
+def test_a_table_is_aligned(harness):
+    lines = harness.table(["a", "b"], [["one", "1.0"], ["three", "10.0"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].startswith("| a ")
+
+
+def test_contenders_do_not_inherit_the_launcher(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import _crew
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCKSTEP_STORE", "x")
+    environ = _crew.clean_environ({"RANK": "0"})
+    assert environ["RANK"] == "0"
+    assert "LOCKSTEP_STORE" not in environ
+    assert environ["OMP_NUM_THREADS"] == "1"

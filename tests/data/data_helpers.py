@@ -1,0 +1,164 @@
+"""A driver without a team, worlds of many ranks in one process, and data that shows what was drawn for it."""
+
+import random
+
+import numpy
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.sources import Share, choose_source
+from lockstep.data.streams import Purpose, reseed
+
+CPU = torch.device("cpu")
+
+
+class FakeDriver:
+    """Moves the steps as a loop does, without anything to synchronise. Notes what it is told."""
+
+    def __init__(self, seed=0, stop_following_at=None):
+        self.seed = seed
+        self.step = 0
+        self.turn = None
+        self.told = []
+        self._leader = None
+        self._stop = stop_following_at
+
+    @property
+    def next_step(self):
+        return self.step + 1
+
+    def enter(self, loader):
+        if self._leader is loader:
+            self.leave(loader, exhausted=False, failed=False)
+        if self._leader is not None:
+            return False
+        self._leader = loader
+        self.told.append("enter")
+        return True
+
+    def begin(self, turn):
+        self.turn, self.step = turn, turn.step
+        self.told.append(("begin", turn.step, turn.shard))
+        self.resume_stream()
+
+    def resume_stream(self):
+        reseed(self.seed, Purpose.TRAIN, self.step, self.turn.shard)
+
+    def end_turn(self):
+        assert self.turn is not None
+        self.told.append(("end", self.turn.step, self.turn.shard))
+        self.turn = None
+
+    def follow(self, absence):
+        self.step = absence.step
+        self.told.append(("follow", absence.step, absence.num_active_ranks))
+        return absence.step != self._stop
+
+    def leave(self, loader, *, exhausted, failed):
+        if self._leader is loader:
+            self._leader = None
+            self.turn = None
+            self.told.append(("leave", "exhausted" if exhausted else "failed" if failed else "left"))
+
+
+def share(rank=0, world_size=1, num_shards=1, seed=0, loader=1):
+    return Share(rank=rank, world_size=world_size, num_shards=num_shards, seed=seed, loader=loader)
+
+
+def prepared(batches, rank=0, world_size=1, num_shards=1, driver=None, **place):
+    place = share(rank, world_size, num_shards, **place)
+    return PreparedLoader(batches, place, driver or FakeDriver(place.seed), CPU)
+
+
+def deal_all(make, world_size, num_shards, epochs=1, **place):
+    """``{(step, shard): batch}`` of all ranks of a simulated world, and how many steps each epoch had.
+
+    ``make()`` makes the user's loader, anew for each rank as each process does.
+    """
+    seen, steps = {}, []
+    for rank in range(world_size):
+        source = choose_source(make(), share(rank, world_size, num_shards, **place))
+        counted, first = [], 1
+        for epoch in range(epochs):
+            last = first - 1
+            for turn, batch in source.deal(first, epoch):
+                assert turn.step in (last, last + 1), "a step was skipped"
+                last = turn.step
+                if batch is not None:
+                    assert (turn.step, turn.shard) not in seen, "two ranks had the same shard"
+                    seen[turn.step, turn.shard] = batch
+            counted.append(last - first + 1)
+            first = last + 1
+        steps.append(counted)
+    assert all(counted == steps[0] for counted in steps), "the ranks counted different steps"
+    return seen, steps[0]
+
+
+def epoch_of(seen, first_step, num_steps):
+    """The batches of some steps, in shard order."""
+    return [batch for (step, _), batch in sorted(seen.items()) if first_step <= step < first_step + num_steps]
+
+
+def same(one, other):
+    """Whether two batches are equal in structure and to the bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, numpy.ndarray):
+        return isinstance(other, numpy.ndarray) and numpy.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+class Numbers(Dataset):
+    """Sample i is the number i."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return int(index)
+
+
+def draw():
+    """A number from each generator that user code draws from."""
+    return [float(torch.rand(())), float(numpy.random.random()), random.random()]
+
+
+class Noisy(Numbers):
+    """Sample i is i, with noise."""
+
+    def __getitem__(self, index):
+        return torch.tensor([float(super().__getitem__(index)), *draw()], dtype=torch.float64)
+
+
+def noisy_collate(samples):
+    return torch.stack(samples), torch.tensor(draw(), dtype=torch.float64)
+
+
+class NoisyStream(IterableDataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        first = draw()
+        for index in range(self.length):
+            yield torch.tensor([float(index), *draw(), *first], dtype=torch.float64)
+
+
+class Stream(IterableDataset):
+    """The numbers 0 to length - 1. Without a length."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))

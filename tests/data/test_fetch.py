@@ -1,0 +1,217 @@
+"""Promises about fetching: what a DataLoader would give, in workers or here, from the streams of its place."""
+
+import multiprocessing
+import pickle
+import random
+
+import numpy
+import pytest
+import torch
+from data_helpers import Noisy, Numbers, noisy_collate, same
+from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
+
+from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
+from lockstep.data.streams import Purpose
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def request(*indices, place=(1, 1, 0), epoch=None):
+    return Request(Purpose.FETCH, place, list(indices), epoch)
+
+
+def fetch(loader, *requests):
+    return list(FetchPool(choose_fetcher(0, loader), loader).run(requests))
+
+
+def table(length=6):
+    return TensorDataset(torch.arange(length * 3.0).reshape(length, 3), torch.arange(length))
+
+
+class Items(Numbers):
+    def __getitems__(self, indices):
+        return [f"item {index}" for index in indices]
+
+
+class Shouting(TensorDataset):
+    def __getitem__(self, index):
+        return ("!", *super().__getitem__(index))
+
+
+class TableLoader(DataLoader):
+    pass
+
+
+@pytest.mark.parametrize(
+    "dataset", [table(), Subset(table(), [5, 3, 1, 0]), Subset(Subset(table(), [5, 3, 1, 0]), range(4))]
+)
+@pytest.mark.parametrize("indices", [[0], [3, 1, 2], [-1, 0], [torch.tensor(2), numpy.int64(1)]])
+def test_whole_batch_fetching_gives_what_the_default_collate_gives(dataset, indices):
+    loader = DataLoader(dataset, batch_size=2)
+    by_sample = loader.collate_fn([dataset[index] for index in indices])
+    assert same(fetch(loader, request(*indices))[0], by_sample)
+
+
+def test_whole_batch_fetching_is_for_plain_tensors_alone():
+    assert isinstance(choose_fetcher(0, DataLoader(table())), TableFetcher)
+    assert isinstance(choose_fetcher(0, DataLoader(table(), collate_fn=list)), SampleFetcher)
+    assert isinstance(choose_fetcher(0, DataLoader(Shouting(*table().tensors))), SampleFetcher)
+    sparse = TensorDataset(torch.eye(3).to_sparse())
+    assert isinstance(choose_fetcher(0, DataLoader(sparse)), SampleFetcher)
+
+
+@pytest.mark.parametrize("dataset", [table(), Numbers(6)])
+def test_an_index_that_does_not_exist_is_the_usual_error(dataset):
+    with pytest.raises(IndexError):
+        fetch(DataLoader(dataset), request(0, 99))
+
+
+def test_a_data_set_that_fetches_many_at_once_is_asked_so():
+    assert fetch(DataLoader(Items(4), collate_fn=list), request(2, 0)) == [["item 2", "item 0"]]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_user_code_draws_depends_on_the_place_and_not_on_the_workers(num_workers):
+    requests = [request(0, 1, place=(1, step, 0)) for step in range(5)]
+    here = fetch(DataLoader(Noisy(4), collate_fn=noisy_collate), *requests)
+    there = fetch(DataLoader(Noisy(4), collate_fn=noisy_collate, num_workers=num_workers), *requests)
+    assert same(here, there)
+    assert len({batch[1][0].item() for batch in here}) == 5
+
+
+def test_batches_are_fetched_when_they_are_asked_for_if_there_are_no_workers():
+    asked = []
+
+    def requests():
+        for step in range(3):
+            asked.append(step)
+            yield request(0, place=(1, step, 0))
+
+    loader = DataLoader(Numbers(2))
+    batches = FetchPool(choose_fetcher(0, loader), loader).run(requests())
+    next(batches)
+    assert asked == [0]
+
+
+def test_workers_that_persist_serve_several_passes_also_after_one_was_left():
+    loader = DataLoader(Numbers(40), collate_fn=list, num_workers=2, persistent_workers=True)
+    pool = FetchPool(choose_fetcher(0, loader), loader)
+    left = pool.run(request(i) for i in range(20))
+    assert [next(left) for _ in range(3)] == [[0], [1], [2]]
+    left.close()
+    workers = {worker.pid for worker in pool._workers._iterator._workers}
+    for _ in range(2):
+        assert list(pool.run(request(i) for i in range(20, 30))) == [[i] for i in range(20, 30)]
+    assert {worker.pid for worker in pool._workers._iterator._workers} == workers
+
+
+class Epochal(Numbers):
+    epoch = "unset"
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return self.epoch
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_set_epoch_reaches_the_copies_of_the_data_set_in_workers(persistent):
+    loader = DataLoader(Epochal(4), collate_fn=list, num_workers=1, persistent_workers=persistent)
+    pool = FetchPool(choose_fetcher(0, loader), loader)
+    for epoch in (0, 1, 5):
+        assert list(pool.run([request(0, 1, epoch=epoch)])) == [[epoch, epoch]]
+
+
+def opened(worker):
+    get_worker_info().dataset.opened = f"opened in {worker}"
+
+
+class Opened(Numbers):
+    def __getitem__(self, index):
+        return self.opened, type(get_worker_info().dataset).__name__
+
+
+def test_user_code_in_workers_finds_its_own_data_set_there():
+    loader = DataLoader(Opened(4), collate_fn=list, num_workers=1, worker_init_fn=opened)
+    assert fetch(loader, request(0)) == [[("opened in 0", "Opened")]]
+
+
+class Failing(Numbers):
+    def __getitem__(self, index):
+        if index == 2:
+            raise LookupError("sample two is broken")
+        return index
+
+
+def fail_while_fetching(num_workers):
+    loader = DataLoader(Failing(4), collate_fn=list, num_workers=num_workers)
+    try:
+        fetch(loader, request(0), request(2))
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_exception_in_the_data_set_surfaces_as_itself(num_workers, crew):
+    kind, message = crew(1, fail_while_fetching, num_workers)[
+        0
+    ]  # in a process, as torch waits 5 s to end such a worker
+    assert kind is LookupError
+    assert "sample two is broken" in message
+
+
+def test_workers_may_be_spawned():
+    dataset = Noisy(4)
+    loader = DataLoader(dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn"))
+    assert same(fetch(loader, request(0, 1)), fetch(DataLoader(dataset), request(0, 1)))
+
+
+@pytest.mark.parametrize("dataset", [Noisy(4), table(), Subset(table(), [2, 1]), Epochal(4)])
+def test_all_that_a_spawned_worker_needs_can_be_pickled(dataset):
+    fetcher = choose_fetcher(0, DataLoader(dataset))
+    assert same(pickle.loads(pickle.dumps(fetcher))[request(1)], fetcher[request(1)])
+
+
+def test_pin_memory_without_a_card_does_nothing_and_does_not_warn():
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    for num_workers in (0, 1):
+        loader = DataLoader(table(), pin_memory=True, num_workers=num_workers)
+        assert not fetch(loader, request(0))[0][0].is_pinned()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pin_memory_pins_with_and_without_workers(num_workers):
+    assert fetch(DataLoader(table(), pin_memory=True, num_workers=num_workers), request(0))[0][0].is_pinned()
+
+
+@pytest.mark.cuda
+def test_a_table_on_the_card_is_fetched_there():
+    dataset = TensorDataset(*(tensor.cuda() for tensor in table().tensors))
+    assert same(
+        [t.cpu() for t in fetch(DataLoader(dataset), request(1, -1))[0]], fetch(DataLoader(table()), request(1, 5))[0]
+    )
+
+
+def test_samples_are_fetched_with_one_thread_here_as_in_workers_and_the_number_comes_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+        with pytest.raises(ZeroDivisionError), single_threaded():
+            1 / 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_streams_of_the_script_are_not_those_of_the_data():
+    random.seed(5)
+    fetch(DataLoader(Noisy(4)), request(0))
+    first = random.random()
+    random.seed(6)
+    fetch(DataLoader(Noisy(4)), request(0))
+    assert random.random() == first  # fetching has moved it: the loader starts the script's stream again afterwards

@@ -1,0 +1,115 @@
+"""Promises of the display: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from lockstep.measure import progress
+from lockstep.measure.progress import Bar, Hidden, Lines, choose_display
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize(
+    ("style", "is_main", "on_terminal", "kind"),
+    [
+        ("auto", True, True, Bar),
+        ("auto", True, False, Lines),
+        ("bar", True, False, Bar),
+        ("plain", True, True, Lines),
+        ("off", True, True, Hidden),
+        ("auto", False, True, Hidden),
+        ("bar", False, True, Hidden),
+        ("plain", False, False, Hidden),
+    ],
+)
+def test_who_shows_what(style, is_main, on_terminal, kind):
+    assert type(choose_display(style, is_main=is_main, on_terminal=on_terminal)) is kind
+
+
+def run_pass(display, num_steps=3, length=3, values=None):
+    display.begin("epoch 1/2", length)
+    for done in range(1, num_steps + 1):
+        display.step(done)
+        display.values(values or {"loss": 1 / 3})
+    display.end()
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_a_pass_ends_in_one_line_with_its_newest_values(capsys):
+    run_pass(Lines())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(r"epoch 1/2  step 3/3  [\d.]+ steps/s  loss 0\.3333", lines[0])
+
+
+def test_lines_come_now_and_then_and_not_at_every_step(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    display = Lines()
+    display.begin("epoch 1", None)
+    for done in range(1, 301):
+        clock[0] += 0.125
+        display.step(done)
+    display.end()
+    display.end()
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.search(r"step (\d+)", line)[1] for line in lines] == ["80", "160", "240", "300"]
+    assert "8.0 steps/s" in lines[-1]
+
+
+def test_values_of_one_pass_are_not_shown_in_the_next(capsys):
+    display = Lines()
+    run_pass(display)
+    run_pass(display, num_steps=0)
+    assert "loss" not in capsys.readouterr().out.splitlines()[1]
+
+
+def test_a_bar_shows_how_far_the_pass_has_come_and_leaves_no_thread(capsys):
+    display, threads = Bar(), threading.active_count()
+    run_pass(display, values={"loss": 0.25})
+    out = plain(capsys.readouterr().out)
+    assert "epoch 1/2" in out
+    assert "3/3" in out
+    assert "loss 0.25" in out
+    deadline = time.monotonic() + 2
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.02)  # its last refresh
+    assert threading.active_count() == threads
+
+
+def test_a_bar_takes_names_with_brackets_as_they_are(capsys):
+    run_pass(Bar(), values={"loss[a]": 1.0, "[/red]": 2.0})
+    out = plain(capsys.readouterr().out)
+    assert "loss[a] 1" in out
+    assert "[/red] 2" in out
+
+
+def test_what_is_printed_meanwhile_appears_above_the_bar(capsys):
+    display = Bar()
+    display.begin("epoch 1", 3)
+    print("a word from the script")
+    display.step(1)
+    display.end()
+    out = plain(capsys.readouterr().out)
+    assert out.index("a word from the script") < out.rindex("1/3")
+    print("after it")
+    assert capsys.readouterr().out == "after it\n"
+
+
+def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
+    display = Bar()
+    display.begin("epoch 1", 3)
+    run_pass(display, length=None)
+    display.end()
+    assert "3/?" in plain(capsys.readouterr().out)
+
+
+def test_nothing_is_shown_by_the_hidden_one(capsys):
+    run_pass(Hidden())
+    assert capsys.readouterr().out == ""
