@@ -55,9 +55,7 @@ class Crew:
         independent: whether each process is a world of its own.
     """
 
-    def __init__(
-        self, name: str, worker: str, args: Sequence[str], nproc: int = 1, *, independent: bool = False
-    ) -> None:
+    def __init__(self, name: str, worker: str, args: Sequence[str], nproc: int = 1, *, independent: bool = False) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the crew
         self._processes: list[subprocess.Popen[str]] = []
@@ -151,8 +149,6 @@ class Crews:
     def __enter__(self) -> Crews:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for crew in self._all:
             crew.close()

@@ -28,7 +28,6 @@ from _crew import Crew, Crews
 
 GOAL = 1.05
 GOAL_WHOLE_BATCH = 0.7
-BATCH = 32
 PEERS = {"accelerate": "accelerate", "fabric": "lightning_fabric", "ignite": "ignite"}
 DISTRIBUTIONS = ("accelerate", "lightning-fabric", "pytorch-ignite")
 OURS, HAND = "lockstep", "by-hand"
@@ -36,7 +35,7 @@ OURS_WHOLE, HAND_WHOLE = "lockstep, TensorDataset", "by-hand, TensorDataset"
 
 
 def measure(
-    nproc: int, *, peers: list[str], steps: int, rounds: int, say: Callable[[str], None]
+    nproc: int, *, peers: list[str], batch: int, steps: int, rounds: int, say: Callable[[str], None]
 ) -> tuple[harness.Timings, harness.Timings]:
     """Microseconds a step of every contender in every round: on the clock, and of processor time."""
     data = {name: (name, "samples") for name in (HAND, OURS, *peers)}
@@ -45,7 +44,7 @@ def measure(
     with tempfile.TemporaryDirectory() as scratch, Crews(say) as crews:
 
         def start(name: str, contender: str, kind: str) -> Callable[[], float]:
-            args = [contender, "--data", kind, "--steps", str(steps), "--batch", str(BATCH)]
+            args = [contender, "--data", kind, "--steps", str(steps), "--batch", str(batch)]
             crew = crews.start(Crew(name, "loop.py", [*args, "--run-dir", f"{scratch}/{kind}"], nproc))
 
             def turn() -> float:
@@ -97,6 +96,7 @@ def main() -> None:
     parser = harness.make_parser(__doc__ or "", rounds=60)
     parser.add_argument("--nproc", type=int, choices=(1, 2), help="processes of each contender (default: 1, then 2)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of a turn, which is an epoch (default: 300)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a process and step (default: 32)")
     parser.add_argument("--no-peers", action="store_true", help="lockstep and the hand-written loop only")
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args)
@@ -106,7 +106,7 @@ def main() -> None:
     cases = []
     for nproc in [args.nproc] if args.nproc else [1] if args.quick else [1, 2]:
         say(f"\n{nproc} process{'es' if nproc > 1 else ''}, {rounds} rounds of {steps} steps")
-        timings, cpu = measure(nproc, peers=peers, steps=steps, rounds=rounds, say=say)
+        timings, cpu = measure(nproc, peers=peers, batch=args.batch, steps=steps, rounds=rounds, say=say)
         cases.append(judge(nproc, timings, cpu, say))
     harness.finish(summary(args, cases, rounds, steps, machine))
 
@@ -127,6 +127,7 @@ def summary(
         **({"cases": cases} if len(cases) > 1 else {}),
         "rounds": rounds,
         "steps": steps,
+        "batch": args.batch,
         "quick": args.quick,
         "machine": machine,
         "versions": harness.versions(DISTRIBUTIONS),

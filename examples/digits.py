@@ -1,8 +1,8 @@
 """Handwritten digits (scikit-learn's real scans, inside the package) with a small convolutional network.
 
-    python examples/digits.py                                  one process
-    lockstep run --nproc-per-node 2 examples/digits.py         two
-    lockstep compare examples/digits.py                        every method that this machine can run
+python examples/digits.py                                  one process
+lockstep run --nproc-per-node 2 examples/digits.py         two
+lockstep compare examples/digits.py                        every method that this machine can run
 """
 
 import argparse

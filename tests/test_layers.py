@@ -107,9 +107,7 @@ def imports(module: str, code: ast.Module, tree: dict[str, ast.Module]) -> Itera
 
 
 def layer_violations(tree: dict[str, ast.Module]) -> list[str]:
-    found = [
-        f"{name} has no place in the table of layers" for name in sorted({*map(layer, tree)}) if not visible_to(name)
-    ]
+    found = [f"{name} has no place in the table of layers" for name in sorted({*map(layer, tree)}) if not visible_to(name)]
     graph: dict[str, set[str]] = {}
     for module, code in tree.items():
         allowed = visible_to(layer(module)) or ("",)

@@ -57,7 +57,6 @@ def test_a_variable_that_is_not_what_it_should_be_is_named(environ, words):
         read_environment(environ)
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="world.py: divides by sizes before it checks them")
 @pytest.mark.parametrize("environ", [{"WORLD_SIZE": "0", "RANK": "0"}, {**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}])
 def test_a_size_below_one_is_named(environ):
     with pytest.raises(ConfigError, match="SIZE"):

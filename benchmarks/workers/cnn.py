@@ -8,6 +8,7 @@ Alone it trains on the whole batch; as one of several it takes its part. A turn 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -36,7 +37,9 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
-    team = lockstep.join(threads=1, progress="off", run_dir=str(args.run_dir))
+    # Independent processes must not share a run, nor race to make its directory.
+    run_dir = args.run_dir if "RANK" in os.environ else args.run_dir / str(os.getpid())
+    team = lockstep.join(threads=1, progress="off", run_dir=str(run_dir))
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     num_samples = args.steps * args.batch

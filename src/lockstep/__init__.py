@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockstep.comm.collectives import Collectives
@@ -60,8 +60,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # The command line lives in this package too, and must not wait seconds for torch: names are looked up when used.
     if name not in _PLACES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(_import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

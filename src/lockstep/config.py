@@ -45,7 +45,8 @@ class RunConfig:
     log_every: int = 20
     """Steps between two exchanges of logged values among the ranks."""
     find_unused_parameters: bool = False
-    """For ``ddp``: parameters may be unused in *some* steps. (Those unused in the first step are found without it.)"""
+    """For ``ddp``: parameters that the first step used may be unused in later ones. (A model that leaves some out in its
+    first step is found out without it.) Its gradients are then reduced after the backward pass, not while it runs."""
     progress: str = "auto"
     """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
 
@@ -68,7 +69,8 @@ class RunConfig:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
         if self.seed >= 2**63:
             raise ConfigError(f"seed={self.seed}: it must be below 2**63")
-        if not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
+        is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
 
     @classmethod

@@ -60,6 +60,8 @@ class Loop:
         self._passes: list[Pass] = []
         self._first_pass = True
         self._notice = ""
+        self._num_backwards = 0
+        """Backward passes in the step at hand."""
 
     # Where the run is
 
@@ -116,6 +118,8 @@ class Loop:
         self.turn = turn
         self.step = turn.step
         self.weight = None
+        if turn.index == 0:
+            self._num_backwards = 0
         self._sync.begin(turn)
         self.resume_stream()
 
@@ -135,18 +139,19 @@ class Loop:
         self._sync.end_step()
         self._log.end_step()
         if turn.num_active_ranks < self._collectives.size:
-            self._collectives.broadcast_object((_STATE, self._state_of()) if self._collectives.rank == 0 else None)
+            self._send(_STATE, self._state_of())
         self._step_done(turn.step_samples)
 
     def follow(self, absence: Absence) -> bool:
         """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
         self.step = absence.step
         kind, state = self._collectives.broadcast_object(None)
-        if kind == _LEFT:
-            return False
-        self._load_state(state)
-        self._step_done(0)
-        return True
+        if state is None:
+            self.step -= 1
+        else:
+            self._load_state(state)
+            self._step_done(0)
+        return bool(kind == _STATE)
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """See Driver."""
@@ -154,10 +159,9 @@ class Loop:
             return
         failed = failed or script_failed()
         self._leader = None
-        turn = self.turn
+        turn, self.turn = self.turn, None
         if turn is not None and not failed:
             self._leave_body(turn)
-        self.turn = None
         if failed:
             return
         self.resume_stream()
@@ -168,25 +172,29 @@ class Loop:
             self._pass = None
 
     def _leave_body(self, turn: MicroStep) -> None:
-        """`break`: at the end of a step the step counts; in the middle of one it is discarded."""
-        if turn.is_last:
-            if turn.num_active_ranks < self._collectives.size:
-                # The ranks that follow cannot see the break.
-                state = (_LEFT, None) if self._collectives.rank == 0 else None
-                self._collectives.broadcast_object(state)
-            self.turn = None
+        """`break`: a step that had its last backward pass counts, an unfinished one is discarded."""
+        counts = turn.is_last and self._num_backwards > 0
+        if counts:
             self._sync.end_step()
             self._log.end_step()
+        else:
+            self._sync.drop()
+            self._log.drop_step()
+            self.step -= 1
+            if self._num_backwards:
+                # Said when the script goes on: an error that ends the script leaves the loop too.
+                self._notice = (
+                    f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
+                    "discarded. To leave after whole steps: `if team.ends_step and ...: break`."
+                )
+        if turn.num_active_ranks < self._collectives.size:
+            # The ranks that follow cannot see the break.
+            self._send(_LEFT, self._state_of() if counts else None)
+        if counts:
             self._step_done(turn.step_samples)
-            return
-        self._sync.drop()
-        self._log.drop_step()
-        self.step -= 1
-        # Said when the script goes on: an error that ends the script leaves the loop too.
-        self._notice = (
-            f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
-            "discarded. To leave after whole steps: `if team.ends_step and ...: break`."
-        )
+
+    def _send(self, kind: str, state: list[Any] | None) -> None:
+        self._collectives.broadcast_object((kind, state) if self._collectives.rank == 0 else None)
 
     def _step_done(self, num_samples: int) -> None:
         self._log.tick(self.step)
@@ -208,7 +216,9 @@ class Loop:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
-        self._nan_watch.look(loss, turn.step, turn.shard)
+        if weight != 0:  # the mean over no tokens is NaN, and counts for nothing
+            self._nan_watch.look(loss, turn.step, turn.shard)
+        self._num_backwards += 1
         self.weight = weight
         self._sync.backward(loss, weight, **options)
 
@@ -241,8 +251,10 @@ class Loop:
 
     def close(self, *, failed: bool) -> None:
         """The script is over. Unless it failed, every rank must call it."""
+        if self._leader is not None:  # the script still holds an iterator
+            self.leave(self._leader, exhausted=False, failed=failed)
         self._display.end()
-        if not failed and self._leader is None:
+        if not failed:
             self.report_passes()
 
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import platform
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -402,7 +401,6 @@ class Team:
         return Evaluation(models, source, self._inner, self.device, self._evaluated, metrics)
 
     def _evaluated(self, results: dict[str, float]) -> None:
-        self._loop.resume_stream()
         self._journal.scalars("evaluate", self.epoch, self.step, results)
 
     # Talking to the others
@@ -570,7 +568,7 @@ def _version() -> str:
 def _is_loader(thing: Any) -> bool:
     if isinstance(thing, (nn.Module, Optimizer, LRScheduler)):
         return False
-    if isinstance(thing, PreparedLoader) or isinstance(thing, (str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
+    if isinstance(thing, (PreparedLoader, str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
         raise UsageError(
             f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
             "DataLoaders, or iterables of ready batches"
@@ -614,9 +612,7 @@ def _check_weight(weight: float | Tensor) -> float:
 
 
 def _batch_words(loader: PreparedLoader, num_shards: int) -> str:
-    batch_size = getattr(loader, "batch_size", None) or getattr(
-        getattr(loader, "batch_sampler", None), "batch_size", None
-    )
+    batch_size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not isinstance(batch_size, int):
         return f"global batches of {_count(num_shards, 'shard')}"
     upto = "" if batch_size % num_shards == 0 else "up to "

@@ -37,6 +37,7 @@ class World:
 
     @property
     def host(self) -> str:
+        """The name of this machine."""
         return socket.gethostname()
 
 
@@ -77,6 +78,9 @@ def _read_world(environ: Mapping[str, str]) -> World:
             continue
         size = _integer(environ, world_size)
         local_size = _integer(environ, local_world_size, size)
+        for name, value in ((world_size, size), (local_world_size, local_size)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: a number of processes is 1 or more")
         world = World(
             rank=_integer(environ, rank),
             world_size=size,
@@ -88,9 +92,7 @@ def _read_world(environ: Mapping[str, str]) -> World:
             store_path=environ.get(STORE),
         )
         if not 0 <= world.rank < world.world_size:
-            raise ConfigError(
-                f"{rank}={world.rank} with {world_size}={world.world_size}: ranks go from 0 to {size - 1}"
-            )
+            raise ConfigError(f"{rank}={world.rank} with {world_size}={world.world_size}: ranks go from 0 to {size - 1}")
         return world
     return World()
 

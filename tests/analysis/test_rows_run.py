@@ -184,9 +184,7 @@ def test_an_empty_directory_is_used_as_it_is(tmp_path):
 
 
 def make_plan(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):
-    return compare.plan(
-        script=Path("s.py"), methods=parse_methods(methods), nprocs=nprocs, num_cores=num_cores, **options
-    )
+    return compare.plan(script=Path("s.py"), methods=parse_methods(methods), nprocs=nprocs, num_cores=num_cores, **options)
 
 
 def test_shards_and_threads_follow_the_largest_row_for_all_rows():
@@ -203,9 +201,7 @@ def test_fewer_shards_than_processes_are_refused_before_anything_runs():
 
 def test_lockstep_run_gets_its_settings_as_flags():
     row = Row(number=1, method=Method(strategy="ddp", precision="bf16-mixed"), num_processes=2)
-    start = start_of(
-        row, script=Path("s.py"), args=("--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run")
-    )
+    start = start_of(row, script=Path("s.py"), args=("--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run"))
     tail = start.command[start.command.index("run") :]
     flags = ("--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", "--run-dir=/out/run")
     assert tail == ("run", "--nproc-per-node=2", *flags, "s.py", "--lr", "1")

@@ -76,7 +76,15 @@ def test_weights_of_shards_are_exact_for_any_split(crew):
 
 
 @pytest.mark.parametrize(
-    "task", [tasks.train_gan, tasks.train_sparse, tasks.train_average, tasks.train_thawed, tasks.keep_gradients, tasks.backward_twice]
+    "task",
+    [
+        tasks.train_gan,
+        tasks.train_sparse,
+        tasks.train_average,
+        tasks.train_thawed,
+        tasks.keep_gradients,
+        tasks.backward_twice,
+    ],
 )
 def test_unusual_loops_give_the_same_answer(crew, task):
     alone, *others = run_at(crew, [1, 2, 3], 3, task, 34, 12)

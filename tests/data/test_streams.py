@@ -69,6 +69,11 @@ def test_numpy_need_not_have_been_imported(monkeypatch):
         reseed(0, Purpose.TRAIN, 1, 2)
 
 
+def reseed_and_fail():
+    torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
+    raise ZeroDivisionError
+
+
 def test_streams_set_aside_go_on_where_they_were_also_after_an_error():
     reseed(0, Purpose.TRAIN, 1, 0)
     expected = [draw() for _ in range(3)]
@@ -79,8 +84,7 @@ def test_streams_set_aside_go_on_where_they_were_also_after_an_error():
         draw()
     found.append(draw())
     with pytest.raises(ZeroDivisionError), set_aside():
-        torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
-        1 / 0
+        reseed_and_fail()
     found.append(draw())
     assert found == expected
 

@@ -77,7 +77,6 @@ def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, m
     assert len(list(read_events(tmp_path))) == 3
 
 
-@pytest.mark.xfail(strict=True, reason="events.py: a line cut short swallows the next launch's first event")
 def test_a_run_killed_in_the_middle_of_a_line_can_be_read_after_it_went_on(tmp_path, without_tensorboard):
     write(tmp_path)
     with (tmp_path / FILE_NAME).open("a") as file:

@@ -52,8 +52,7 @@ def _too_few_cores(comparison: Comparison, all_figures: list[Figures]) -> list[s
         ]
     if not on_cpu and most > cores:
         return [
-            f"{most} processes share {cores} cores: each needs one of its own to feed its card, and its loader "
-            "workers more."
+            f"{most} processes share {cores} cores: each needs one of its own to feed its card, and its loader workers more."
         ]
     return []
 

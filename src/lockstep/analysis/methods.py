@@ -74,9 +74,7 @@ def parse_method(text: str) -> Method:
             f"method {text.strip()!r}: plain python starts one process, and {strategy} needs several. "
             f"Write {strategy!r} (started by lockstep run) or '{strategy}@torchrun'."
         )
-    return Method(
-        strategy=strategy, launcher=launcher if at else "lockstep", precision=precision if plus else "32-true"
-    )
+    return Method(strategy=strategy, launcher=launcher if at else "lockstep", precision=precision if plus else "32-true")
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
@@ -122,9 +120,7 @@ def expand(methods: Sequence[Method], nprocs: Iterable[int]) -> tuple[Row, ...]:
     """One row for each method and number of processes; ``single`` has one process whatever is asked for."""
     numbers = tuple(nprocs)
     pairs = [
-        (method, num_processes)
-        for method in methods
-        for num_processes in ((1,) if method.strategy == "single" else numbers)
+        (method, num_processes) for method in methods for num_processes in ((1,) if method.strategy == "single" else numbers)
     ]
     return tuple(
         Row(number=place, method=method, num_processes=num_processes)

@@ -35,9 +35,7 @@ def draw(comparison: Comparison) -> Path:
     FigureCanvasAgg(figure)
     time, utilisation, memory = figure.subplots(1, 3, sharey=True, width_ratios=(1.35, 1, 1))
     _bars(time, comparison, lambda figures: figures.epoch_s, lambda figures: _time_label(comparison, figures))
-    _bars(
-        utilisation, comparison, lambda figures: figures.utilisation, lambda figures: table.percent(figures.utilisation)
-    )
+    _bars(utilisation, comparison, lambda figures: figures.utilisation, lambda figures: table.percent(figures.utilisation))
     _bars(memory, comparison, _gigabytes, lambda figures: table.size(figures.peak_bytes))
     unit = "card" if on_card else "all cores"
     time.set(title="Time per epoch (less is better)", xlabel="s (in brackets: speed-up)")

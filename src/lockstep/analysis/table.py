@@ -64,9 +64,7 @@ def show(comparison: Comparison, notes: Sequence[str], console: Console) -> None
     for result in comparison.rows:
         if result.reason is not None:
             log = f" ({comparison.directory / result.log})" if result.log else ""
-            console.print(
-                Text(f"{result.row.label} {result.status}: {result.reason}{log}", style="red"), soft_wrap=True
-            )
+            console.print(Text(f"{result.row.label} {result.status}: {result.reason}{log}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
     for note in notes:
         console.print(Text(f"Note: {note}", style="yellow"))
@@ -78,9 +76,7 @@ def legend(comparison: Comparison) -> str:
     against = "" if baseline is None else f" Speed-up and differences are against {baseline.row.label}."
     measured = [result.figures for result in comparison.rows if result.figures is not None]
     trained = [
-        name
-        for name in ("loss", "accuracy")
-        if any(getattr(figures, f"{name}_from") == "training" for figures in measured)
+        name for name in ("loss", "accuracy") if any(getattr(figures, f"{name}_from") == "training" for figures in measured)
     ]
     source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
     shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import types
@@ -18,7 +17,7 @@ from rich.text import Text
 from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.methods import Row
 from lockstep.analysis.results import Comparison, RowResult, counted
-from lockstep.launch.cards import num_cards
+from lockstep.launch.cards import num_cards_here
 from lockstep.measure.usage import num_cores
 
 _PLAIN_WIDTH = 140  # without a terminal (a file, a pipe) nothing limits a line
@@ -112,15 +111,13 @@ def command(
       launcher   lockstep (if none is named), torchrun, python (single only)
       precision  32-true (if none is named), bf16-mixed
     """
-    cores, cards = num_cores(), num_cards(os.environ)
+    cores, cards = num_cores(), num_cards_here()
     plan = compare.plan(
         command=sys.argv,
         script=script,
         args=args,
         methods=methods.parse_methods(method_names),
-        nprocs=(
-            methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)
-        ),
+        nprocs=(methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
         num_cores=cores,
         shards=shards,
         threads=threads,

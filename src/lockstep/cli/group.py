@@ -28,9 +28,7 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module_name), attribute)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown verb is told the known ones."""
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             hint = f" To run a script: lockstep run {args[0]}" if args[0].endswith(".py") else ""

@@ -134,9 +134,7 @@ class Collectives:
         """
         self._guard("reduce_scatter")
         if tensor.ndim == 0 or tensor.shape[0] != self.size:
-            raise ConfigError(
-                f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank"
-            )
+            raise ConfigError(f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank")
         result = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
         dist.reduce_scatter(result, list(tensor.detach().contiguous().unbind()), op=_find_op(op), group=self.group)
         return result.div_(self.size) if op == "mean" else result
@@ -161,6 +159,8 @@ class Collectives:
     def all_gather_object(self, value: Any) -> list[Any]:
         """A picklable object of each rank, in rank order, on every rank."""
         self._guard("all_gather_object")
+        if self.size == 1:
+            return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
@@ -168,8 +168,11 @@ class Collectives:
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Rank ``src``'s picklable object, on every rank; what the others give is ignored."""
         self._guard("broadcast_object")
+        self._check_rank("src", src)
+        if self.size == 1:
+            return value
         box = [value]
-        dist.broadcast_object_list(box, group_src=self._check_rank("src", src), group=self.group)
+        dist.broadcast_object_list(box, group_src=src, group=self.group)
         return box[0]
 
     def any(self, condition: bool | Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, UsageError
@@ -20,6 +22,7 @@ from lockstep.world import World
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _FAREWELL_S = 0.02
+_openings = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +100,27 @@ def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.
     # Naming the card lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
     device_id = device if meeting.backend == "nccl" else None
     with listening_on(meeting):
-        if world.store_path is None and world.launcher != "python":
-            dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
-        else:
-            # A file in a private directory listens on nothing, so no other host can reach it.
-            store = HashStore() if world.store_path is None else FileStore(world.store_path, world.world_size)
-            dist.init_process_group(
-                backend,
-                store=PrefixStore("lockstep", store),
-                rank=world.rank,
-                world_size=world.world_size,
-                timeout=timeout,
-                device_id=device_id,
-            )
+        dist.init_process_group(
+            backend,
+            # A process that joins again must not find the addresses of its earlier group: torchrun's store outlives it.
+            store=PrefixStore(f"lockstep/{next(_openings)}", _open_store(world, timeout)),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timeout,
+            device_id=device_id,
+        )
+
+
+def _open_store(world: World, timeout: datetime.timedelta) -> dist.Store:
+    """Where the ranks find each other's addresses."""
+    if world.store_path is not None:
+        # A file in a private directory listens on nothing, so no other host can reach it.
+        return FileStore(world.store_path, world.world_size)
+    if world.launcher == "python":
+        return HashStore()
+    store, _, _ = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    return store
 
 
 def default_group() -> dist.ProcessGroup:

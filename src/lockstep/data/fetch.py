@@ -6,6 +6,7 @@ A request names its place in the run, and the random streams of that place are s
 
 from __future__ import annotations
 
+import array
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class SampleFetcher(Dataset[Any]):
     def __init__(self, seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any]) -> None:
         self.dataset = dataset
         self._seed = seed
-        self._collate_fn = collate_fn
+        self._collate_fn = _collate if collate_fn is default_collate else collate_fn
+        self._get_items = getattr(dataset, "__getitems__", None)
         self._set_epoch = getattr(dataset, "set_epoch", None)
         self._epoch: int | None = None
 
@@ -58,9 +60,9 @@ class SampleFetcher(Dataset[Any]):
         return self._collate_fn(self._get(request.indices))
 
     def _get(self, indices: Any) -> Any:
+        if self._get_items:
+            return self._get_items(indices)
         dataset = self.dataset
-        if getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(indices)  # type: ignore[attr-defined]
         return [dataset[index] for index in indices]
 
 
@@ -80,10 +82,29 @@ class TableFetcher(Dataset[Any]):
         self._rows = rows
 
     def __getitem__(self, request: Request) -> list[torch.Tensor]:
-        rows = torch.as_tensor(request.indices)
+        rows = _as_rows(request.indices)
         if self._rows is not None:
             rows = self._rows[rows]
         return [_take(tensor, rows) for tensor in self._tensors]
+
+
+def _as_rows(indices: Any) -> torch.Tensor:
+    try:  # the quickest way from a list of integers to a tensor
+        return torch.frombuffer(array.array("q", indices), dtype=torch.int64)
+    except (TypeError, ValueError):
+        return torch.as_tensor(indices)
+
+
+def _collate(samples: Any) -> Any:
+    """``default_collate``, without its long search for what samples are where they are plain tuples of plain tensors."""
+    if get_worker_info() is None and type(samples) is list and samples and type(samples[0]) is tuple:
+        columns = list(zip(*samples, strict=False))
+        size = len(columns)
+        if all(type(sample) is tuple and len(sample) == size for sample in samples) and all(
+            type(part) is torch.Tensor for column in columns for part in column
+        ):
+            return [torch.stack(column) for column in columns]
+    return default_collate(samples)
 
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Where global batches come from, and how this process's shards are taken out of them.
 
 There are three kinds of source: samples that can be indexed (a DataLoader over a map-style data set), a stream of
-samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields this process's turns in order: a
-MicroStep with its batch, or an Absence for a step in which all of this process's shards are empty.
+samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields this process's turns in order:
+a MicroStep with its batch, or an Absence for a step in which all of this process's shards are empty.
 """
 
 from __future__ import annotations

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+
+def num_cards_here() -> int:
+    """Cards that processes started by this one would see."""
+    return num_cards(os.environ)
 
 
 def num_cards(environ: Mapping[str, str]) -> int:

@@ -29,13 +29,13 @@ def resolve_nproc(asked: str | int | None) -> int:
         ConfigError: it means none.
     """
     if asked is None:
-        return max(1, cards.num_cards(os.environ))
+        return max(1, cards.num_cards_here())
     if asked == "auto":
-        return cards.num_cards(os.environ) or num_cores()
+        return cards.num_cards_here() or num_cores()
     if asked == "cpu":
         return num_cores()
     if asked == "gpu":
-        count = cards.num_cards(os.environ)
+        count = cards.num_cards_here()
         if count == 0:
             raise ConfigError("--nproc-per-node gpu: no CUDA card is visible here, or torch was built without CUDA")
         return count
@@ -63,7 +63,7 @@ def check_fit(config: RunConfig, nproc: int) -> None:
         )
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
-        count = cards.num_cards(os.environ)
+        count = cards.num_cards_here()
         if nproc > count:
             why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(

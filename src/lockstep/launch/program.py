@@ -37,9 +37,7 @@ def find_script(target: str, *, is_module: bool) -> Path | None:
     raise ConfigError(f"there is no script {target} (looked in {Path.cwd()}){hint}")
 
 
-def check_script(
-    target: str, source: Path | None, *, is_module: bool, args: Sequence[str], pass_local_rank: str
-) -> Script:
+def check_script(target: str, source: Path | None, *, is_module: bool, args: Sequence[str], pass_local_rank: str) -> Script:
     """Parse the script; returns what the workers are to run.
 
     Raises:

@@ -23,6 +23,7 @@ A reader must pass over kinds and fields that it does not know. A number that is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -47,22 +48,28 @@ class EventWriter:
     """Appends events to the journal of a run directory. Lines reach the file as they are written."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file: TextIO = (run_dir / FILE_NAME).open("a", encoding="utf-8", buffering=1)
+        path = run_dir / FILE_NAME
+        cut_short = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        if cut_short:  # an earlier launch was killed in the middle of a line
+            self._file.write("\n")
 
     def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
         self._file.write(json.dumps({"event": event, "time_s": time.time(), **_finite(fields)}) + "\n")
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order. A last line cut short (the run was killed) is left out.
+    """The events of a run, in order. A line cut short (a launch was killed while it wrote) is left out.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
     """
     with (run_dir / FILE_NAME).open(encoding="utf-8") as file:
         for line in file:
-            if line.endswith("\n"):
+            with contextlib.suppress(ValueError):
                 yield json.loads(line)

@@ -1,8 +1,9 @@
 """Logged values, averaged over all shards of all ranks, without a step ever waiting for it.
 
-Values are kept on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks exchange
-its sums: first, asynchronously, whether all logged the same names; a window later the sums themselves; a window later
-they are read. So by the time anything is waited for, it has long been there. ``flush`` ends what is under way.
+Values are kept on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks
+exchange its sums: first, asynchronously, whether all logged the same names; a window later the sums themselves;
+a window later they are read. So by the time anything is waited for, it has long been there. ``flush`` ends what is
+under way.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ class MetricLog:
     def tick(self, step: int) -> None:
         """A step has ended on all ranks: exchange, if it is time. Every rank must call it; it does not wait."""
         if self._world_size == 1 and self._on_cpu():
-            self.flush()
+            steps, self._closed = self._closed, []
+            for done in steps:
+                values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
+                self._write((done.epoch, done.step, values))
         elif step % self._every == 0:
             self._advance()
             self._close_window()
@@ -121,6 +125,8 @@ class MetricLog:
             self._advance()
 
     def _on_cpu(self) -> bool:
+        if self._under_way:
+            return False
         return all(not isinstance(value, Tensor) for step in self._closed for value in step.sums.values())
 
     def _close_window(self) -> None:

@@ -37,7 +37,7 @@ class NanWatch:
             return
         if loss.device.type != "cpu":
             self._waiting.append((step, shard, loss.detach().reshape(())))
-        elif loss.item() != loss.item():
+        elif (number := loss.item()) != number:
             self._found(step, shard)
 
     def tick(self, step: int) -> None:

@@ -7,6 +7,7 @@ many processes there are. Process ``r`` of ``W`` owns the contiguous block of sh
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from lockstep.errors import ConfigError
@@ -40,9 +41,12 @@ def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
     return -(-num_filled * world_size // num_shards)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MicroStep:
-    """One shard's turn in one step, on the process that owns it. Made only for shards that are not empty."""
+    """One shard's turn in one step, on the process that owns it. Made only for shards that are not empty.
+
+    (Nothing changes one. It is not frozen because one is made every micro-step, and a frozen one takes four times as long.)
+    """
 
     step: int
     """Number of the step in the run, from 1."""
@@ -59,11 +63,6 @@ class MicroStep:
     """Ranks below this number take part in this step with samples of their own; the others follow."""
 
     @property
-    def is_only(self) -> bool:
-        """Whether this process has just this shard in this step."""
-        return self.is_last and self.index == 0
-
-    @property
     def fraction(self) -> float:
         """The shard's weight by sample count, as its part of the step: these sum to one over all shards."""
         return self.num_samples / self.step_samples
@@ -71,23 +70,21 @@ class MicroStep:
 
 def micro_steps(step: int, num_samples: int, rank: int, world_size: int, num_shards: int) -> list[MicroStep]:
     """A process's turns in a step whose global batch has ``num_samples``: none if all of its shards are empty."""
+    return [MicroStep(step, *turn) for turn in _turns(num_samples, rank, world_size, num_shards)]
+
+
+@functools.lru_cache(maxsize=256)  # nearly all batches of a run have one size
+def _turns(
+    num_samples: int, rank: int, world_size: int, num_shards: int
+) -> tuple[tuple[int, int, int, int, bool, int], ...]:
+    """The fields of each MicroStep, after ``step``."""
     owned = [shard for shard in block(rank, world_size, num_shards) if shard < num_samples]
     active = num_active_ranks(num_samples, world_size, num_shards)
     turns = []
     for index, shard in enumerate(owned):
         part = shard_slice(shard, num_samples, num_shards)
-        turns.append(
-            MicroStep(
-                step=step,
-                shard=shard,
-                num_samples=part.stop - part.start,
-                step_samples=num_samples,
-                index=index,
-                is_last=index == len(owned) - 1,
-                num_active_ranks=active,
-            )
-        )
-    return turns
+        turns.append((shard, part.stop - part.start, num_samples, index, index == len(owned) - 1, active))
+    return tuple(turns)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

@@ -27,9 +27,7 @@ class PreparedModel(nn.Module):
         device: the device of this process.
     """
 
-    def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device) -> None:
         super().__init__()
         own = self.__dict__
         # The very registries of the user's model: what is added there is seen here, and no name gets a prefix.
@@ -95,9 +93,7 @@ class PreparedModel(nn.Module):
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
 
 
-def stand_in(
-    model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device
-) -> PreparedModel:
+def stand_in(model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device) -> PreparedModel:
     """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
     classes only.)"""
 

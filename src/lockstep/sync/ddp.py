@@ -1,8 +1,9 @@
 """PyTorch's DistributedDataParallel: buckets of gradients are reduced while the backward pass still runs.
 
 Its communication hook multiplies a bucket by the shard's weight, adds the process's earlier shards, and sums over the
-ranks. Two kinds of steps go without DDP's own reduction, in one piece after the backward pass: the first one, which shows
-whether every parameter is used (DDP must be told), and one in which some ranks have no samples (DDP knows no absence).
+ranks. DDP counts on a gradient for every parameter on every rank. So gradients are reduced without it, in one piece after
+the backward pass, in the first step (which shows whether all parameters are used), for a model that does not use them all,
+and in a step in which some ranks have no samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from lockstep.plan.shards import MicroStep
 from lockstep.sync.gradients import Gradients, install, widen
 from lockstep.sync.sharded import ShardedSync
 
-
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers"
@@ -38,11 +38,12 @@ _NO_BUFFERS: dict[str, Any] = {
 class _Engine:
     """One model in a DistributedDataParallel of its own."""
 
-    def __init__(self, model: nn.Module, *, find_unused: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.find_unused = find_unused
+        self.partial = False
+        """Whether a loss was seen that depends on some of the parameters only."""
         self.proven = False
-        """Whether a step has shown which parameters are used, so that DDP can be told and do its work."""
+        """Whether a step has shown that all parameters are used by every shard, which is what DDP counts on."""
         self.overlaps = False
         """Whether DDP reduces this model's gradients in the micro-step at hand."""
         self.sparse = [m.weight for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
@@ -62,7 +63,6 @@ class _Engine:
             self.model,
             device_ids=[device] if len(cards) == 1 and device.type == "cuda" else None,
             **_NO_BUFFERS,
-            find_unused_parameters=self.find_unused,
         )
 
 
@@ -72,7 +72,7 @@ class DataParallel(ShardedSync):
     Args:
         num_shards: V of the run.
         meeting: how the ranks reach each other.
-        find_unused: whether parameters may be unused in steps after the first.
+        find_unused: whether parameters that the first step used may be unused later, so that DDP cannot be relied on.
     """
 
     def __init__(self, num_shards: int, meeting: Meeting, *, find_unused: bool) -> None:
@@ -90,7 +90,7 @@ class DataParallel(ShardedSync):
         all_active = turn.num_active_ranks == dist.get_world_size()
         for engine in self._engines:
             if turn.index == 0 and all_active and not _same(_trainable(engine.model), engine.trainable):
-                engine.proven = False  # parameters were frozen, or thawed
+                engine.proven = engine.partial = False  # parameters were frozen, or thawed
                 self._build(engine)
             engine.overlaps = engine.proven and turn.is_last and all_active
 
@@ -105,7 +105,7 @@ class DataParallel(ShardedSync):
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        engine = _Engine(model, find_unused=self._find_unused)
+        engine = _Engine(model)
         self._register(engine)
         self._engines.append(engine)
 
@@ -142,7 +142,9 @@ class DataParallel(ShardedSync):
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
         total = widen(buffer)
-        if self._share != 1.0:
+        if self._share == 0:
+            total = torch.zeros_like(total)  # and not 0 * NaN
+        elif self._share != 1.0:
             total.mul_(self._share)
         total = self._add_earlier(total, bucket.parameters())
         work = dist.all_reduce(total, async_op=True)
@@ -177,7 +179,7 @@ class DataParallel(ShardedSync):
         Raises:
             ModelError: it waits for a parameter that this loss does not reach, and the other ranks would wait for it.
         """
-        if engine.finished or engine.find_unused:
+        if engine.finished:
             return True
         unused = [name for name, p in engine.model.named_parameters() if p.requires_grad and p.grad is None]
         if engine.launched == 0 and len(unused) == len(engine.trainable):
@@ -203,12 +205,10 @@ class DataParallel(ShardedSync):
             _add_absent(engine, sums, used.tolist())
             _all_reduce_sums(sums, group)
         install(sums)
-        if not used[:-1].any() or self._turn is None or self._turn.num_active_ranks < dist.get_world_size():
-            return
-        if used[-1] > 0 and not engine.find_unused:
-            engine.find_unused = True
-            self._build(engine)
-        engine.proven = True
+        everyone = self._turn is not None and self._turn.num_active_ranks == dist.get_world_size()
+        if everyone and used[:-1].any() and not self._find_unused:
+            engine.partial = engine.partial or bool(used[-1])
+            engine.proven = not engine.partial
 
     def _active_group(self) -> dist.ProcessGroup | None:
         """The ranks that have samples in this step; None if there is only this one."""
@@ -225,9 +225,7 @@ class DataParallel(ShardedSync):
 
     # What else must agree
 
-    def _start_agreeing(
-        self, total: float | None, changed: list[bool]
-    ) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
         group = self._active_group()
         if group is None or (total is None and not changed):
             return lambda: (total, changed)
@@ -268,6 +266,8 @@ def _add_last(parameters: list[Parameter], sums: Gradients, share: float) -> boo
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             missing += 1
+            continue
+        if share == 0:
             continue
         part = widen(gradient).mul_(share)
         sums[parameter] = sums[parameter].add_(part) if parameter in sums else part

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lockstep.errors import LossError
+
 Gradients = dict[Parameter, Tensor]
 
 
@@ -48,9 +50,14 @@ class ShardSums:
         self._sums: dict[int, Gradients] = {}
 
     def add(self, call: int, parameters: Iterable[Parameter], weight: float) -> None:
-        """Move the gradients of the shard that has just run into the sum of this call."""
+        """Move the gradients of the shard that has just run into the sum of this call.
+
+        A shard of weight 0 (no tokens) is absent: its loss may be a mean over nothing, and its gradients NaN.
+        """
         sums = self._sums.setdefault(call, {})
         for parameter, gradient in set_aside(parameters).items():
+            if weight == 0:
+                continue
             part = widen(gradient)
             if weight != 1.0:
                 part = part.mul_(weight)
@@ -61,6 +68,7 @@ class ShardSums:
         return self._sums.pop(call, {})
 
     def clear(self) -> None:
+        """Forget all sums."""
         self._sums.clear()
 
 
@@ -68,6 +76,19 @@ def install(sums: Gradients) -> None:
     """Make sums the gradients of their parameters, in the parameters' own dtype."""
     for parameter, gradient in sums.items():
         parameter.grad = gradient.to(parameter.dtype)
+
+
+def check_total(total: float, step: int) -> None:
+    """Make sure that a step has some weight.
+
+    Raises:
+        LossError: the weights of all its shards sum to zero. All ranks find that at the same time.
+    """
+    if total == 0:
+        raise LossError(
+            f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
+            "in the whole global batch (no tokens?). Leave such batches out of the data."
+        )
 
 
 def divide(gradients: Iterable[Tensor], total: float) -> None:

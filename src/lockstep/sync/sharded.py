@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.buffers import ShardBuffers
-from lockstep.sync.gradients import Gradients, ShardSums, divide, put_back, set_aside
+from lockstep.sync.gradients import Gradients, ShardSums, check_total, divide, put_back, set_aside
 
 
 class ShardedSync(ABC):
@@ -63,6 +63,7 @@ class ShardedSync(ABC):
         self._backward_and_reduce(loss, call, share, options)
         total, changed = agree()
         if total is not None:
+            check_total(total, turn.step)
             divide((p.grad for p in self._parameters if p.grad is not None), total)
         put_back(self._carried)
         put_back(carried)
@@ -84,6 +85,7 @@ class ShardedSync(ABC):
         self._carried = {}
         self.end_step()
 
+    @abstractmethod
     def close(self) -> None:
         """See Sync."""
 
@@ -92,9 +94,7 @@ class ShardedSync(ABC):
         """Make the model that of rank 0 on every rank; what to call for its forward pass."""
 
     @abstractmethod
-    def _start_agreeing(
-        self, total: float | None, changed: list[bool]
-    ) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
         """Begin to agree with the other ranks on the sum of weights and on which buffers have changed.
 
         It goes on during the backward pass; calling what is returned waits for it.

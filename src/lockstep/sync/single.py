@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.sync.gradients import install
+from lockstep.sync.gradients import check_total, install
 from lockstep.sync.sharded import ShardedSync
 
 
@@ -21,16 +21,19 @@ class Single(ShardedSync):
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
         if self._num_shards == 1:
+            if weight == 0 and self._turn is not None:
+                check_total(weight, self._turn.step)
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, weight, **options)
 
+    def close(self) -> None:
+        """See Sync: there is nothing to let go of."""
+
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         return model
 
-    def _start_agreeing(
-        self, total: float | None, changed: list[bool]
-    ) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
         return lambda: (total, changed)
 
     def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:

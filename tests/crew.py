@@ -1,0 +1,24 @@
+"""The fixture ``crew``, for the conftest.py of any folder: ``from crew import crew``."""
+
+import pytest
+
+from lockstep.launch import function
+from lockstep.launch.function import launch
+
+
+@pytest.fixture
+def crew(outlives_tests, request, tmp_path, monkeypatch):
+    """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
+
+    The processes come from one fork server, warm for the whole session, and run in ``tmp_path``.
+    """
+    monkeypatch.chdir(tmp_path)
+    if function._server is None or not function._server.is_alive():
+        launch(int, nproc=1)
+        outlives_tests(function._server.pid)
+        request.session.addfinalizer(function.stop_server)
+
+    def run(nproc, fn, *args, **settings):
+        return launch(fn, *args, nproc=nproc, **{"threads": 1, "progress": "off", **settings})
+
+    return run
