@@ -46,8 +46,9 @@ def _started_since(known: set[int]) -> dict[psutil.Process, str]:
             if process not in mine and process.environ().get(MARK) != os.environ[MARK]:
                 continue
             lineage = {pid, *(parent.pid for parent in process.parents())}
-            command = " ".join(process.cmdline())  # of a zombie: empty
-            if command and not lineage & _outliving_tests and not any(name in command for name in PROCESSES_OF_OTHERS):
+            command = " ".join(process.cmdline())  # of one that is just being made: empty
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and not lineage & _outliving_tests and not any(name in command for name in PROCESSES_OF_OTHERS):
                 found[process] = f"process {pid}: {command}"
     return found
 

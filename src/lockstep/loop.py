@@ -11,7 +11,7 @@ import torch
 from lockstep.comm.collectives import Collectives
 from lockstep.data.sources import Absence
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import LossError, UsageError
+from lockstep.errors import DataError, LossError, UsageError
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
@@ -169,7 +169,12 @@ class Loop:
         if self._pass is not None:
             self._pass.end()
             self._passes.append(self._pass)
-            self._pass = None
+            is_empty, self._pass = self._pass.num_steps == 0, None
+            if exhausted and is_empty:
+                raise DataError(
+                    "a pass over a prepared loader had no global batch, so nothing was learnt: the data set is empty, its "
+                    "sampler or batch sampler yields nothing (or empty batches), or drop_last=True left out the only one"
+                )
 
     def _leave_body(self, turn: MicroStep) -> None:
         """`break`: a step that had its last backward pass counts, an unfinished one is discarded."""
@@ -216,6 +221,11 @@ class Loop:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
+        if not loss.requires_grad:
+            raise LossError(
+                "the loss does not depend on any parameter that learns, so it has no gradient: was it detached, turned into "
+                "a number on the way, or computed under no_grad?"
+            )
         if weight != 0:  # the mean over no tokens is NaN, and counts for nothing
             self._nan_watch.look(loss, turn.step, turn.shard)
         self._num_backwards += 1

@@ -71,11 +71,13 @@ def join(**settings: Any) -> Team:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     open_group(config, world, meeting, device)
+    collectives = Collectives(default_group(), meeting)
     try:
-        config, run_dir = _agree(config, explicit, world, device, meeting)
+        config, run_dir = _agree(config, explicit, world, device, collectives)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
         team = Team(dataclasses.replace(config, strategy=strategy), world, device, meeting, run_dir, on_terminal)
     except BaseException:
+        collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()
         raise
     _joined = team
@@ -84,10 +86,9 @@ def join(**settings: Any) -> Team:
 
 
 def _agree(
-    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, meeting: Meeting
+    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
 ) -> tuple[RunConfig, Path]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    collectives = Collectives(default_group(), meeting)
     _compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
     found: tuple[Path, Birth] | LockstepError | None = None
     if world.rank == 0:
@@ -257,10 +258,12 @@ class Team:
     def _check_model(self, model: nn.Module) -> None:
         if next(model.parameters(), None) is None:
             raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
-        if self.num_shards == self.world_size:
-            return
         for name, module in model.named_modules():
-            if isinstance(module, nn.SyncBatchNorm):
+            if not isinstance(module, nn.SyncBatchNorm) or self.world_size == 1 == self.num_shards:
+                continue
+            if self.device.type == "cpu":
+                raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")
+            if self.num_shards != self.world_size:
                 raise ModelError(
                     f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {self.num_shards} "
                     f"shards on {self.world_size} processes they would depend on how many there are. Use BatchNorm, or "

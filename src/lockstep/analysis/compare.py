@@ -178,7 +178,7 @@ def _figures(row: Row, run_dir: Path) -> Figures:
             "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not "
             "give it a run_dir of its own"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the run's journal cannot be read ({error!r}): was it written by another version?") from error
     if figures.num_processes != row.num_processes:
         raise UsageError(f"the script ran as {figures.num_processes} processes, not as {row.num_processes}")

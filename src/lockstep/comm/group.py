@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from lockstep.config import RunConfig
@@ -111,13 +111,14 @@ def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.
         )
 
 
-def _open_store(world: World, timeout: datetime.timedelta) -> dist.Store:
+def _open_store(world: World, timeout: datetime.timedelta) -> Store:
     """Where the ranks find each other's addresses."""
     if world.store_path is not None:
         # A file in a private directory listens on nothing, so no other host can reach it.
         return FileStore(world.store_path, world.world_size)
     if world.launcher == "python":
         return HashStore()
+    store: Store
     store, _, _ = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))
     store.set_timeout(timeout)
     return store

@@ -1,0 +1,396 @@
+"""What a script can get wrong. Each function is one rank's script; ``told`` gives what it was told instead of failing."""
+
+import os
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import lockstep
+from lockstep.errors import LockstepError
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def points(length=8, features=2):
+    """Inputs and targets."""
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(length, features, generator=generator), torch.randn(length, 1, generator=generator))
+
+
+def train(model, loader, team, loss_of=None, after=None, **backward):
+    """One epoch of the plain loop."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for inputs, targets in loader:
+        outputs = model(inputs)
+        loss = (outputs - targets).square().mean() if loss_of is None else loss_of(team, outputs)
+        team.backward(loss, **backward)
+        optimizer.step()
+        optimizer.zero_grad()
+        if after is not None:
+            after(team)
+    return model
+
+
+def told(script, *args):
+    """The kind and text of the error that ``script(team, *args)`` ends with, and how many ranks came that far."""
+    with lockstep.join() as team:
+        try:
+            script(team, *args)
+        except LockstepError as error:
+            return type(error).__name__, str(error)
+        return None
+
+
+def run(script, *args):
+    """A script whose error is not caught."""
+    script(lockstep.join(), *args)
+
+
+# Before any training
+
+
+def no_parameters(team):
+    team.prepare(nn.Sequential(nn.ReLU()))
+
+
+def foreign_optimizer(team):
+    team.prepare(nn.Linear(2, 1), torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+
+
+def optimizer_before_its_model(team):
+    team.prepare(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+
+
+def backward_before_prepare(team):
+    team.backward(torch.zeros((), requires_grad=True))
+
+
+def backward_outside_the_loop(team):
+    model, _ = team.prepare(nn.Linear(2, 1), DataLoader(points()))
+    team.backward(model(torch.ones(1, 2)).sum())
+
+
+def backward_after_the_loop(team):
+    model = train(nn.Linear(2, 1), DataLoader(points(), 4), team)
+    team.backward(model(torch.ones(1, 2)).sum())
+
+
+def prepared_twice_in_one_call(team):
+    model = nn.Linear(2, 1)
+    team.prepare(model, model)
+
+
+def prepared_twice_in_two_calls(team):
+    model = nn.Linear(2, 1)
+    team.prepare(model)
+    team.prepare(model)
+
+
+def prepared_model_prepared(team):
+    team.prepare(team.prepare(nn.Linear(2, 1)))
+
+
+def loader_prepared_twice(team):
+    loader = DataLoader(points())
+    team.prepare(loader)
+    team.prepare(loader)
+
+
+def prepared_loader_prepared(team):
+    team.prepare(team.prepare(DataLoader(points())))
+
+
+def optimizer_prepared_twice(team):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    team.prepare(model, optimizer)
+    team.prepare(optimizer)
+
+
+def nothing_prepared(team):
+    team.prepare()
+
+
+def strange_object(team):
+    team.prepare(nn.Linear(2, 1), 3)
+
+
+def tensor_as_loader(team):
+    team.prepare(nn.Linear(2, 1), torch.ones(3))
+
+
+def string_as_loader(team):
+    team.prepare("cpu")
+
+
+def wrapped_in_ddp(team):
+    team.prepare(DistributedDataParallel(nn.Linear(2, 1)))
+
+
+def lbfgs(team):
+    model = nn.Linear(2, 1)
+    team.prepare(model, torch.optim.LBFGS(model.parameters()))
+
+
+def closure(team):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(points(), 4))
+    for _ in loader:
+        optimizer.step(lambda: 0.0)
+
+
+def distributed_sampler(team):
+    data = points()
+    team.prepare(nn.Linear(2, 1), DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0)))
+
+
+def one_pass_iterator(team):
+    team.prepare(nn.Linear(2, 1), iter([torch.ones(2, 2)]))
+
+
+def join_again(team):
+    lockstep.join()
+
+
+def sync_batchnorm(team):
+    team.prepare(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
+
+
+def negative_epochs(team):
+    list(team.epochs(-1))
+
+
+def unknown_setting_in_join():
+    try:
+        lockstep.join(precision="fp8")
+    except LockstepError as error:
+        return str(error)
+
+
+# Ranks that differ
+
+
+def models_of_different_width(team):
+    team.prepare(nn.Sequential(nn.Linear(2, 4 + team.rank), nn.Linear(4 + team.rank, 1)))
+
+
+def models_of_different_depth(team):
+    team.prepare(nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + team.rank)]))
+
+
+def models_of_different_type(team):
+    team.prepare(nn.Linear(2, 2, dtype=torch.float64 if team.rank else torch.float32))
+
+
+def models_frozen_differently(team):
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(team.rank == 0)
+    team.prepare(model)
+
+
+def models_with_different_buffers(team):
+    team.prepare(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=team.rank == 0)))
+
+
+def data_of_different_length(team):
+    team.prepare(nn.Linear(2, 1), DataLoader(points(8 + team.rank), 4))
+
+
+def batches_of_different_size(team):
+    team.prepare(nn.Linear(2, 1), DataLoader(points(), 4 - team.rank))
+
+
+def ready_batches_of_different_number(team):
+    team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * (2 + team.rank))
+
+
+def a_rank_with_more_objects(team):
+    model = nn.Linear(2, 1)
+    team.prepare(*[model, torch.optim.SGD(model.parameters(), lr=0.1)][: 2 - team.rank])
+
+
+def optimizers_of_different_kind(team):
+    model = nn.Linear(2, 1)
+    kind = torch.optim.Adam if team.rank else torch.optim.SGD
+    team.prepare(model, kind(model.parameters(), lr=0.1))
+
+
+def settings_that_depend_on_the_rank():
+    lockstep.join(seed=rank())
+
+
+# Losses
+
+
+def loss_of_each_sample(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs)
+
+
+def loss_as_a_number(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs.mean().item())
+
+
+def loss_without_graph(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs.mean().detach())
+
+
+def _nan_in_step_2_of_shard_1(team, outputs):
+    return outputs.mean() * (float("nan") if team.step == 2 and team._loop.turn.shard == 1 else 1.0)
+
+
+def nan_loss(team):
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(16), 4))
+    for inputs, _ in loader:
+        team.backward(_nan_in_step_2_of_shard_1(team, model(inputs)))
+
+
+def nan_loss_and_on():
+    """What was warned of on the way, and how far it came."""
+    with lockstep.join() as team, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nan_loss(team)
+        return team.step, [str(one.message) for one in caught if "NaN" in str(one.message)]
+
+
+def weighted(team, weight_of):
+    model = nn.Linear(2, 1)
+    model, loader = team.prepare(model, DataLoader(points(12), 4))
+    for inputs, _ in loader:
+        team.backward(model(inputs).mean(), weight=weight_of[team.step - 1])
+
+
+# In the loop
+
+
+def sample_alone_in_a_shard(team, length, batch_size):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    train(model, DataLoader(points(length), batch_size), team)
+
+
+def sample_alone_in_bf16(team):
+    sample_alone_in_a_shard(team, 2, 2)
+
+
+class Forgetful(nn.Module):
+    """After the first step it no longer uses its second layer."""
+
+    def __init__(self, from_step=2, on_rank=None):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 1), nn.Linear(2, 1)
+        self.steps, self.from_step, self.on_rank = 0, from_step, on_rank
+
+    def forward(self, x):
+        self.steps += 1
+        forgets = self.steps >= self.from_step and self.on_rank in (None, rank())
+        return self.first(x) if forgets else self.first(x) + self.second(x)
+
+
+def unused_after_the_first_step(team, on_rank=None):
+    train(Forgetful(on_rank=on_rank), DataLoader(points(16), 4), team)
+
+
+def _all_reduce(team):
+    team.all_reduce(torch.ones(1))
+
+
+def collective_in_every_micro_step(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, after=_all_reduce)
+
+
+def collective_at_the_end_of_steps(team):
+    train(nn.Linear(2, 1), DataLoader(points(5), 4), team, after=lambda team: team.ends_step and _all_reduce(team))
+
+
+def evaluate_in_the_body(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, after=lambda team: team.evaluate(nn.Linear(2, 1), []))
+
+
+def evaluate_by_hand(team):
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
+    with torch.no_grad():
+        for inputs, _ in loader:
+            model(inputs)
+
+
+def nested_loops(team):
+    model, outer, inner = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4), DataLoader(points(), 2))
+    for _ in outer:
+        for _ in inner:
+            pass
+
+
+def leave_in_mid_step(team, ending):
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
+    for inputs, _ in loader:
+        team.backward(model(inputs).mean())
+        if ending == "return":
+            return
+        if ending == "break":
+            break
+    for inputs, _ in loader:
+        team.backward(model(inputs).mean())
+
+
+def left_steps(ending):
+    """How many steps counted, and what is left in ``.grad``."""
+    with lockstep.join() as team:
+        leave_in_mid_step(team, ending)
+        return team.step
+
+
+# Data
+
+
+class Never:
+    """A batch sampler that yields nothing."""
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+
+class EmptyBatches:
+    def __iter__(self):
+        return iter([[], []])
+
+    def __len__(self):
+        return 2
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise KeyError("sample 5 is missing")
+        return torch.ones(2), torch.ones(1)
+
+
+def never(team):
+    train(nn.Linear(2, 1), DataLoader(points(), batch_sampler=Never()), team)
+
+
+def empty_batches(team):
+    train(nn.Linear(2, 1), DataLoader(points(), batch_sampler=EmptyBatches()), team)
+
+
+def ready_batches_that_are_empty(team):
+    train(nn.Linear(2, 1), [(torch.ones(0, 2), torch.ones(0, 1))] * 2, team)
+
+
+def empty_data(team):
+    train(nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(0, 2), torch.ones(0, 1)), 4), team)
+
+
+def broken_sample(team, workers):
+    train(nn.Linear(2, 1), DataLoader(Broken(), 4, num_workers=workers), team)

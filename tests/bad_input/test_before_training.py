@@ -1,0 +1,161 @@
+"""What cannot work is said before any training: what is wrong, with which values, and what to do."""
+
+import re
+
+import bad_scripts
+import pytest
+import torch
+import torch.distributed as dist
+
+import lockstep
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(60)
+QUICK = {"timeout_s": 20.0}
+
+ONE_AND_TWO = [
+    (bad_scripts.no_parameters, "ModelError", "Sequential has no parameters, so there is nothing to train"),
+    (bad_scripts.foreign_optimizer, "ModelError", "2 of the parameters of SGD belong to no prepared model"),
+    (bad_scripts.optimizer_before_its_model, "ModelError", "prepare the model first or in the same call"),
+    (bad_scripts.backward_before_prepare, "UsageError", "backward() before prepare()"),
+    (bad_scripts.backward_outside_the_loop, "UsageError", "Iterate the loader that prepare() returned"),
+    (bad_scripts.backward_after_the_loop, "UsageError", "backward() outside of a loop"),
+    (bad_scripts.prepared_twice_in_one_call, "UsageError", "this Linear is already prepared"),
+    (bad_scripts.prepared_twice_in_two_calls, "UsageError", "this Linear is already prepared"),
+    (bad_scripts.prepared_model_prepared, "UsageError", "is already prepared"),
+    (bad_scripts.loader_prepared_twice, "UsageError", "this DataLoader is already prepared"),
+    (bad_scripts.prepared_loader_prepared, "UsageError", "this PreparedLoader is already prepared"),
+    (bad_scripts.optimizer_prepared_twice, "UsageError", "this SGD is already prepared"),
+    (bad_scripts.nothing_prepared, "UsageError", "give it models, optimizers, schedules and training loaders"),
+    (bad_scripts.strange_object, "UsageError", "a int cannot be prepared: give models"),
+    (bad_scripts.tensor_as_loader, "UsageError", "a Tensor cannot be prepared"),
+    (bad_scripts.string_as_loader, "UsageError", "a str cannot be prepared"),
+    (bad_scripts.wrapped_in_ddp, "ModelError", "already in a DistributedDataParallel: prepare the plain model"),
+    (bad_scripts.lbfgs, "UsageError", "LBFGS calls its closure several times"),
+    (bad_scripts.closure, "UsageError", "use an optimizer that needs no closure"),
+    (bad_scripts.distributed_sampler, "DataError", "DistributedSampler, which leaves each process only its own samples"),
+    (bad_scripts.one_pass_iterator, "DataError", "can be read only once"),
+    (bad_scripts.join_again, "UsageError", "join() was called before in this process"),
+    (bad_scripts.negative_epochs, "ConfigError", "epochs(-1): it must be 0 or more"),
+    (bad_scripts.never, "DataError", "no global batch"),
+    (bad_scripts.empty_batches, "DataError", "no global batch"),
+    (bad_scripts.ready_batches_that_are_empty, "DataError", "no global batch"),
+    (bad_scripts.empty_data, "DataError", "no global batch"),
+]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize(("script", "kind", "words"), ONE_AND_TWO, ids=[case[0].__name__ for case in ONE_AND_TWO])
+def test_every_rank_is_told_what_cannot_work(crew, nproc, script, kind, words):
+    for told in crew(nproc, bad_scripts.told, script, **QUICK):
+        assert told is not None, "nothing was said"
+        assert told[0] == kind
+        assert words in told[1]
+
+
+def test_sync_batchnorm_is_for_cards(crew):
+    told = crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
+    assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")] * 2
+
+
+def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
+    with lockstep.join(run_dir=str(tmp_path), shards=4) as team, pytest.raises(lockstep.ModelError) as caught:
+        team.device = torch.device("cuda")  # refused before anything is moved there
+        bad_scripts.sync_batchnorm(team)
+    assert "layer '1' is SyncBatchNorm" in str(caught.value)
+    assert "4 shards on 1 processes" in str(caught.value)
+
+
+DIFFERENT = [
+    (bad_scripts.models_of_different_width, "Sequential: 0.weight of shape (4, 2)", "0.weight of shape (5, 2)"),
+    (bad_scripts.models_of_different_depth, "nothing more", "2.weight of shape (2, 2)"),
+    (bad_scripts.models_of_different_type, "torch.float32", "torch.float64"),
+    (bad_scripts.models_frozen_differently, "bias of shape (2,), torch.float32, requires_grad=True", "grad=False"),
+    (bad_scripts.models_with_different_buffers, "1.running_mean of shape (2,)", "nothing more"),
+    (bad_scripts.data_of_different_length, "data set of length 8", "data set of length 9"),
+    (bad_scripts.batches_of_different_size, "batch_size=4", "batch_size=3"),
+    (bad_scripts.ready_batches_of_different_number, "global batches of length 2", "global batches of length 3"),
+    (bad_scripts.a_rank_with_more_objects, "object 2, SGD", "nothing more"),
+    (bad_scripts.optimizers_of_different_kind, "object 2, SGD", "object 2, Adam"),
+]
+
+
+@pytest.mark.parametrize(("script", "first", "other"), DIFFERENT, ids=[case[0].__name__ for case in DIFFERENT])
+def test_ranks_that_differ_are_told_the_first_difference(crew, script, first, other):
+    for kind, message in crew(2, bad_scripts.told, script, **QUICK):
+        assert kind == "MismatchError"
+        rank_0, _, rank_1 = message.partition("rank 1 has")
+        assert first in rank_0
+        assert other in rank_1
+        assert "look for code that depends on the rank" in message
+
+
+def test_settings_that_differ_between_ranks_are_told(crew):
+    with pytest.raises(LaunchError, match=r"MismatchError: the ranks have different settings.*`seed=0`.*`seed=1`"):
+        crew(2, bad_scripts.settings_that_depend_on_the_rank, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy": "dp"}, "unknown strategy 'dp': choose one of auto, single, ddp"),
+        ({"precision": "fp8"}, "unknown precision 'fp8': choose one of 32-true, bf16-mixed"),
+        ({"backend": "mpi"}, "unknown backend 'mpi': choose one of auto, gloo, nccl"),
+        ({"stratgy": "ddp"}, "unknown setting 'stratgy': choose one of"),
+        ({"shards": 0}, "shards=0: it must be a whole number, 1 or more"),
+        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs a card"),
+    ],
+)
+def test_join_refuses_settings_that_cannot_be_meant_and_can_be_called_again(tmp_path, settings, words):
+    with pytest.raises(lockstep.ConfigError) as caught:
+        lockstep.join(run_dir=str(tmp_path / "run"), **settings)
+    assert words in str(caught.value)
+    lockstep.join(run_dir=str(tmp_path / "run")).close()
+
+
+def test_cuda_without_a_card_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(lockstep.ConfigError, match="no CUDA card here: leave device out"):
+        lockstep.join(run_dir=str(tmp_path / "run"), device="cuda")
+
+
+def test_a_process_group_opened_by_the_script_is_told(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(lockstep.UsageError, match="initialised before lockstep.join"):
+            lockstep.join(run_dir=str(tmp_path / "run"))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("born", "now"),
+    [
+        ({"shards": 4}, {"shards": 2}),
+        ({"seed": 1}, {"seed": 2}),
+        ({"threads": 1}, {"threads": 2}),
+        ({"precision": "32-true"}, {"precision": "bf16-mixed"}),
+    ],
+)
+def test_a_run_directory_born_with_another_setting_is_refused(tmp_path, born, now):
+    lockstep.join(run_dir=str(tmp_path), **born).close()
+    ((name, value),) = now.items()
+    with pytest.raises(lockstep.ConfigError) as caught:
+        lockstep.join(run_dir=str(tmp_path), **now)
+    assert f"{name} is {value!r} now, and was {born[name]!r} when the run" in str(caught.value)
+    with lockstep.join(run_dir=str(tmp_path)) as team:
+        assert getattr(team.config, name) == born[name], "what is not named comes from the birth"
+
+
+def test_more_processes_than_the_run_has_shards_is_refused_on_every_rank(crew, tmp_path):
+    lockstep.join(run_dir=str(tmp_path / "run"), threads=1).close()  # born with one shard
+    with pytest.raises(LaunchError, match="2 processes for 1 shards: .* Start at most 1 processes") as caught:
+        crew(2, bad_scripts.run, bad_scripts.nothing_prepared, run_dir=str(tmp_path / "run"), **QUICK)
+    assert {"rank 0", "rank 1"} <= set(re.findall(r"rank \d", str(caught.value)))
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_on_every_rank(crew, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="the run directory cannot be used.*Give another one with run_dir=") as caught:
+        crew(2, bad_scripts.run, bad_scripts.nothing_prepared, run_dir=str(tmp_path / "file" / "run"), **QUICK)
+    assert {"rank 0", "rank 1"} <= set(re.findall(r"rank \d", str(caught.value)))
