@@ -124,6 +124,8 @@ def _fork_worker(control: socket.socket, keys: dict[int, int]) -> Request | None
     if not message:
         os._exit(0)  # the launcher is done; tearing the interpreter down would only take time
     asked = json.loads(message)
+    # Ctrl-C waits until the worker can tell of it (see run_worker): Python's own work after a fork is not to be broken off.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking with threads. The only one here is OpenBLAS's, which stops it for the fork.
@@ -134,6 +136,7 @@ def _fork_worker(control: socket.socket, keys: dict[int, int]) -> Request | None
         pid = -1
     if pid == 0:
         return Request(spec_path=asked["spec"], rank=asked["rank"], fds=tuple(fds))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for fd in fds:
         os.close(fd)
     if pid > 0:

@@ -40,6 +40,7 @@ def run_worker(request: Request) -> int:
     spec: LaunchSpec | None = None
     try:
         spec = _settle(request)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since before the fork
         if isinstance(spec.program, Script):
             _run_script(spec.program, request.rank)
         else:

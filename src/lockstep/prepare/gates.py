@@ -46,13 +46,18 @@ def gate_optimizer(optimizer: Optimizer, may_act: MayAct) -> None:
 
 def gate_scheduler(scheduler: LRScheduler, may_act: MayAct) -> None:
     """Make ``scheduler.step()`` count steps where it is called in the loop, and every call outside of it."""
-    act = scheduler.step
+    act, state_of = scheduler.step, scheduler.state_dict
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
         if may_act():
             act(*args, **kwargs)
 
+    def state_dict(self: LRScheduler) -> dict[str, Any]:
+        # PyTorch's own takes all attributes of the object: what was put there is not part of its state.
+        return {name: value for name, value in state_of().items() if name not in ("step", "state_dict")}
+
     _replace(scheduler, "step", step)
+    _replace(scheduler, "state_dict", state_dict)
 
 
 def gate_average(average: AveragedModel, may_act: MayAct) -> None:
@@ -66,7 +71,7 @@ def gate_average(average: AveragedModel, may_act: MayAct) -> None:
     _replace(average, "update_parameters", update_parameters)
 
 
-def _replace(thing: Any, name: str, function: Callable[..., None]) -> None:
+def _replace(thing: Any, name: str, function: Callable[..., Any]) -> None:
     # A bound method, as the original is: schedulers look at its __func__. What they have noted on the original is kept.
     original = getattr(thing, name)
     function.__dict__.update(getattr(original, "__dict__", {}))

@@ -37,7 +37,7 @@ class PreparedModel(nn.Module):
         own["_forward"] = forward
         own["_precision"] = precision
         own["_device"] = device
-        own["training"] = model.training
+        own.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward pass. Floating results of an autocast pass come back in float32, for the loss."""
@@ -53,10 +53,20 @@ class PreparedModel(nn.Module):
             raise
         return map_tensors(_widen, result)
 
+    @property
+    def training(self) -> bool:
+        """Whether the user's model is in training mode."""
+        mode: bool = self.__dict__["_wrapped"].training
+        return mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_wrapped" in self.__dict__:  # not yet, where nn.Module's own __init__ sets it
+            self.__dict__["_wrapped"].training = mode
+
     def train(self, mode: bool = True) -> PreparedModel:
         """Set training or evaluation mode, as on the user's model."""
         self._wrapped.train(mode)
-        self.__dict__["training"] = mode
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,6 +89,9 @@ class PreparedModel(nn.Module):
             super().__setattr__(name, value)
         else:
             setattr(wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._wrapped, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(unwrap(self), memo)

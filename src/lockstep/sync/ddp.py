@@ -79,6 +79,7 @@ class DataParallel(ShardedSync):
         super().__init__(num_shards)
         self._meeting = meeting
         self._find_unused = find_unused
+        self._world_size = dist.get_world_size()
         self._engines: list[_Engine] = []
         self._subgroups: dict[int, dist.ProcessGroup] = {}
         self._share = 1.0
@@ -87,7 +88,7 @@ class DataParallel(ShardedSync):
     def begin(self, turn: MicroStep) -> None:
         """See Sync."""
         super().begin(turn)
-        all_active = turn.num_active_ranks == dist.get_world_size()
+        all_active = turn.num_active_ranks == self._world_size
         for engine in self._engines:
             if turn.index == 0 and all_active and not _same(_trainable(engine.model), engine.trainable):
                 engine.proven = engine.partial = False  # parameters were frozen, or thawed
@@ -205,7 +206,7 @@ class DataParallel(ShardedSync):
             _add_absent(engine, sums, used.tolist())
             _all_reduce_sums(sums, group)
         install(sums)
-        everyone = self._turn is not None and self._turn.num_active_ranks == dist.get_world_size()
+        everyone = self._turn is not None and self._turn.num_active_ranks == self._world_size
         if everyone and used[:-1].any() and not self._find_unused:
             engine.partial = engine.partial or bool(used[-1])
             engine.proven = not engine.partial
@@ -216,7 +217,7 @@ class DataParallel(ShardedSync):
         size = self._turn.num_active_ranks
         if size == 1:
             return None
-        if size == dist.get_world_size():
+        if size == self._world_size:
             return dist.group.WORLD
         if size not in self._subgroups:
             with listening_on(self._meeting):

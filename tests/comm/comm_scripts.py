@@ -1,0 +1,85 @@
+"""Every collective of the team, on each rank."""
+
+import torch
+
+import lockstep
+
+
+def _mine(rank, dtype=torch.float32):
+    """Rank r's tensor: not contiguous, so that nothing counts on it."""
+    return (torch.arange(6, dtype=dtype).view(2, 3) + 10 * rank).t()
+
+
+def everything():
+    """What each collective gave on this rank, and the tensors given to them, which must be as they were."""
+    with lockstep.join() as team:
+        rank, size = team.rank, team.world_size
+        last = size - 1
+        given = _mine(rank)
+        rows = torch.arange(2.0 * size).view(size, 2) + rank
+        found = {
+            **{f"all_reduce {op}": team.all_reduce(given, op) for op in ("sum", "mean", "min", "max")},
+            "all_reduce product": team.all_reduce(given + 1, "product"),
+            "all_reduce integers": team.all_reduce(_mine(rank, torch.int64)),
+            "reduce": team.reduce(given, dst=last),
+            "reduce mean": team.reduce(given, "mean", dst=0),
+            "broadcast": team.broadcast(given, src=last),
+            "all_gather": team.all_gather(given),
+            "gather": team.gather(given, dst=last),
+            "scatter": team.scatter(rows if rank == last else None, torch.empty(2), src=last),
+            "reduce_scatter": team.reduce_scatter(rows),
+            "reduce_scatter mean": team.reduce_scatter(rows, "mean"),
+            "reduce_scatter max": team.reduce_scatter(rows, "max"),
+            "all_gather_object": team.all_gather_object({"rank": rank}),
+            "broadcast_object": team.broadcast_object(("from", rank), src=last),
+            "any": (team.any(rank == last), team.any(False), team.any(torch.tensor(rank == 0))),
+            "barrier": team.barrier(),
+        }
+        if size > 1:
+            if rank == 0:
+                team.send(given, 1, tag=3)
+            if rank == 1:
+                found["recv"] = team.recv(torch.empty(3, 2), 0, tag=3)
+        group = team.new_group([last, 0] if size > 1 else [0])
+        if group is not None:
+            found["group"] = (group.size, group.all_gather(torch.tensor(rank)).tolist())
+            found["group root"] = group.broadcast(torch.tensor(rank), src=group.size - 1).item()
+        assert torch.equal(given, _mine(rank)), "a collective changed the tensor it was given"
+        return rank, size, found
+
+
+def mistakes():
+    """What each rank was told of arguments that cannot be meant."""
+    with lockstep.join() as team:
+        one, told = torch.ones(2), []
+        for call in (
+            lambda: team.all_reduce(one, "average"),
+            lambda: team.broadcast(one, src=2),
+            lambda: team.gather(one, dst=-1),
+            lambda: team.reduce_scatter(torch.ones(3, 2)),
+            lambda: team.new_group([0, 0]),
+            lambda: team.new_group([]),
+            lambda: team.new_group([0, 5]),
+        ):
+            try:
+                call()
+            except lockstep.ConfigError as error:
+                told.append(str(error))
+        return told
+
+
+def gradients_do_not_travel():
+    """A tensor that has a gradient can be given, and what comes back has none."""
+    with lockstep.join() as team:
+        weight = torch.ones(2, requires_grad=True)
+        return [team.all_reduce(weight * 2).requires_grad, team.broadcast(weight).requires_grad]
+
+
+def ask_for_a_rank_that_never_comes():
+    with lockstep.join(timeout_s=2.0) as team:
+        if team.rank == 0:
+            team.barrier()
+        else:
+            import time
+
+            time.sleep(30)

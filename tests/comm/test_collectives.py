@@ -1,0 +1,79 @@
+"""Every collective gives what its docstring says, on one, two and three processes."""
+
+import time
+
+import comm_scripts
+import pytest
+import torch
+
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def same(found, expected):
+    if expected is None:
+        assert found is None
+    else:
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected), (found, expected)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_collectives_give_what_they_promise(crew, nproc):
+    last = nproc - 1
+    stack = torch.stack([comm_scripts._mine(rank) for rank in range(nproc)])
+    rows = torch.stack([torch.arange(2.0 * nproc).view(nproc, 2) + rank for rank in range(nproc)])
+    for rank, size, found in crew(nproc, comm_scripts.everything):
+        assert size == nproc
+        same(found["all_reduce sum"], stack.sum(0))
+        same(found["all_reduce mean"], stack.sum(0) / nproc)
+        same(found["all_reduce min"], stack[0])
+        same(found["all_reduce max"], stack[last])
+        same(found["all_reduce product"], (stack + 1).prod(0))
+        same(found["all_reduce integers"], stack.sum(0).long())
+        same(found["reduce"], stack.sum(0) if rank == last else None)
+        same(found["reduce mean"], stack.sum(0) / nproc if rank == 0 else None)
+        same(found["broadcast"], stack[last])
+        same(found["all_gather"], stack)
+        same(found["gather"], stack if rank == last else None)
+        same(found["scatter"], rows[last][rank])
+        same(found["reduce_scatter"], rows.sum(0)[rank])
+        same(found["reduce_scatter mean"], rows.sum(0)[rank] / nproc)
+        same(found["reduce_scatter max"], rows[last][rank])
+        assert found["all_gather_object"] == [{"rank": r} for r in range(nproc)]
+        assert found["broadcast_object"] == ("from", last)
+        assert found["any"] == (True, False, True)
+        if rank == 1:
+            same(found["recv"], stack[0])
+        members = [0] if nproc == 1 else [last, 0]
+        assert ("group" in found) == (rank in members)
+        if rank in members:
+            # A group's ranks are numbered as PyTorch does it: in the order in which they were given, or sorted.
+            assert found["group"][0] == len(members)
+            assert sorted(found["group"][1]) == sorted(members)
+            assert found["group root"] == found["group"][1][-1]
+
+
+def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew):
+    for told in crew(2, comm_scripts.mistakes, timeout_s=20.0):
+        assert told == [
+            "unknown reduction 'average': choose one of sum, mean, product, min, max",
+            "src=2: the ranks of this group go from 0 to 1",
+            "dst=-1: the ranks of this group go from 0 to 1",
+            "reduce_scatter: shape (3, 2): dimension 0 must be 2, a row a rank",
+            "new_group(ranks=[0, 0]): give each rank once, and at least one",
+            "new_group(ranks=[]): give each rank once, and at least one",
+            "ranks=5: the ranks of this group go from 0 to 1",
+        ]
+
+
+def test_results_have_no_gradients(crew):
+    assert crew(2, comm_scripts.gradients_do_not_travel) == [[False, False]] * 2
+
+
+def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"\Arank 0 of 2"):
+        crew(2, comm_scripts.ask_for_a_rank_that_never_comes)
+    assert time.monotonic() - began < 15

@@ -1,0 +1,148 @@
+"""What a process adds up by itself: gradients by weight, buffers by their changes."""
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from lockstep.sync.buffers import ShardBuffers
+from lockstep.sync.gradients import ShardSums, install, put_back, set_aside
+
+
+class Buffers(nn.Module):
+    def __init__(self, **buffers):
+        super().__init__()
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
+def run(model, *shards, all_reduce=None):
+    """A step whose shards have equal weight; each is a function that changes the buffers."""
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step()
+    for number, shard in enumerate(shards):
+        with torch.no_grad():
+            shard()
+        changed = buffers.noted()
+        buffers.note(1 / len(shards), is_lowest_shard=number == 0)
+    buffers.combine(changed, all_reduce)
+
+
+def test_every_shard_starts_from_the_same_buffers_and_changes_are_averaged():
+    model, seen = Buffers(mean=torch.tensor([8.0])), []
+
+    def shard(change):
+        seen.append(model.mean.item())
+        model.mean += change
+
+    run(model, lambda: shard(2.0), lambda: shard(4.0))
+    assert seen == [8.0, 8.0]
+    assert model.mean.item() == 11.0
+
+
+def test_integers_become_those_of_the_lowest_shard_exactly_also_beyond_2_to_53():
+    big = 2**62 + 1
+    for all_reduce in (None, lambda flat: None):
+        model = Buffers(count=torch.tensor([2**53 + 1, -big]))
+        run(model, lambda m=model: m.count.add_(2), lambda m=model: m.count.add_(7), all_reduce=all_reduce)
+        assert model.count.tolist() == [2**53 + 3, 2 - big]
+
+
+def test_infinities_stay_and_do_not_become_nan():
+    model = Buffers(lowest=torch.tensor([float("inf"), 1.0]))
+    run(model, lambda: model.lowest[1].mul_(3.0), lambda: model.lowest[1].mul_(5.0))
+    assert model.lowest.tolist() == [float("inf"), 4.0]
+
+
+def test_a_buffer_that_nobody_changed_keeps_its_bits_and_its_memory():
+    constant = torch.tensor([0.1, 1e-40, float("nan")])
+    model = Buffers(constant=constant.clone(), mean=torch.zeros(1))
+    inner = nn.Sequential(model, Buffers(constant=constant.clone()))
+    untouched, address = inner[1].constant, inner[1].constant.data_ptr()
+    run(inner, lambda: model.mean.add_(1.0))
+    assert inner[1].constant is untouched
+    assert untouched.data_ptr() == address
+    assert torch.equal(untouched.view(torch.int32), constant.view(torch.int32))
+
+
+def test_a_buffer_that_two_modules_share_is_changed_once():
+    shared = torch.tensor([1.0])
+    model = nn.Sequential(Buffers(mean=shared), Buffers(mean=shared))
+    run(model, lambda: model[0].mean.add_(2.0), lambda: model[0].mean.add_(4.0))
+    assert model[0].mean is model[1].mean
+    assert shared.item() == 4.0
+
+
+def test_a_buffer_that_is_assigned_anew_counts_as_changed():
+    model = Buffers(mean=torch.tensor([1.0]))
+
+    def assign(value):
+        model.mean = torch.tensor([value])
+
+    run(model, lambda: assign(3.0), lambda: assign(5.0))
+    assert model.mean.item() == 4.0
+
+
+def test_the_sum_over_ranks_is_that_of_the_changes():
+    model = Buffers(mean=torch.tensor([1.0]), count=torch.tensor(5))
+    run(model, lambda: (model.mean.add_(2.0), model.count.add_(1)), all_reduce=lambda flat: flat.mul_(3.0))
+    assert (model.mean.item(), model.count.item()) == (7.0, 8)
+
+
+def test_complex_buffers_are_averaged_and_half_ones_keep_their_type():
+    model = Buffers(spectrum=torch.tensor([1 + 1j]), narrow=torch.ones(1, dtype=torch.bfloat16))
+
+    def shard(by):
+        model.spectrum += by
+        model.narrow += 1
+
+    run(model, lambda: shard(2j), lambda: shard(4))
+    assert model.spectrum.tolist() == [3 + 2j]
+    assert (model.narrow.dtype, model.narrow.item()) == (torch.bfloat16, 2.0)
+
+
+def test_changes_outside_of_a_step_are_accepted_and_rewinding_undoes_what_came_after():
+    model = Buffers(mean=torch.tensor([1.0]))
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    model.mean.fill_(5.0)  # a checkpoint was loaded
+    buffers.begin_step()
+    model.mean.add_(1.0)
+    buffers.rewind()
+    assert model.mean.item() == 5.0
+
+
+def test_sums_keep_each_backward_call_apart_and_weigh_in_float32():
+    one, other = Parameter(torch.zeros(2)), Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    sums = ShardSums()
+    for shard, weight in ((1.0, 0.25), (3.0, 0.75)):
+        one.grad, other.grad = torch.full((2,), shard), torch.full((2,), 1.0, dtype=torch.bfloat16)
+        sums.add(0, [one, other], weight)
+        assert one.grad is None
+        one.grad = torch.full((2,), 10 * shard)
+        sums.add(1, [one, other], weight)
+    first, second = sums.take(0), sums.take(1)
+    assert first[one].tolist() == [2.5, 2.5]
+    assert (first[other].dtype, first[other].tolist()) == (torch.float32, [1.0, 1.0])
+    assert (second[one].tolist(), other in second) == ([25.0, 25.0], False)
+    assert sums.take(0) == {}
+    install(first)
+    assert other.grad.dtype == torch.bfloat16
+
+
+def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
+    parameter, sums = Parameter(torch.zeros(1)), ShardSums()
+    for gradient, weight in ((float("nan"), 0.0), (2.0, 1.0)):
+        parameter.grad = torch.tensor([gradient])
+        sums.add(0, [parameter], weight)
+    assert sums.take(0)[parameter].tolist() == [2.0]
+
+
+def test_gradients_set_aside_are_added_back():
+    with_one, without = Parameter(torch.zeros(1)), Parameter(torch.zeros(1))
+    with_one.grad = torch.tensor([1.0])
+    aside = set_aside([with_one, without])
+    assert with_one.grad is None
+    with_one.grad, without.grad = torch.tensor([2.0]), torch.tensor([5.0])
+    put_back(aside)
+    assert (with_one.grad.item(), without.grad.item()) == (3.0, 5.0)

@@ -1,0 +1,82 @@
+"""Every implementation of Sync keeps the protocol: the gradient of a step is the weighted mean over shards."""
+
+import pytest
+import sync_scripts
+import torch
+
+pytestmark = pytest.mark.timeout(60)
+# Every number of shards is run by one process in both ways, and by more processes.
+KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
+KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
+SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
+
+
+def shards_of(step, size, num_shards):
+    sizes = [len(range(shard, size, num_shards)) for shard in range(num_shards)]
+    return [part for part in torch.split(sync_scripts.samples(step, size), sizes) if len(part)]
+
+
+def expected_gradient(parts, weights):
+    """Of ``(x @ W + half).sum(1).mean()`` by W: the mean of x, for each column."""
+    total = sum(weights)
+    mean = sum(weight / total * part.double().mean(0) for part, weight in zip(parts, weights, strict=True))
+    return mean.unsqueeze(1).expand(2, 2).float()
+
+
+@pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
+@pytest.mark.parametrize("weights", [None, [3.0, 1.0, 2.0, 0.5]], ids=["by samples", "by weight"])
+def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind, nproc, shards, weights):
+    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, weights, shards=shards):
+        assert [step for step, _, _ in seen] == [1, 2, 3, 4]
+        for step, grads, _ in seen:
+            parts = shards_of(step, SIZES[step - 1], shards)
+            by_shard = [len(part) for part in parts] if weights is None else weights[:shards]
+            torch.testing.assert_close(grads["weight"], expected_gradient(parts, by_shard), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(grads["narrow"], torch.ones(2, dtype=torch.bfloat16), rtol=0.01, atol=0)
+            assert grads["never"] is None
+
+
+@pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
+def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, kind, nproc, shards):
+    by_rank = crew(nproc, sync_scripts.walk, kind, SIZES, shards=shards)
+    mean = torch.zeros(2, dtype=torch.float64)
+    for step in range(1, 5):
+        parts = shards_of(step, SIZES[step - 1], shards)
+        mean = sum(len(p) / SIZES[step - 1] * (0.5 * mean + 0.5 * p.double().mean(0)) for p in parts)
+        for seen in by_rank:
+            _, _, buffers = seen[step - 1]
+            torch.testing.assert_close(buffers["mean"], mean.float(), rtol=1e-5, atol=1e-6)
+            assert buffers["count"].item() == 2**53 + step  # one above 2**53 has no float64
+            assert torch.equal(buffers["constant"], torch.full((2,), 0.1))
+        assert all(torch.equal(by_rank[0][step - 1][2]["mean"], seen[step - 1][2]["mean"]) for seen in by_rank)
+
+
+@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp", 3, 4)])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
+    by_rank = crew(nproc, sync_scripts.walk, kind, [8, size, 8], shards=shards)
+    parts = shards_of(2, size, shards)
+    for seen in by_rank:
+        for step, grads, _ in seen:
+            if step == 2:
+                expected = expected_gradient(parts, [1] * size)
+                torch.testing.assert_close(grads["weight"], expected, rtol=1e-5, atol=1e-6)
+    assert [step for step, _, _ in by_rank[0]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 2), ("single", 1, 4), ("ddp", 2, 4), ("ddp", 1, 2)])
+def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
+    dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], None, (2,), shards=shards)
+    for seen in dropped:
+        first, second, third = seen
+        assert second[1] == {"weight": None, "narrow": None, "never": None}
+        assert torch.equal(second[2]["mean"], first[2]["mean"])
+        assert second[2]["count"] == first[2]["count"]
+        expected = expected_gradient(shards_of(3, 8, shards), [2] * shards)
+        torch.testing.assert_close(third[1]["weight"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_begin_with_the_parameters_and_buffers_of_rank_0(crew):
+    states = crew(3, sync_scripts.start_unlike)
+    assert states[0] == states[1] == states[2]
+    assert states[0]["1.running_mean"] == [0.0, 0.0]

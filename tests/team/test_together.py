@@ -1,0 +1,160 @@
+"""What the team does besides training: printing, logging, taking turns, beginning and ending."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import team_scripts
+
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(60)
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_main_comes_first(crew, tmp_path, nproc):
+    order = tmp_path / "order"
+    for seen in crew(nproc, team_scripts.first_and_then, str(order)):
+        assert seen[0] == "0"
+        assert sorted(seen) == [str(rank) for rank in range(nproc)]
+
+
+def test_a_failure_of_main_reaches_the_others_and_nobody_waits(crew):
+    told = crew(3, team_scripts.fail_first, True, timeout_s=20.0)
+    assert told[0] == ("OSError", "no download on rank 0")
+    assert {kind for kind, _ in told[1:]} == {"UsageError"}
+    assert all("rank 0 failed in main_first()" in message for _, message in told[1:])
+
+
+def test_a_failure_of_main_that_nobody_catches_ends_the_run_with_its_traceback_first(crew):
+    with pytest.raises(LaunchError, match=r"\Arank 0 of 2 .*OSError: no download on rank 0"):
+        crew(2, team_scripts.fail_first, False, timeout_s=20.0)
+
+
+def test_print_prints_once(crew, capfd):
+    assert crew(3, team_scripts.print_from_all) == [True, False, False]
+    assert capfd.readouterr().out.count("once-0\n") == 1
+
+
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 4), (2, 2), (2, 4), (3, 4)])
+@pytest.mark.parametrize("log_every", [1, 20])
+def test_logged_values_are_averaged_by_weight_over_all_shards(crew, nproc, shards, log_every):
+    events = crew(nproc, team_scripts.log_numbers, 10, 4, log_every, shards=shards)[0]
+    steps = [event for event in events if event["event"] == "step"]
+    # A step's values come in one event, or in two if some were logged after it.
+    values = {}
+    for event in steps:
+        values.setdefault(event["step"], {}).update(event["values"])
+        assert event["epoch"] == (event["step"] - 1) // 3
+    assert sorted(values) == [1, 2, 3, 4, 5, 6]
+    for step in values:
+        batch = range(4 * ((step - 1) % 3), min(4 * ((step - 1) % 3) + 4, 10))
+        assert values[step]["mean"] == pytest.approx(sum(batch) / len(batch))
+        assert ("odd" in values[step]) == (step % 2 == 1)
+    if shards == 4:  # a sample each: the average by weight n of the numbers n
+        assert values[1]["heavy"] == pytest.approx((1 + 4 + 9) / 6)
+    assert [values[step]["epoch"] for step in (3, 6)] == [0.0, 1.0]
+    assert [event["event"] for event in (events[0], events[-1])] == ["start", "end"]
+    assert [e["num_samples"] for e in events if e["event"] == "epoch"] == [10, 10]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_after_close_no_group_is_left_and_the_process_can_join_again(crew, nproc):
+    for rank, found in enumerate(crew(nproc, team_scripts.groups_and_threads, 3)):
+        assert [total for total, *_ in found] == [nproc] * 3
+        assert [is_open for _, is_open, *_ in found] == [False] * 3
+        assert all("the run is over" in lost for *_, lost, _, _ in found), rank
+        assert [num_sockets for *_, num_sockets, _ in found] == [0] * 3
+        assert len({directory for *_, directory in found}) == 3
+
+
+SCRIPT = f"""
+import sys; sys.path.insert(0, {str(HERE)!r})
+import json, team_scripts
+state, norms = team_scripts.train_to_the_end(shards=SHARDS)
+if team_scripts.os.environ.get("RANK", "0") == "0":
+    open("state.json", "w").write(json.dumps(state))
+"""
+
+
+def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_script, tmp_path):
+    source = SCRIPT.replace("SHARDS", "2")
+    (tmp_path / "script.py").write_text(source)
+    environ = {**os.environ, "LOCKSTEP_SETTINGS": json.dumps({"threads": 1, "progress": "off"})}
+    states = {}
+    commands = {
+        "python": [sys.executable, "script.py"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"],
+    }
+    for name, command in commands.items():
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=50)
+        assert done.returncode == 0, done.stderr
+        where = {"python": "1 process, 1 thread each, gloo on lo", "torchrun": "2 processes, 1 thread each, gloo on lo"}
+        assert f"global batches of 2 shards on {where[name]}, run runs/script-" in done.stdout
+        states[name] = json.loads((tmp_path / "state.json").read_text())
+    done = run_script(source, "--nproc-per-node", "2", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    states["lockstep"] = json.loads((tmp_path / "state.json").read_text())
+    assert states["lockstep"] == states["torchrun"]
+    for name, values in states["python"].items():
+        for ours, theirs in zip(_flat(values), _flat(states["lockstep"][name]), strict=True):
+            assert ours == pytest.approx(theirs, abs=2e-5), name
+
+
+def _flat(values):
+    return [one for value in values for one in _flat(value)] if isinstance(values, list) else [values]
+
+
+def test_no_port_of_a_running_job_can_be_reached_from_another_host(tmp_path):
+    (tmp_path / "script.py").write_text(
+        """
+import time, torch, lockstep
+from pathlib import Path
+from torch.utils.data import DataLoader, TensorDataset
+team = lockstep.join()
+data = DataLoader(TensorDataset(torch.ones(4, 1)), 4, num_workers=1)
+model, loader = team.prepare(torch.nn.Linear(1, 1), data)
+sub_group = team.new_group([1])
+while not Path("seen").exists():
+    for (inputs,) in loader:
+        team.backward(model(inputs).mean())
+        if team.step == 2:
+            Path(f"training-{team.rank}").touch()
+    if team.any(Path("seen").exists()):
+        break
+"""
+    )
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--progress", "off", "script.py"]
+    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not all((tmp_path / f"training-{rank}").exists() for rank in (0, 1)):
+            assert job.poll() is None, job.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        tree = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        sockets = [s for process in tree for s in _listening(process)]
+        (tmp_path / "seen").touch()
+        out, _ = job.communicate(timeout=20)
+    finally:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
+    assert job.returncode == 0, out
+    assert len(tree) >= 4  # the launcher, the fork server, two workers
+    assert sockets, "Gloo listens somewhere: this test looks in the wrong place"
+    assert {address for address, _ in sockets} == {"127.0.0.1"}
+
+
+def _listening(process):
+    try:
+        connections = process.net_connections(kind="inet")
+    except psutil.Error:  # a loader worker that has ended meanwhile
+        return []
+    return [tuple(c.laddr) for c in connections if c.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)]
