@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LossError,
         MismatchError,
         ModelError,
+        PeerError,
         UsageError,
     )
     from lockstep.launch.function import launch
@@ -33,6 +34,7 @@ _PLACES = {
     "LossError": "lockstep.errors",
     "MismatchError": "lockstep.errors",
     "ModelError": "lockstep.errors",
+    "PeerError": "lockstep.errors",
     "RunConfig": "lockstep.config",
     "Team": "lockstep.team",
     "UsageError": "lockstep.errors",
@@ -51,6 +53,7 @@ __all__ = [
     "LossError",
     "MismatchError",
     "ModelError",
+    "PeerError",
     "RunConfig",
     "Team",
     "UsageError",

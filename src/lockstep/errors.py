@@ -9,6 +9,7 @@
     ├── DataError        a loader, data set or batch that cannot be dealt out  (also a ValueError)
     ├── ModelError       a model that cannot be trained as it is               (also a RuntimeError)
     ├── LossError        a loss that is not a scalar, or not a number          (also an ArithmeticError)
+    ├── PeerError        another rank failed, and this one cannot go on alone   (also a RuntimeError)
     └── LaunchError      worker processes that could not be started, or failed (also a RuntimeError)
 
 A message says what is wrong, with which values, what would follow, and what to do.
@@ -45,6 +46,10 @@ class ModelError(LockstepError, RuntimeError):
 
 class LossError(LockstepError, ArithmeticError):
     """A loss that is not a scalar, or not a number."""
+
+
+class PeerError(LockstepError, RuntimeError):
+    """Another rank failed, and this one cannot go on without it: look at that one's error first."""
 
 
 class LaunchError(LockstepError, RuntimeError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from lockstep.comm.collectives import Collectives
 from lockstep.data.sources import Absence
@@ -74,6 +75,20 @@ class Loop:
     def ends_step(self) -> bool:
         """Whether the body that runs is the last one of its step on this process. True outside of loops."""
         return self.turn is None or self.turn.is_last
+
+    def optimizer_may_act(self, optimizer: Optimizer) -> bool:
+        """Whether ``optimizer.step()`` acts: when a step ends, and outside of loops.
+
+        Raises:
+            UsageError: in a loop, with gradients that never went through ``team.backward``.
+        """
+        if self.turn is not None and self._num_backwards == 0 and _has_gradients(optimizer):
+            raise UsageError(
+                f"optimizer.step() in step {self.step} without team.backward() before: the gradients of this shard have not "
+                "met those of the others, so every process would train a model of its own. Call team.backward(loss) where "
+                "the script has loss.backward()."
+            )
+        return self.ends_step
 
     def guard(self, what: str) -> None:
         """Refuse a collective that some rank cannot take part in.
@@ -271,6 +286,10 @@ class Loop:
 def script_failed() -> bool:
     """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed."""
     return getattr(sys, "last_value", None) is not None
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _length(loader: Any) -> int | None:

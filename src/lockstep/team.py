@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, default_group, open_group
 from lockstep.config import RunConfig
@@ -25,7 +24,7 @@ from lockstep.data.evaluation import Evaluation, EvaluationSource
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import ConfigError, LockstepError, MismatchError, ModelError, UsageError
+from lockstep.errors import ConfigError, LockstepError, PeerError, UsageError
 from lockstep.loop import Loop, script_failed
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
@@ -34,6 +33,7 @@ from lockstep.measure.progress import choose_display
 from lockstep.measure.usage import num_cores
 from lockstep.plan.shards import block
 from lockstep.precision import find_precision
+from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
 from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scheduler
 from lockstep.prepare.model import stand_in, unwrap
 from lockstep.rundir import Birth, open_run_dir
@@ -89,7 +89,7 @@ def _agree(
     config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
 ) -> tuple[RunConfig, Path]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    _compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
+    compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
     found: tuple[Path, Birth] | LockstepError | None = None
     if world.rank == 0:
         born_with = Birth(
@@ -121,25 +121,6 @@ def _agree(
         ),
         run_dir,
     )
-
-
-def _compare_ranks(what: str, lines: list[str], collectives: Collectives) -> None:
-    """Make sure that all ranks have the same lines.
-
-    Raises:
-        MismatchError: they differ; the message has the first line that does.
-    """
-    everyone = collectives.all_gather_object(lines)
-    for rank, theirs in enumerate(everyone):
-        if theirs == everyone[0]:
-            continue
-        longest = max(len(theirs), len(everyone[0]))
-        pairs = zip([*everyone[0], *["nothing more"] * longest], [*theirs, *["nothing more"] * longest], strict=False)
-        first, other = next((a, b) for a, b in pairs if a != b)
-        raise MismatchError(
-            f"the ranks have different {what}: rank 0 has `{first}`, rank {rank} has `{other}`. They must all run the "
-            "same script on the same data: look for code that depends on the rank, the host or the time."
-        )
 
 
 class Team:
@@ -223,11 +204,15 @@ class Team:
         for position, thing in enumerate(objects):
             if id(thing) in self._prepared or any(thing is other for other in objects[:position]):
                 raise UsageError(f"this {type(thing).__name__} is already prepared: prepare an object once")
-        self._check_models(objects)
+        for thing in objects:
+            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
+                on_cpu = self.device.type == "cpu"
+                check_model(thing, num_shards=self.num_shards, world_size=self.world_size, on_cpu=on_cpu)
+        check_optimizers(objects, self._parameters)
         results: dict[int, Any] = {}
-        loaders = {id(thing): self._make_loader(thing) for thing in objects if _is_loader(thing)}
-        _compare_ranks("objects to prepare", _describe(objects, loaders), self._inner)
-        for thing in sorted(objects, key=_preparing_order):
+        loaders = {id(thing): self._make_loader(thing) for thing in objects if is_loader(thing)}
+        compare_ranks("objects to prepare", describe(objects, loaders), self._inner)
+        for thing in sorted(objects, key=preparing_order):
             results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
         for thing in objects:
             self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
@@ -236,39 +221,6 @@ class Team:
             self._announce(loader)
         prepared = tuple(results[id(thing)] for thing in objects)
         return prepared[0] if len(prepared) == 1 else prepared
-
-    def _check_models(self, objects: Sequence[Any]) -> None:
-        known = set(self._parameters)
-        for thing in objects:
-            if isinstance(thing, (DistributedDataParallel, DataParallel)):
-                raise ModelError(f"the model is already in a {type(thing).__name__}: prepare the plain model instead")
-            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
-                known.update(thing.parameters())
-                self._check_model(thing)
-        for thing in objects:
-            if isinstance(thing, Optimizer):
-                strangers = sum(p not in known for group in thing.param_groups for p in group["params"])
-                if strangers:
-                    raise ModelError(
-                        f"{strangers} of the parameters of {type(thing).__name__} belong to no prepared model, so nothing "
-                        "would keep them equal on all ranks: make the optimizer from the parameters of the model that you "
-                        "prepare, and prepare the model first or in the same call"
-                    )
-
-    def _check_model(self, model: nn.Module) -> None:
-        if next(model.parameters(), None) is None:
-            raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
-        for name, module in model.named_modules():
-            if not isinstance(module, nn.SyncBatchNorm) or self.world_size == 1 == self.num_shards:
-                continue
-            if self.device.type == "cpu":
-                raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")
-            if self.num_shards != self.world_size:
-                raise ModelError(
-                    f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {self.num_shards} "
-                    f"shards on {self.world_size} processes they would depend on how many there are. Use BatchNorm, or "
-                    "as many processes as shards."
-                )
 
     def _prepare_one(self, thing: Any) -> Any:
         if isinstance(thing, AveragedModel):
@@ -281,7 +233,7 @@ class Team:
             self._stateful.append(thing)
             return stand_in(thing, forward, self._precision, self.device)
         elif isinstance(thing, Optimizer):
-            gate_optimizer(thing, self._may_act)
+            gate_optimizer(thing, self._loop.optimizer_may_act)
         else:
             gate_scheduler(thing, self._may_act)
         self._stateful.append(thing)
@@ -417,11 +369,11 @@ class Team:
     def main_first(self) -> Iterator[None]:
         """Rank 0 runs the block first, the others after it: for what should be done once, like a download.
 
-        Every rank must enter it. If rank 0 fails in it, the others raise UsageError and do not run it.
+        Every rank must enter it. If rank 0 fails in it, the others raise PeerError and do not run it.
         """
         self._loop.guard("main_first()")
         if not self.is_main and not self._inner.broadcast_object(None):
-            raise UsageError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
+            raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
         done = False
         try:
             yield
@@ -566,45 +518,6 @@ def _version() -> str:
         return version("torch-lockstep")
     except PackageNotFoundError:  # run from a checkout that was not installed
         return "unknown"
-
-
-def _is_loader(thing: Any) -> bool:
-    if isinstance(thing, (nn.Module, Optimizer, LRScheduler)):
-        return False
-    if isinstance(thing, (PreparedLoader, str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
-        raise UsageError(
-            f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
-            "DataLoaders, or iterables of ready batches"
-        )
-    return True
-
-
-def _preparing_order(thing: Any) -> int:
-    """Models first: optimizers need their parameters on the device, and schedules wrap optimizers."""
-    for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
-        if isinstance(thing, kind):
-            return order
-    return 3
-
-
-def _describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader]) -> list[str]:
-    """What must be equal on all ranks, a line each."""
-    lines = []
-    for number, thing in enumerate(objects, 1):
-        what = f"object {number}, {type(thing).__name__}"
-        if isinstance(thing, nn.Module):
-            lines += [
-                f"{what}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
-                for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]
-            ]
-        elif isinstance(thing, Optimizer):
-            sizes = [len(group["params"]) for group in thing.param_groups]
-            lines.append(f"{what}: parameter groups of {sizes} tensors")
-        elif id(thing) in loaders:
-            lines += [f"{what}: {line}" for line in loaders[id(thing)].describe()]
-        else:
-            lines.append(what)
-    return lines
 
 
 def _check_weight(weight: float | Tensor) -> float:

@@ -167,9 +167,10 @@ def negative_epochs(team):
     list(team.epochs(-1))
 
 
-def unknown_setting_in_join():
+def join_refused():
+    """What ``join()`` said."""
     try:
-        lockstep.join(precision="fp8")
+        lockstep.join()
     except LockstepError as error:
         return str(error)
 
@@ -320,7 +321,7 @@ def evaluate_by_hand(team):
 
 
 def nested_loops(team):
-    model, outer, inner = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4), DataLoader(points(), 2))
+    _, outer, inner = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4), DataLoader(points(), 2))
     for _ in outer:
         for _ in inner:
             pass

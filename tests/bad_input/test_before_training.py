@@ -1,7 +1,5 @@
 """What cannot work is said before any training: what is wrong, with which values, and what to do."""
 
-import re
-
 import bad_scripts
 import pytest
 import torch
@@ -59,9 +57,10 @@ def test_sync_batchnorm_is_for_cards(crew):
 
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
-    with lockstep.join(run_dir=str(tmp_path), shards=4) as team, pytest.raises(lockstep.ModelError) as caught:
+    with lockstep.join(run_dir=str(tmp_path), shards=4) as team:
         team.device = torch.device("cuda")  # refused before anything is moved there
-        bad_scripts.sync_batchnorm(team)
+        with pytest.raises(lockstep.ModelError) as caught:
+            bad_scripts.sync_batchnorm(team)
     assert "layer '1' is SyncBatchNorm" in str(caught.value)
     assert "4 shards on 1 processes" in str(caught.value)
 
@@ -122,7 +121,7 @@ def test_cuda_without_a_card_is_refused(tmp_path, monkeypatch):
 def test_a_process_group_opened_by_the_script_is_told(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(lockstep.UsageError, match="initialised before lockstep.join"):
+        with pytest.raises(lockstep.UsageError, match=r"initialised before lockstep\.join"):
             lockstep.join(run_dir=str(tmp_path / "run"))
     finally:
         dist.destroy_process_group()
@@ -149,13 +148,13 @@ def test_a_run_directory_born_with_another_setting_is_refused(tmp_path, born, no
 
 def test_more_processes_than_the_run_has_shards_is_refused_on_every_rank(crew, tmp_path):
     lockstep.join(run_dir=str(tmp_path / "run"), threads=1).close()  # born with one shard
-    with pytest.raises(LaunchError, match="2 processes for 1 shards: .* Start at most 1 processes") as caught:
-        crew(2, bad_scripts.run, bad_scripts.nothing_prepared, run_dir=str(tmp_path / "run"), **QUICK)
-    assert {"rank 0", "rank 1"} <= set(re.findall(r"rank \d", str(caught.value)))
+    for message in crew(2, bad_scripts.join_refused, run_dir=str(tmp_path / "run"), **QUICK):
+        assert message.startswith("2 processes for 1 shards: a process would have nothing to do")
+        assert "Start at most 1 processes" in message
 
 
 def test_a_run_directory_that_cannot_be_written_is_told_on_every_rank(crew, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="the run directory cannot be used.*Give another one with run_dir=") as caught:
-        crew(2, bad_scripts.run, bad_scripts.nothing_prepared, run_dir=str(tmp_path / "file" / "run"), **QUICK)
-    assert {"rank 0", "rank 1"} <= set(re.findall(r"rank \d", str(caught.value)))
+    for message in crew(2, bad_scripts.join_refused, run_dir=str(tmp_path / "file" / "run"), **QUICK):
+        assert message.startswith("the run directory cannot be used")
+        assert "Give another one with run_dir= or --run-dir" in message

@@ -68,6 +68,14 @@ def test_settings_that_so_many_processes_cannot_have_are_refused(monkeypatch, se
         check_fit(RunConfig(**settings), 4)
 
 
+def test_processes_may_share_cards_over_gloo_if_asked_for(monkeypatch):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: 1)
+    check_fit(RunConfig(device="cuda", backend="gloo"), 2)
+    monkeypatch.setattr(cards, "num_cards", lambda environ: 0)
+    with pytest.raises(ConfigError, match="0 CUDA cards are visible"):
+        check_fit(RunConfig(device="cuda", backend="gloo"), 2)
+
+
 def test_scripts_that_cannot_run_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")

@@ -28,7 +28,7 @@ def test_main_comes_first(crew, tmp_path, nproc):
 def test_a_failure_of_main_reaches_the_others_and_nobody_waits(crew):
     told = crew(3, team_scripts.fail_first, True, timeout_s=20.0)
     assert told[0] == ("OSError", "no download on rank 0")
-    assert {kind for kind, _ in told[1:]} == {"UsageError"}
+    assert {kind for kind, _ in told[1:]} == {"PeerError"}
     assert all("rank 0 failed in main_first()" in message for _, message in told[1:])
 
 

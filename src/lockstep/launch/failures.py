@@ -14,7 +14,7 @@ from pathlib import Path
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 
-_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError"}
+_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 _SIGNAL_WORDS: dict[int, str] = {

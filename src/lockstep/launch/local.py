@@ -64,11 +64,12 @@ def check_fit(config: RunConfig, nproc: int) -> None:
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
         count = cards.num_cards_here()
-        if nproc > count:
+        may_share = count > 0 and config.backend == "gloo"  # it was asked for, and can work
+        if nproc > count and not may_share:
             why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(
                 f"{asked} for {nproc} processes, and {count} CUDA cards are visible{why}: each process needs its own. "
-                f"Ask for {'fewer processes' if count else 'device cpu'}"
+                f"Ask for {'fewer processes, or backend gloo to share cards' if count else 'device cpu'}"
             )
 
 

@@ -23,6 +23,7 @@ GRACE_S = 3.0
 """How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
 _MAX_ASKED = 4
 """Workers that were asked for and are not yet forked, at most."""
+_ECHO_S = 0.5
 _KILL_S = 5.0
 """How long a killed worker may take to go; the kernel can hold one back for good, we do not wait for good."""
 
@@ -74,6 +75,7 @@ class _Watch:
         self._ranks: dict[int, int] = {}  # by key: those that were asked for and have not ended
         self._pids: dict[int, int] = {}  # by rank: the same, as far as they are forked
         self._deadline: float | None = None  # set once the launch is being ended; then when to kill
+        self._echo_until: float | None = None  # set once ranks fail because another did, which has not said so yet
         self._killed = False
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_r, False)
@@ -88,7 +90,8 @@ class _Watch:
                 selector.register(source, selectors.EVENT_READ)
             self._start_some()
             while self._ranks:
-                timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+                next_s = self._deadline if self._deadline is not None else self._echo_until
+                timeout = None if next_s is None else max(0.0, next_s - time.monotonic())
                 for key, _ in selector.select(timeout):
                     if key.fileobj is self._server:
                         self._on_message(self._server.receive())
@@ -96,8 +99,8 @@ class _Watch:
                         self._on_interrupt()
                     else:
                         self._on_nudge()
-                if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._on_deadline()
+                if next_s is not None and time.monotonic() >= next_s:
+                    self._on_deadline() if next_s == self._deadline else self._end()
 
     def _start_some(self) -> None:
         """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
@@ -136,7 +139,11 @@ class _Watch:
         if failure is not None and ending and failure.kind == "KeyboardInterrupt":
             return  # the same
         self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
-        self._end()
+        if all(known.is_consequence for known in self.failures.values()):
+            # Only an echo: the rank that failed first is about to say why, and must not be interrupted in that.
+            self._echo_until = self._echo_until or time.monotonic() + _ECHO_S
+        else:
+            self._end()
 
     def _on_nudge(self) -> None:
         """A worker has failed, and may take its time over its exit handlers."""

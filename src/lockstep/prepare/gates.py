@@ -25,7 +25,7 @@ _NO_CLOSURES = (
 )
 
 
-def gate_optimizer(optimizer: Optimizer, may_act: MayAct) -> None:
+def gate_optimizer(optimizer: Optimizer, may_act: Callable[[Optimizer], bool]) -> None:
     """Make ``optimizer.step()`` act when a step ends, and do nothing before.
 
     Raises:
@@ -38,7 +38,7 @@ def gate_optimizer(optimizer: Optimizer, may_act: MayAct) -> None:
     def step(self: Optimizer, closure: Any = None) -> None:
         if closure is not None:
             raise UsageError(f"{type(self).__name__}.step(closure) {_NO_CLOSURES}")
-        if may_act():
+        if may_act(self):
             act()
 
     _replace(optimizer, "step", step)

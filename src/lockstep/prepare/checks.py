@@ -1,0 +1,102 @@
+"""What ``prepare`` looks at before it changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.data.loader import PreparedLoader
+from lockstep.errors import ModelError, UsageError
+
+
+def is_loader(thing: Any) -> bool:
+    """Whether something given to ``prepare`` is a training loader.
+
+    Raises:
+        UsageError: it is nothing that can be prepared.
+    """
+    if isinstance(thing, (nn.Module, Optimizer, LRScheduler)):
+        return False
+    if isinstance(thing, (PreparedLoader, str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
+        raise UsageError(
+            f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
+            "DataLoaders, or iterables of ready batches"
+        )
+    return True
+
+
+def preparing_order(thing: Any) -> int:
+    """A sort key. Models come first: optimizers need their parameters on the device, and schedules wrap optimizers."""
+    for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
+        if isinstance(thing, kind):
+            return order
+    return 3
+
+
+def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader]) -> list[str]:
+    """What must be equal on all ranks, a line each."""
+    lines = []
+    for number, thing in enumerate(objects, 1):
+        what = f"object {number}, {type(thing).__name__}"
+        if isinstance(thing, nn.Module):
+            lines += [
+                f"{what}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
+                for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]
+            ]
+        elif isinstance(thing, Optimizer):
+            sizes = [len(group["params"]) for group in thing.param_groups]
+            lines.append(f"{what}: parameter groups of {sizes} tensors")
+        elif id(thing) in loaders:
+            lines += [f"{what}: {line}" for line in loaders[id(thing)].describe()]
+        else:
+            lines.append(what)
+    return lines
+
+
+def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool) -> None:
+    """Make sure that a model can be trained in shards.
+
+    Raises:
+        ModelError: it has no parameters, is already wrapped, or takes statistics over processes.
+    """
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
+    if next(model.parameters(), None) is None:
+        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.SyncBatchNorm) or world_size == 1 == num_shards:
+            continue
+        if on_cpu:
+            raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")
+        if num_shards != world_size:
+            raise ModelError(
+                f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {num_shards} shards on "
+                f"{world_size} processes they would depend on how many there are. Use BatchNorm, or as many processes as "
+                "shards."
+            )
+
+
+def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> None:
+    """Make sure that optimizers train prepared models: those among the objects, or earlier ones.
+
+    Raises:
+        ModelError: an optimizer has a parameter of no such model.
+    """
+    models = [thing for thing in objects if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel)]
+    known = prepared.union(*(model.parameters() for model in models))
+    for thing in objects:
+        if not isinstance(thing, Optimizer):
+            continue
+        strangers = sum(parameter not in known for group in thing.param_groups for parameter in group["params"])
+        if strangers:
+            raise ModelError(
+                f"{strangers} of the parameters of {type(thing).__name__} belong to no prepared model, so nothing would "
+                "keep them equal on all ranks: make the optimizer from the parameters of the model that you prepare, and "
+                "prepare the model first or in the same call"
+            )

@@ -1,0 +1,88 @@
+"""Small trainings on a card. Each function is one rank's script."""
+
+import json
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import lockstep
+
+
+class Points(Dataset):
+    """Samples with noise, so that fetching draws too."""
+
+    def __init__(self, length):
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(length, 6, generator=generator)
+        self.targets = torch.randint(0, 3, (length,), generator=generator)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index] + 0.1 * torch.rand(()), self.targets[index]
+
+
+def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None):
+    """Two epochs with BatchNorm and dropout. What came of it, on the CPU, and where it was computed."""
+    with lockstep.join() as team:
+        model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        loader = DataLoader(Points(length), batch_size, shuffle=True, pin_memory=pin_memory)
+        test_loader = DataLoader(Points(10), 4)
+        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
+        dropped, losses = [], []
+        for _ in team.epochs(epochs):
+            for inputs, targets in loader:
+                outputs = model(inputs)
+                loss = nn.functional.cross_entropy(outputs, targets)
+                if team.step == nan_in_step:
+                    loss = loss * float("nan")
+                team.backward(loss)
+                team.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                team.log(loss=loss, weight=float(len(inputs)))
+                losses.append((team.step, len(inputs), loss.detach()))
+                dropped.append(torch.rand(3, device=team.device))
+            with team.evaluate(model, test_loader) as batches:
+                for inputs, targets in batches:
+                    batches.add(accuracy=model(inputs).argmax(1) == targets)
+        found = {
+            "device": str(team.device),
+            "backend": team._meeting.backend,
+            "devices": sorted({str(t.device) for t in [inputs, outputs, *model.state_dict().values()]}),
+            "output": str(outputs.dtype),
+            "state": {name: tensor.cpu() for name, tensor in model.state_dict().items()},
+            "losses": [(step, weight, loss.item()) for step, weight, loss in losses],
+            "drawn": [tensor.cpu() for tensor in dropped],
+            "accuracy": batches["accuracy"],
+            "sum": team.all_reduce(torch.ones(2, device=team.device)).tolist(),
+            "sum on the CPU": team.all_reduce(torch.ones(2)).tolist(),
+        }
+        run_dir = team.run_dir
+    found["events"] = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return found
+
+
+def count_waits(steps):
+    """How often the loop waited for the card between the first and the last step: with ``log``, it must not."""
+    with lockstep.join(log_every=4) as team:
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(4, 6)] * steps)
+        try:
+            for inputs in loader:
+                loss = model(inputs).square().mean()
+                team.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                team.log(loss=loss)
+                if team.step == 3:
+                    torch.cuda.set_sync_debug_mode("error")  # from now on, to wait is an error
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return team.step

@@ -1,0 +1,98 @@
+"""What needs a CUDA card. (Written on a machine without one, and not run there: run it with ``make gpu``.)
+
+One card is enough: where two processes are needed they share it, over Gloo.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cuda_scripts
+import pytest
+import torch
+
+from lockstep.errors import LaunchError
+
+pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
+SHARED = {"device": "cuda", "backend": "gloo", "timeout_s": 60.0}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
+
+
+def assert_close(one, other, tolerance=2e-4):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_one_process_trains_on_the_card_near_the_answer_of_the_cpu(crew):
+    (on_card,) = crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
+    assert (on_card["device"], on_card["devices"]) == ("cuda:0", ["cuda:0"])
+    (on_cpu,) = crew(1, cuda_scripts.train, device="cpu", shards=2)
+    assert [w for _, w, _ in on_card["losses"]] == [w for _, w, _ in on_cpu["losses"]]
+    assert on_card["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the card
+
+
+def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
+    (ddp,) = crew(1, cuda_scripts.train, device="cuda", strategy="ddp", shards=2)
+    (single,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=2)
+    assert ddp["backend"] == single["backend"] == "nccl"
+    assert ddp["sum"] == ddp["sum on the CPU"] == [1.0, 1.0]
+    assert_close(ddp["state"], single["state"])
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_two_processes_that_share_a_card_give_the_answer_of_one(crew, shards):
+    (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=shards)
+    two = crew(2, cuda_scripts.train, shards=shards, **SHARED)
+    assert [one["backend"] for one in two] == ["gloo", "gloo"]
+    assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
+    for one in two:
+        assert_close(one["state"], alone["state"])
+        assert one["accuracy"] == pytest.approx(alone["accuracy"], abs=0.11)  # at most one sample of ten
+    assert all(torch.equal(two[0]["state"][name], two[1]["state"][name]) for name in two[0]["state"])
+
+
+def test_random_streams_on_the_card_belong_to_shards(crew):
+    (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
+    two = crew(2, cuda_scripts.train, shards=2, **SHARED)
+    by_shard = [alone["drawn"][0::2], alone["drawn"][1::2]]
+    for rank in (0, 1):
+        assert len(two[rank]["drawn"]) == len(by_shard[rank])
+        assert all(torch.equal(a, b) for a, b in zip(two[rank]["drawn"], by_shard[rank], strict=True))
+    assert not torch.equal(alone["drawn"][0], alone["drawn"][1])
+
+
+def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
+    (plain,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
+    for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
+        for one in crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
+            assert one["output"] == "torch.float32"
+            assert {t.dtype for n, t in one["state"].items() if "num" not in n} == {torch.float32}
+            assert_close(one["state"], plain["state"], tolerance=0.1)
+            assert any(not torch.equal(one["state"][name], plain["state"][name]) for name in plain["state"])
+
+
+def test_a_nan_loss_on_the_card_is_found_and_its_step_and_shard_named(crew):
+    with pytest.raises(LaunchError, match="the loss is NaN in step 2, shard 0, on rank 0"):
+        crew(1, cuda_scripts.train, 40, 16, 2, False, 2, device="cuda")
+
+
+def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_card(crew):
+    for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
+        by_rank = crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
+        logged = {e["step"]: e["values"]["loss"] for e in by_rank[0]["events"] if e["event"] == "step"}
+        assert sorted(logged) == [1, 2, 3, 4, 5, 6]
+        for step, value in logged.items():
+            parts = [(weight, loss) for one in by_rank for number, weight, loss in one["losses"] if number == step]
+            assert value == pytest.approx(sum(w * v for w, v in parts) / sum(w for w, _ in parts), rel=1e-5)
+    assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
+
+
+def test_the_example_learns_on_the_card(tmp_path):
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", "--device", "cuda"]
+    done = subprocess.run(
+        [*command, str(EXAMPLE), "--epochs", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = float(done.stdout.rpartition("accuracy ")[2].split("%")[0])
+    assert accuracy > 90
