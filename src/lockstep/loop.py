@@ -32,6 +32,7 @@ class Loop:
         self,
         *,
         seed: int,
+        num_shards: int,
         sync: Sync,
         log: MetricLog,
         nan_watch: NanWatch,
@@ -48,6 +49,7 @@ class Loop:
         self.weight: float | None = None
         """The weight that the script gave to this micro-step's backward pass."""
         self._seed = seed
+        self._num_shards = num_shards
         self._sync = sync
         self._log = log
         self._nan_watch = nan_watch
@@ -62,7 +64,13 @@ class Loop:
         self._first_pass = True
         self._notice = ""
         self._num_backwards = 0
-        """Backward passes in the step at hand."""
+        """Backward passes in the micro-step at hand."""
+        self._calls_of_step = 0
+        """Backward passes in the first micro-step of the step at hand."""
+        self._has_trained = False
+        self._has_stepped = False
+        """Whether an optimizer's step() was called in the micro-step at hand."""
+        self._error_before = getattr(sys, "last_value", None)
 
     # Where the run is
 
@@ -88,6 +96,7 @@ class Loop:
                 "met those of the others, so every process would train a model of its own. Call team.backward(loss) where "
                 "the script has loss.backward()."
             )
+        self._has_stepped = self.turn is not None
         return self.ends_step
 
     def guard(self, what: str) -> None:
@@ -133,8 +142,8 @@ class Loop:
         self.turn = turn
         self.step = turn.step
         self.weight = None
-        if turn.index == 0:
-            self._num_backwards = 0
+        self._num_backwards = 0
+        self._has_stepped = False
         self._sync.begin(turn)
         self.resume_stream()
 
@@ -149,6 +158,7 @@ class Loop:
         """See Driver."""
         turn, self.turn = self.turn, None
         assert turn is not None
+        self._check_calls(turn)
         if not turn.is_last:
             return
         self._sync.end_step()
@@ -156,6 +166,19 @@ class Loop:
         if turn.num_active_ranks < self._collectives.size:
             self._send(_STATE, self._state_of())
         self._step_done(turn.step_samples)
+
+    def _check_calls(self, turn: MicroStep) -> None:
+        """Every shard of a step must make the same backward calls: the ranks meet in them."""
+        calls, self._num_backwards = self._num_backwards, 0
+        if turn.index == 0:
+            self._calls_of_step = calls
+        self._has_trained = self._has_trained or calls > 0
+        if calls != self._calls_of_step or (calls == 0 and self._has_trained and self._num_shards > 1):
+            raise UsageError(
+                f"micro-step {turn.index + 1} of step {turn.step} called backward() {calls} times, where "
+                f"{self._calls_of_step or 'one or more'} were expected: the shards of a step meet in these calls, so all must "
+                "make the same ones. To leave a shard out, call team.backward(loss, weight=0) instead of skipping it."
+            )
 
     def follow(self, absence: Absence) -> bool:
         """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
@@ -172,14 +195,19 @@ class Loop:
         """See Driver."""
         if self._leader is not loader:
             return
-        failed = failed or script_failed()
+        failed = failed or self.script_failed()
         self._leader = None
         turn, self.turn = self.turn, None
-        if turn is not None and not failed:
+        if turn is not None and failed:
+            self._sync.drop()
+            self._log.drop_step()
+        elif turn is not None:
             self._leave_body(turn)
         if failed:
             return
         self.resume_stream()
+        if exhausted:  # then every rank is here
+            self._log.flush()
         self._display.end()
         if self._pass is not None:
             self._pass.end()
@@ -193,6 +221,7 @@ class Loop:
 
     def _leave_body(self, turn: MicroStep) -> None:
         """`break`: a step that had its last backward pass counts, an unfinished one is discarded."""
+        has_trained = self._num_backwards > 0 or (turn.index > 0 and self._calls_of_step > 0)
         counts = turn.is_last and self._num_backwards > 0
         if counts:
             self._sync.end_step()
@@ -201,7 +230,7 @@ class Loop:
             self._sync.drop()
             self._log.drop_step()
             self.step -= 1
-            if self._num_backwards:
+            if has_trained:
                 # Said when the script goes on: an error that ends the script leaves the loop too.
                 self._notice = (
                     f"lockstep: the loop was left in micro-step {turn.index + 1} of step {turn.step}: the partial step is "
@@ -241,6 +270,13 @@ class Loop:
                 "the loss does not depend on any parameter that learns, so it has no gradient: was it detached, turned into "
                 "a number on the way, or computed under no_grad?"
             )
+        if self._has_stepped and self._num_shards != self._collectives.size:
+            raise UsageError(
+                f"backward() after optimizer.step() in the body of step {turn.step}: the update acts in the last micro-step "
+                f"only, so of {self._num_shards} shards on {self._collectives.size} processes some would see it and some not, "
+                "and the answer would depend on the number of processes. Call all backward passes before the first "
+                "optimizer.step(), or use as many processes as shards."
+            )
         if weight != 0:  # the mean over no tokens is NaN, and counts for nothing
             self._nan_watch.look(loss, turn.step, turn.shard)
         self._num_backwards += 1
@@ -252,7 +288,7 @@ class Loop:
         turn = self.turn
         if weight is None:
             weight = self.weight if self.weight is not None else (1.0 if turn is None else float(turn.num_samples))
-        self._log.add(self.epoch, self.step, weight, dict(values))
+        self._log.add(self.epoch, self.step, weight, dict(values), in_body=turn is not None)
 
     def values_arrived(self, row: tuple[int, int, dict[str, float]]) -> None:
         """Averages of a step have come together."""
@@ -274,6 +310,13 @@ class Loop:
             by_rank = self._collectives.all_gather_object(one.result())
             self._journal.write("epoch", **merge_passes(by_rank))
 
+    def script_failed(self) -> bool:
+        """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed.
+
+        (A notebook goes on after one; those from before the run do not count.)
+        """
+        return getattr(sys, "last_value", None) is not self._error_before
+
     def close(self, *, failed: bool) -> None:
         """The script is over. Unless it failed, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
@@ -281,11 +324,6 @@ class Loop:
         self._display.end()
         if not failed:
             self.report_passes()
-
-
-def script_failed() -> bool:
-    """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed."""
-    return getattr(sys, "last_value", None) is not None
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

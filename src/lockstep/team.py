@@ -25,7 +25,7 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LockstepError, PeerError, UsageError
-from lockstep.loop import Loop, script_failed
+from lockstep.loop import Loop
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
@@ -35,6 +35,7 @@ from lockstep.plan.shards import block
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
 from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scheduler
+from lockstep.prepare.handover import load_state, state_of
 from lockstep.prepare.model import stand_in, unwrap
 from lockstep.rundir import Birth, open_run_dir
 from lockstep.sync.table import make_sync, resolve_strategy
@@ -95,7 +96,7 @@ def _agree(
         born_with = Birth(
             shards=config.shards or world.world_size,
             seed=config.seed,
-            threads=config.threads or max(1, num_cores() // world.local_world_size),
+            threads=config.threads or _default_threads(config.shards or world.world_size, world),
             precision=config.precision,
             device=device.type,
         )
@@ -159,13 +160,14 @@ class Team:
         self._inner = Collectives(default_group(), meeting)
         self._loop = Loop(
             seed=config.seed,
+            num_shards=self.num_shards,
             sync=self._sync,
             log=self._log,
             nan_watch=NanWatch(config.on_nan, self.rank, config.log_every),
             journal=self._journal,
             display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
             collectives=self._inner,
-            state_of=lambda: [thing.state_dict() for thing in self._stateful],
+            state_of=lambda: [state_of(thing) for thing in self._stateful],
             load_state=self._load_state,
         )
         self._outer = Collectives(default_group(), meeting, self._loop.guard)
@@ -225,6 +227,8 @@ class Team:
     def _prepare_one(self, thing: Any) -> Any:
         if isinstance(thing, AveragedModel):
             thing.to(self.device)
+            for tensor in (*thing.parameters(), *thing.buffers()):
+                tensor.data.copy_(self._inner.broadcast(tensor))
             gate_average(thing, self._may_act)
         elif isinstance(thing, nn.Module):
             thing.to(self.device)
@@ -235,7 +239,7 @@ class Team:
         elif isinstance(thing, Optimizer):
             gate_optimizer(thing, self._loop.optimizer_may_act)
         else:
-            gate_scheduler(thing, self._may_act)
+            gate_scheduler(thing, self._may_act, lambda: self._loop.turn is not None and self.num_shards > 1)
         self._stateful.append(thing)
         return thing
 
@@ -257,7 +261,7 @@ class Team:
 
     def _load_state(self, states: list[Any]) -> None:
         for thing, state in zip(self._stateful, states, strict=True):
-            thing.load_state_dict(state)
+            load_state(thing, state)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
@@ -492,7 +496,9 @@ class Team:
         self._closed = True
         _joined = None
         atexit.unregister(self.close)
-        failed = script_failed() or sys.exc_info()[1] is not None  # the others may be gone, or not come
+        error = sys.exc_info()[1]
+        went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        failed = self._loop.script_failed() or not went_well  # then the others may be gone, or not come
         try:
             self._loop.close(failed=failed)
             if not failed:
@@ -509,6 +515,11 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _default_threads(num_shards: int, world: World) -> int:
+    """The cores divided among as many processes as this machine can get. (The number there are now must not matter.)"""
+    return max(1, num_cores() // -(-num_shards // world.num_nodes))
 
 
 def _version() -> str:

@@ -58,7 +58,7 @@ def choose_meeting(config: RunConfig, world: World, device: torch.device) -> Mee
     card_each = device.type == "cuda" and world.local_world_size <= torch.cuda.device_count()
     backend = config.backend
     if backend == "auto":
-        backend = "nccl" if card_each else "gloo"
+        backend = "nccl" if card_each and world.world_size > 1 else "gloo"
     if backend == "nccl" and not card_each:
         found = f"{torch.cuda.device_count()} cards" if device.type == "cuda" else "no card in use"
         raise ConfigError(

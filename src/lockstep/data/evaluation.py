@@ -51,6 +51,11 @@ class EvaluationSource:
 
     def __init__(self, batches: Iterable[Any], share: Share) -> None:
         refuse_split(batches)
+        if not isinstance(batches, DataLoader) and iter(batches) is batches:
+            raise DataError(
+                f"a {type(batches).__name__} can be read only once, so a second evaluation would be empty: give evaluate() a "
+                "DataLoader, a list, or an object whose __iter__ starts anew"
+            )
         self._batches = batches
         self._share = share
         self._passes = itertools.count()

@@ -97,12 +97,10 @@ def _as_rows(indices: Any) -> torch.Tensor:
 
 def _collate(samples: Any) -> Any:
     """``default_collate``, without its long search for what samples are where they are plain tuples of plain tensors."""
-    if get_worker_info() is None and type(samples) is list and samples and type(samples[0]) is tuple:
+    if get_worker_info() is None and type(samples) is list and set(map(type, samples)) == {tuple}:
         columns = list(zip(*samples, strict=False))
-        size = len(columns)
-        if all(type(sample) is tuple and len(sample) == size for sample in samples) and all(
-            type(part) is torch.Tensor for column in columns for part in column
-        ):
+        same_length = set(map(len, samples)) == {len(columns)}
+        if same_length and all(set(map(type, column)) == {torch.Tensor} for column in columns):
             return [torch.stack(column) for column in columns]
     return default_collate(samples)
 

@@ -30,13 +30,16 @@ Row = tuple[int, int, dict[str, float]]
 class _Step:
     epoch: int
     step: int
+    in_body: bool
+    """Whether this was logged in the loop's body; else after the step, where values belong to no shard."""
     sums: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class _Window:
-    steps: list[tuple[int, int]]
+    steps: list[tuple[int, int, bool]]
+    """Epoch, step, and whether in the body."""
     names: list[str]
     table: Tensor
     """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
@@ -69,7 +72,7 @@ class MetricLog:
         self._closed: list[_Step] = []
         self._under_way: deque[_Window] = deque()
 
-    def add(self, epoch: int, step: int, weight: float, values: dict[str, Any]) -> None:
+    def add(self, epoch: int, step: int, weight: float, values: dict[str, Any], *, in_body: bool = True) -> None:
         """Note values of the shard at hand. Local; a value on a card stays there.
 
         Raises:
@@ -77,9 +80,9 @@ class MetricLog:
         """
         if not 0 <= weight < math.inf:
             raise ConfigError(f"log(weight={weight}): a weight is a count, 0 or more: of tokens, say")
-        if self._current is None or self._current.step != step:
+        if self._current is None or (self._current.step, self._current.in_body) != (step, in_body):
             self.end_step()
-            self._current = _Step(epoch, step)
+            self._current = _Step(epoch, step, in_body)
         current = self._current
         for name, value in values.items():
             if value is None:  # what clip_grad_norm_ gives before the step ends
@@ -134,7 +137,7 @@ class MetricLog:
         if self._world_size == 1 and not steps:
             return
         table, copied = _tabulate(steps, self._names)
-        window = _Window([(s.epoch, s.step) for s in steps], list(self._names), table, copied)
+        window = _Window([(s.epoch, s.step, s.in_body) for s in steps], list(self._names), table, copied)
         if self._world_size > 1:
             signature = window.signature()
             window.agreement = torch.tensor([signature, -signature])
@@ -170,7 +173,7 @@ class MetricLog:
         """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""
         found: list[Any] = [None] * self._world_size
         dist.all_gather_object(found, (window.steps, window.names, window.table))
-        steps = sorted({step for steps, _, _ in found for step in steps}, key=lambda pair: pair[1])
+        steps = sorted({step for steps, _, _ in found for step in steps}, key=lambda key: (key[1], not key[2]))
         self._names = sorted({*self._names, *(name for _, names, _ in found for name in names)})
         merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
         for theirs, names, table in found:
@@ -230,7 +233,7 @@ class _Copy:
 
 def _rows(window: _Window) -> list[Row]:
     rows = []
-    for (epoch, step), cells in zip(window.steps, window.table.tolist(), strict=True):
+    for (epoch, step, _), cells in zip(window.steps, window.table.tolist(), strict=True):
         values = {n: total / weight for n, (total, weight) in zip(window.names, cells, strict=True) if weight > 0}
         rows.append((epoch, step, values))
     return rows

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.errors import UsageError
@@ -44,11 +44,22 @@ def gate_optimizer(optimizer: Optimizer, may_act: Callable[[Optimizer], bool]) -
     _replace(optimizer, "step", step)
 
 
-def gate_scheduler(scheduler: LRScheduler, may_act: MayAct) -> None:
-    """Make ``scheduler.step()`` count steps where it is called in the loop, and every call outside of it."""
+def gate_scheduler(scheduler: LRScheduler, may_act: MayAct, sees_one_shard: Callable[[], bool]) -> None:
+    """Make ``scheduler.step()`` count steps where it is called in the loop, and every call outside of it.
+
+    Args:
+        scheduler: the schedule.
+        may_act: see above.
+        sees_one_shard: whether code that runs now has values of one shard of several.
+    """
     act, state_of = scheduler.step, scheduler.state_dict
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self, ReduceLROnPlateau) and sees_one_shard():
+            raise UsageError(
+                "ReduceLROnPlateau.step(value) in the loop's body: the value is that of one shard, so the ranks would choose "
+                "different learning rates. Call it after the loop, with the result of team.evaluate()."
+            )
         if may_act():
             act(*args, **kwargs)
 

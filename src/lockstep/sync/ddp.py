@@ -22,9 +22,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.comm.group import Meeting, listening_on
-from lockstep.errors import ModelError
+from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep
-from lockstep.sync.gradients import Gradients, install, widen
+from lockstep.sync.gradients import Gradients, widen
 from lockstep.sync.sharded import ShardedSync
 
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
@@ -40,6 +40,8 @@ class _Engine:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.shares = False
+        """Whether another prepared model has some of its parameters: then nobody may reduce them twice."""
         self.partial = False
         """Whether a loss was seen that depends on some of the parameters only."""
         self.proven = False
@@ -52,6 +54,7 @@ class _Engine:
     def build(self) -> None:
         """Make the DDP. Every rank must call it: it gives all ranks the parameters of rank 0."""
         self.trainable = _trainable(self.model)
+        self.is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.trainable)
         self.launched = 0
         self.finished = False
         self.ddp: DistributedDataParallel | None = None
@@ -83,6 +86,8 @@ class DataParallel(ShardedSync):
         self._engines: list[_Engine] = []
         self._subgroups: dict[int, dist.ProcessGroup] = {}
         self._share = 1.0
+        self._agreed: set[int] = set()
+        """The backward calls of a body of which the ranks have told each other whether they have weights."""
         self._earlier: Gradients = {}
 
     def begin(self, turn: MicroStep) -> None:
@@ -93,7 +98,15 @@ class DataParallel(ShardedSync):
             if turn.index == 0 and all_active and not _same(_trainable(engine.model), engine.trainable):
                 engine.proven = engine.partial = False  # parameters were frozen, or thawed
                 self._build(engine)
-            engine.overlaps = engine.proven and turn.is_last and all_active
+            # 16-bit gradients must be divided by the weights before they are narrowed: DDP hands them on narrowed.
+            suits = not engine.shares and not (engine.is_narrow and any(self._weighted.values()))
+            engine.overlaps = engine.proven and suits and turn.is_last and all_active
+
+    def end_step(self) -> None:
+        """See Sync."""
+        super().end_step()
+        for engine in self._engines:
+            engine.overlaps = False  # a forward pass outside of the loop is this rank's own
 
     def close(self) -> None:
         """See Sync."""
@@ -107,10 +120,15 @@ class DataParallel(ShardedSync):
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         engine = _Engine(model)
+        own = set(model.parameters())
+        for other in self._engines:
+            if not own.isdisjoint(other.model.parameters()):
+                engine.shares = other.shares = True
         self._register(engine)
         self._engines.append(engine)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            engine.overlaps = engine.overlaps and _same(_trainable(model), engine.trainable)
             if engine.ddp is not None and engine.overlaps:
                 return engine.ddp(*args, **kwargs)
             return model(*args, **kwargs)
@@ -128,17 +146,25 @@ class DataParallel(ShardedSync):
 
     # How gradients meet
 
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
         self._share, self._earlier = share, self._sums.take(call)
         loss.backward(**options)  # type: ignore[no-untyped-call]
+        sums: Gradients = {}
+        done: set[Parameter] = set()
         for engine in self._engines:
             if not (engine.overlaps and self._has_finished(engine)):
-                self._reduce_afterwards(engine, share)
+                sums.update(self._reduce_afterwards(engine, share, done))
         self._earlier = {}
+        return sums
 
     def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if not engine.overlaps:
+            # DDP was prepared by a forward pass that had no backward pass, and takes this one for it.
+            unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
+            unchanged.set_result(bucket.buffer())
+            return unchanged
         engine.launched += 1
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
@@ -184,7 +210,8 @@ class DataParallel(ShardedSync):
             return True
         unused = [name for name, p in engine.model.named_parameters() if p.requires_grad and p.grad is None]
         if engine.launched == 0 and len(unused) == len(engine.trainable):
-            return True  # this loss has nothing to do with the model
+            if not any(parameter in self._earlier for parameter in engine.trainable):
+                return True  # this loss has nothing to do with the model
         if engine.launched == 0 and not unused:
             return False  # a second backward pass through one forward pass: DDP reduces the first only
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
@@ -195,21 +222,23 @@ class DataParallel(ShardedSync):
             "lockstep.join(find_unused_parameters=True)."
         )
 
-    def _reduce_afterwards(self, engine: _Engine, share: float) -> None:
+    def _reduce_afterwards(self, engine: _Engine, share: float, done: set[Parameter]) -> Gradients:
         """Reduce a model's gradients in one piece, with a count of the ranks that have one for each parameter."""
-        sums: Gradients = {p: self._earlier.pop(p) for p in engine.trainable if p in self._earlier}
-        partial = _add_last(engine.trainable, sums, share)
+        trainable = [p for p in _trainable(engine.model) if p not in done]  # as it is now: scripts freeze and thaw
+        done.update(trainable)
+        sums: Gradients = {p: self._earlier.pop(p) for p in trainable if p in self._earlier}
+        partial = _add_last(trainable, sums, share)
         group = self._active_group()
-        used = torch.tensor([float(p in sums) for p in engine.trainable] + [float(partial)])
+        used = torch.tensor([float(p in sums) for p in trainable] + [float(partial)])
         if group is not None:
             dist.all_reduce(used, group=group)
-            _add_absent(engine, sums, used.tolist())
+            _add_absent(engine, trainable, sums, used.tolist())
             _all_reduce_sums(sums, group)
-        install(sums)
         everyone = self._turn is not None and self._turn.num_active_ranks == self._world_size
         if everyone and used[:-1].any() and not self._find_unused:
             engine.partial = engine.partial or bool(used[-1])
             engine.proven = not engine.partial
+        return sums
 
     def _active_group(self) -> dist.ProcessGroup | None:
         """The ranks that have samples in this step; None if there is only this one."""
@@ -221,23 +250,34 @@ class DataParallel(ShardedSync):
             return dist.group.WORLD
         if size not in self._subgroups:
             with listening_on(self._meeting):
-                self._subgroups[size] = dist.new_group(list(range(size)), use_local_synchronization=True)
+                # Gloo, which takes tensors on cards too: NCCL would split the group, and wait for the ranks outside.
+                ranks = list(range(size))
+                self._subgroups[size] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         return self._subgroups[size]
 
     # What else must agree
 
-    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(
+        self, call: int, total: float | None, changed: list[bool]
+    ) -> Callable[[], tuple[float | None, list[bool]]]:
         group = self._active_group()
-        if group is None or (total is None and not changed):
+        if group is None or (call in self._agreed and total is None and not changed):
             return lambda: (total, changed)
-        message = torch.tensor([total or 0.0, *map(float, changed)], dtype=torch.float64)
+        self._agreed.add(call)
+        weighted = total is not None
+        message = torch.tensor([total or 0.0, float(weighted), *map(float, changed)], dtype=torch.float64)
         work = dist.all_reduce(message, group=group, async_op=True)
         assert work is not None
 
         def wait() -> tuple[float | None, list[bool]]:
             work.wait()
-            summed, *flags = message.tolist()
-            return (None if total is None else summed), [flag > 0 for flag in flags]
+            summed, num_weighted, *flags = message.tolist()
+            if num_weighted not in (0, dist.get_world_size(group)):
+                raise UsageError(
+                    f"{num_weighted:.0f} of {dist.get_world_size(group)} ranks gave backward() a weight: all shards must "
+                    "give one, or none may"
+                )
+            return (summed if weighted else None), [flag > 0 for flag in flags]
 
         return wait
 
@@ -275,9 +315,9 @@ def _add_last(parameters: list[Parameter], sums: Gradients, share: float) -> boo
     return 0 < missing < len(parameters)
 
 
-def _add_absent(engine: _Engine, sums: Gradients, used: list[float]) -> None:
+def _add_absent(engine: _Engine, trainable: list[Parameter], sums: Gradients, used: list[float]) -> None:
     """Put sums in order, with zeros for what only other ranks have. What no rank used stays without a gradient."""
-    for parameter, count in zip(engine.trainable, used, strict=False):
+    for parameter, count in zip(trainable, used, strict=False):
         found = sums.pop(parameter, None)
         if found is None and count > 0:
             like = widen(parameter.detach())

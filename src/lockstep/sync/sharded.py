@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from lockstep.errors import UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.buffers import ShardBuffers
-from lockstep.sync.gradients import Gradients, ShardSums, check_total, divide, put_back, set_aside
+from lockstep.sync.gradients import Gradients, ShardSums, check_total, divide, install, put_back, set_aside
 
 
 class ShardedSync(ABC):
@@ -26,6 +27,8 @@ class ShardedSync(ABC):
         self._carried: Gradients = {}
         self._turn: MicroStep | None = None
         self._calls = 0
+        self._weighted: dict[int, bool] = {}
+        """Whether the script gives weights, for each backward call of its body."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
@@ -47,6 +50,7 @@ class ShardedSync(ABC):
         turn = self._turn
         assert turn is not None
         call, self._calls = self._calls, self._calls + 1
+        self._check_kind(call, weighted=weight is not None)
         share = turn.fraction if weight is None else weight
         self._totals[call] = self._totals.get(call, 0.0) + share
         carried = set_aside(self._parameters)
@@ -59,18 +63,27 @@ class ShardedSync(ABC):
         # By sample count the shares sum to one, so nothing needs to be gathered or divided.
         total = self._totals.pop(call) if weight is not None else None
         changed = self._buffers.noted()
-        agree = self._start_agreeing(total, changed)
-        self._backward_and_reduce(loss, call, share, options)
+        agree = self._start_agreeing(call, total, changed)
+        sums = self._backward_and_reduce(loss, call, share, options)
         total, changed = agree()
         if total is not None:
             check_total(total, turn.step)
             divide((p.grad for p in self._parameters if p.grad is not None), total)
+            divide(sums.values(), total)
+        install(sums)
         put_back(self._carried)
         put_back(carried)
         self._carried = {}
         if any(changed):
             self._buffers.note(turn.fraction, is_lowest_shard=turn.shard == 0)
             self._buffers.combine(changed, self._buffer_reduction())
+
+    def _check_kind(self, call: int, *, weighted: bool) -> None:
+        if self._weighted.setdefault(call, weighted) != weighted:
+            raise UsageError(
+                "backward() was given a weight for some shards and none for others: token counts and sample counts cannot "
+                "be added up. Give every shard a weight, or none."
+            )
 
     def end_step(self) -> None:
         """See Sync."""
@@ -94,15 +107,20 @@ class ShardedSync(ABC):
         """Make the model that of rank 0 on every rank; what to call for its forward pass."""
 
     @abstractmethod
-    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(
+        self, call: int, total: float | None, changed: list[bool]
+    ) -> Callable[[], tuple[float | None, list[bool]]]:
         """Begin to agree with the other ranks on the sum of weights and on which buffers have changed.
 
         It goes on during the backward pass; calling what is returned waits for it.
         """
 
     @abstractmethod
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
-        """The last shard's backward pass. Leaves in ``.grad`` the weighted sums over all shards of all ranks."""
+    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
+        """The last shard's backward pass. The weighted sums over all shards of all ranks, not yet in the parameters' dtype.
+
+        Those of some parameters may be in ``.grad`` instead.
+        """
 
     @abstractmethod
     def _buffer_reduction(self) -> Callable[[Tensor], None] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.sync.gradients import check_total, install
+from lockstep.sync.gradients import Gradients, check_total
 from lockstep.sync.sharded import ShardedSync
 
 
@@ -33,13 +33,15 @@ class Single(ShardedSync):
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         return model
 
-    def _start_agreeing(self, total: float | None, changed: list[bool]) -> Callable[[], tuple[float | None, list[bool]]]:
+    def _start_agreeing(
+        self, call: int, total: float | None, changed: list[bool]
+    ) -> Callable[[], tuple[float | None, list[bool]]]:
         return lambda: (total, changed)
 
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
         loss.backward(**options)  # type: ignore[no-untyped-call]
         self._sums.add(call, self._parameters, share)
-        install(self._sums.take(call))
+        return self._sums.take(call)
 
     def _buffer_reduction(self) -> Callable[[Tensor], None] | None:
         return None
