@@ -269,3 +269,144 @@ def backward_twice(length, batch_size):
         optimizer.step()
         optimizer.zero_grad()
     return {"state": state(model)}
+
+
+def _loop(model, length=24, batch_size=8, loss_of=None):
+    """The plainest loop, with what else a body may do."""
+    team = lockstep.join()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    for inputs, targets, _ in loader:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets) if loss_of is None else loss_of(model, inputs, targets)
+        team.backward(loss)
+        optimizer.step()
+        yield team, model, optimizer, inputs, targets
+    yield None, model, optimizer, None, None
+
+
+def forward_after_the_update(length, batch_size):
+    """A forward pass with gradients that no backward pass follows."""
+    for team, model, _, inputs, _ in _loop(Plain(), length, batch_size):
+        if team is not None:
+            model(inputs).sum()
+    return {"state": state(model)}
+
+
+def main_alone_afterwards(length, batch_size):
+    """Rank 0 alone runs the model after the loop."""
+    for _, model, *_ in _loop(Plain(), length, batch_size):
+        pass
+    if torch.distributed.get_rank() == 0:
+        model(torch.zeros(2, 6)).sum().backward()
+    return {"state": state(model)}
+
+
+class CodeBook(Plain):
+    """Writes a buffer through ``.data``, which PyTorch does not count as a change; another is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("book", torch.zeros(8))
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.book.data.mul_(0.9).add_(self.first(x).detach().mean(0), alpha=0.1)
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.last(torch.tanh(self.first(x) + self.book + self.mean.sum()))
+
+
+def train_code_book(length, batch_size):
+    for _, model, *_ in _loop(CodeBook(), length, batch_size):
+        pass
+    return {"state": {**state(model), "mean": model.mean.double()}}
+
+
+class HandNorm(Plain):
+    """Batch statistics kept by hand, in native code."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x):
+        return self.last(torch.tanh(functional.batch_norm(self.first(x), self.mean, self.var, training=self.training)))
+
+
+def train_hand_norm(length, batch_size):
+    for _, model, *_ in _loop(HandNorm(), length, batch_size):
+        pass
+    return {"state": state(model)}
+
+
+def train_shared(length, batch_size):
+    """Two prepared models that share a layer."""
+    team = lockstep.join()
+    one, two = Plain(), Plain()
+    two.first = one.first
+    optimizer = torch.optim.SGD([*one.parameters(), *two.last.parameters()], lr=0.1)
+    one, two, optimizer, loader = team.prepare(one, two, optimizer, DataLoader(Points(length), batch_size))
+    for inputs, targets, _ in loader:
+        optimizer.zero_grad()
+        team.backward(functional.cross_entropy(one(inputs), targets) + functional.cross_entropy(two(inputs), targets))
+        optimizer.step()
+    return {"state": {**state(one), **{f"two {k}": v for k, v in state(two).items()}}}
+
+
+def freeze_in_the_body(length, batch_size):
+    """The judge is frozen for the generator's loss, and thawed again."""
+    team = lockstep.join()
+    generator, judge = nn.Linear(6, 6), Plain()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (generator, judge)]
+    generator, judge, *optimizers, loader = team.prepare(
+        generator, judge, *optimizers, DataLoader(Points(length), batch_size)
+    )
+    for inputs, targets, _ in loader:
+        fake = generator(inputs)
+        team.backward(functional.cross_entropy(judge(fake.detach()), targets))
+        judge.requires_grad_(False)
+        team.backward(judge(fake).square().mean())
+        judge.requires_grad_(True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"state": {**state(generator), **{f"judge {k}": v for k, v in state(judge).items()}}}
+
+
+def average_of_another_start(length, batch_size):
+    """Each rank's average was made from weights of its own."""
+    import os
+
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = Plain()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    torch.manual_seed(0)
+    team = lockstep.join()
+    average = team.prepare(average)
+    return {"state": state(average)}
+
+
+def wrong(kind, length=24, batch_size=8):
+    """Loops whose answer would depend on the number of processes."""
+    if kind == "plain backward":
+        team = lockstep.join()
+        model = Plain()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+        for inputs, targets, _ in loader:
+            functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        return
+    scheduler = None
+    for team, model, optimizer, inputs, targets in _loop(Plain(), length, batch_size):
+        if team is None:
+            return
+        if kind == "backward after step":
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        elif kind == "plateau":
+            if scheduler is None:
+                scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+                team.prepare(scheduler)
+            scheduler.step(1.0)

@@ -6,6 +6,8 @@ import pytest
 import tasks
 import torch
 
+from lockstep.errors import LaunchError
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -84,6 +86,12 @@ def test_weights_of_shards_are_exact_for_any_split(crew):
         tasks.train_thawed,
         tasks.keep_gradients,
         tasks.backward_twice,
+        tasks.forward_after_the_update,
+        tasks.main_alone_afterwards,
+        tasks.train_code_book,
+        tasks.train_hand_norm,
+        tasks.train_shared,
+        tasks.freeze_in_the_body,
     ],
 )
 def test_unusual_loops_give_the_same_answer(crew, task):
@@ -109,3 +117,22 @@ def test_bf16_autocast_gives_the_same_answer_up_to_its_rounding(crew):
     assert_same(alone[0]["state"], two[0]["state"], 2e-4)
     with pytest.raises(AssertionError):
         assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in bfloat16
+
+
+def test_an_average_starts_from_rank_0_on_all_ranks(crew):
+    one, two = crew(2, tasks.average_of_another_start, 24, 8)
+    assert_same(one["state"], two["state"], tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("plain backward", "without team.backward"),
+        ("backward after step", "after optimizer.step"),
+        ("plateau", "ReduceLROnPlateau"),
+    ],
+)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_loop_whose_answer_would_depend_on_the_number_of_processes_is_refused(crew, nproc, kind, said):
+    with pytest.raises(LaunchError, match=said):
+        crew(nproc, tasks.wrong, kind, shards=4)

@@ -209,9 +209,9 @@ class DataParallel(ShardedSync):
         if engine.finished:
             return True
         unused = [name for name, p in engine.model.named_parameters() if p.requires_grad and p.grad is None]
-        if engine.launched == 0 and len(unused) == len(engine.trainable):
-            if not any(parameter in self._earlier for parameter in engine.trainable):
-                return True  # this loss has nothing to do with the model
+        in_earlier_shards = any(parameter in self._earlier for parameter in engine.trainable)
+        if engine.launched == 0 and len(unused) == len(engine.trainable) and not in_earlier_shards:
+            return True  # this loss has nothing to do with the model
         if engine.launched == 0 and not unused:
             return False  # a second backward pass through one forward pass: DDP reduces the first only
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")

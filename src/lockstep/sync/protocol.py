@@ -14,7 +14,8 @@ class Sync(Protocol):
     """The one place where strategies differ. Made once, by the team.
 
     Within a step the calls on a rank are: ``begin`` and one or more ``backward`` for each micro-step, then
-    ``end_step``; or ``drop`` at any point. All communication of a step happens in ``backward`` of the last micro-step.
+    ``end_step``; or ``drop`` at any point. What gradients and buffers need to meet happens in ``backward`` of the last
+    micro-step.
     """
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
