@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
@@ -92,6 +92,10 @@ class Bar:
 
     def begin(self, title: str, num_steps: int | None) -> None:
         """See Display."""
+        # Imported where there is a terminal: it would delay the start of every process by some 50 ms.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         self.end()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from lockstep.errors import UsageError
 
 _SAMPLE_EVERY_S = 0.5  # NVML averages over 1/6 to 1 s itself, so sampling faster shows nothing new
@@ -125,6 +123,8 @@ def _family_cpu_s() -> float:
         total += used.ru_utime + used.ru_stime
     if not _has_children():
         return total
+    import psutil  # only here: it would delay the start of every process
+
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
