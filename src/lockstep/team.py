@@ -452,7 +452,8 @@ class Team:
     # Beginning and end
 
     def _write_start(self) -> None:
-        hosts = self._inner.all_gather_object(self.world.host)
+        host = self.world.host
+        hosts = self._inner.all_gather_object(host) if self.world.num_nodes > 1 else [host] * self.world_size
         self._journal.write(
             "start",
             script=sys.argv[0] if sys.argv else "",
