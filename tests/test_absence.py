@@ -4,23 +4,15 @@ import math
 
 import pytest
 import torch
+from crew import crew
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.launch import function
-from lockstep.launch.function import launch
+
+__all__ = ["crew"]
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def crew(outlives_tests, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if function._server is None or not function._server.is_alive():
-        launch(int, nproc=1)
-        outlives_tests(function._server.pid)
-    return lambda nproc, fn, **settings: launch(fn, nproc=nproc, threads=1, progress="off", **settings)
 
 
 def train_on_tokens():
