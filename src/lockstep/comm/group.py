@@ -33,7 +33,6 @@ class Meeting:
     """``gloo``, or ``nccl`` (with Gloo beside it for tensors on the CPU)."""
     interface: str
     """The network interface that Gloo listens on, as far as it was chosen here; ``auto`` if Gloo chooses."""
-    on_one_machine: bool
 
 
 def choose_device(config: RunConfig, world: World) -> torch.device:
@@ -65,9 +64,9 @@ def choose_meeting(config: RunConfig, world: World, device: torch.device) -> Mee
             f"backend='nccl' needs a card for each of the {world.local_world_size} processes of this machine, and "
             f"there is {found}: leave backend out (Gloo lets processes share a card), or start fewer processes"
         )
-    local = world.num_nodes == 1
-    interface = os.environ.get(_INTERFACE) or ("lo" if local else "auto")
-    return Meeting(backend=backend, interface=interface, on_one_machine=local)
+    on_one_machine = world.num_nodes == 1
+    interface = os.environ.get(_INTERFACE) or ("lo" if on_one_machine else "auto")
+    return Meeting(backend=backend, interface=interface)
 
 
 @contextlib.contextmanager
