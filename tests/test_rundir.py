@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.rundir import Birth, default_run_dir, open_run_dir
 
 pytestmark = pytest.mark.timeout(20)
-BORN = Birth(shards=4, seed=3, threads=2, precision="32-true", device="cpu")
+BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
 
 
 def launch(path, birth=BORN, **explicit):
@@ -24,6 +24,8 @@ def test_a_new_run_gets_its_directory_and_its_birth_is_saved(tmp_path):
     assert json.loads((path / "birth.json").read_text()) == {
         "format": 1,
         "shards": 4,
+        "exact": False,
+        "accumulate": 2,
         "seed": 3,
         "threads": 2,
         "precision": "32-true",
@@ -34,14 +36,14 @@ def test_a_new_run_gets_its_directory_and_its_birth_is_saved(tmp_path):
 
 def test_a_later_launch_takes_all_that_it_does_not_name_from_the_birth(tmp_path):
     launch(tmp_path)
-    now = Birth(shards=1, seed=0, threads=8, precision="bf16-mixed", device="cpu")
+    now = Birth(shards=1, exact=True, accumulate=1, seed=0, threads=8, precision="bf16-mixed", device="cpu")
     assert launch(tmp_path, now) == (tmp_path, BORN)
     assert json.loads((tmp_path / "birth.json").read_text())["shards"] == 4
 
 
 @pytest.mark.parametrize(
     ("name", "was", "now"),
-    [("shards", 4, 2), ("seed", 3, 0), ("threads", 2, 1), ("precision", "32-true", "bf16-mixed")],
+    [("shards", 4, 2), ("accumulate", 2, 1), ("seed", 3, 0), ("threads", 2, 1), ("precision", "32-true", "bf16-mixed")],
 )
 def test_a_setting_that_is_named_and_differs_is_an_error_with_both_values(tmp_path, name, was, now):
     launch(tmp_path)
@@ -49,6 +51,16 @@ def test_a_setting_that_is_named_and_differs_is_an_error_with_both_values(tmp_pa
     with pytest.raises(ConfigError, match=rf"{name} is {now!r} now, and was {was!r}.*another directory"):
         launch(tmp_path, differing, **{name: now})
     assert launch(tmp_path, BORN, **{name: was})[1] == BORN
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum_nor_the_other_way_round(tmp_path, exact):
+    born = Birth(**{**BORN.__dict__, "exact": exact})
+    launch(tmp_path, born)
+    other = Birth(**{**BORN.__dict__, "exact": not exact})
+    assert launch(tmp_path, other)[1] == born  # nobody named a strategy: that of the birth
+    with pytest.raises(ConfigError, match=r"strategy is .* now, and the run .* was born with"):
+        launch(tmp_path, other, strategy="ddp" if exact else "exact")
 
 
 def test_another_kind_of_device_is_an_error_although_nobody_named_it(tmp_path):

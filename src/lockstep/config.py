@@ -10,12 +10,13 @@ from typing import Any
 
 from lockstep.errors import ConfigError, unknown_name
 
-STRATEGIES = ("auto", "single", "ddp")
-PRECISIONS = ("32-true", "bf16-mixed")
+STRATEGIES = ("auto", "single", "ddp", "exact")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
+TRACE_LEVELS = ("off", "steps", "calls", "kernels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,16 @@ class RunConfig:
     """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
 
     strategy: str = "auto"
-    """How gradients meet: ``single`` (one process), ``ddp``, or ``auto`` (``single`` for one process, else ``ddp``)."""
+    """How gradients meet: ``single`` (one process), ``ddp`` (PyTorch's all-reduce), ``exact`` (one fixed tree: equal to the
+    bit at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
     precision: str = "32-true"
-    """``32-true`` (float32 throughout) or ``bf16-mixed`` (forward pass under bfloat16 autocast, float32 weights)."""
+    """``32-true`` (float32 throughout), ``bf16-mixed`` (forward pass under bfloat16 autocast, float32 weights), or ``16-mixed``
+    (float16 autocast, with the loss scaled: a step whose gradients overflow is skipped by all ranks together)."""
     shards: int | None = None
-    """Number of shards V that every global batch is cut into; None: the world size at the run's birth."""
+    """Number of shards V that every global batch is cut into, and so the largest world size that the run can have. None:
+    the world size at the run's birth."""
+    accumulate: int = 1
+    """How many consecutive global batches make one step."""
     seed: int = 0
     """Root of every random stream of the run."""
     threads: int | None = None
@@ -50,6 +56,16 @@ class RunConfig:
     first step is found out without it.) Its gradients are then reduced after the backward pass, not while it runs."""
     progress: str = "auto"
     """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
+    workers: int | None = None
+    """Loader workers of each process, in place of what the script's DataLoaders say; None: as they say. The answer does not
+    depend on it."""
+    trace: str = "off"
+    """What is written to ``trace/`` in the run's directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of
+    every step: samples, losses, gradients, weights; slow), ``calls`` (also what the script's code does that could make runs
+    differ; very slow), ``kernels`` (as ``steps``, with deterministic kernels where there are some, and what PyTorch says of
+    the others)."""
+    trace_until: int | None = None
+    """With ``trace``: end the script in order, with exit status 0, after this step. None: let it come to its own end."""
 
     def __post_init__(self) -> None:
         for kind, name, valid in (
@@ -59,15 +75,26 @@ class RunConfig:
             ("device", self.device, DEVICES),
             ("on_nan", self.on_nan, NAN_POLICIES),
             ("progress", self.progress, PROGRESS_STYLES),
+            ("trace", self.trace, TRACE_LEVELS),
         ):
             if name not in valid:
                 raise unknown_name(kind, name, valid)
-        for field, least in (("shards", 1), ("seed", 0), ("threads", 1), ("log_every", 1)):
+        for field, least in (
+            ("shards", 1),
+            ("accumulate", 1),
+            ("seed", 0),
+            ("threads", 1),
+            ("log_every", 1),
+            ("workers", 0),
+            ("trace_until", 1),
+        ):
             value = getattr(self, field)
-            if value is None and field in ("shards", "threads"):
+            if value is None and field in ("shards", "threads", "workers", "trace_until"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        if self.trace_until is not None and self.trace == "off":
+            raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")
         if self.seed >= 2**63:
             raise ConfigError(f"seed={self.seed}: it must be below 2**63")
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,7 +19,11 @@ from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Pass, merge_passes
 from lockstep.measure.progress import Display
 from lockstep.plan.shards import MicroStep
+from lockstep.prepare.scaling import LossScaling
 from lockstep.sync.protocol import Sync
+
+if TYPE_CHECKING:  # imported where a run is traced
+    from lockstep.measure.recorder import Recorder
 
 _STATE = "state"
 _LEFT = "left"
@@ -34,6 +38,7 @@ class Loop:
         seed: int,
         num_shards: int,
         sync: Sync,
+        scaling: LossScaling | None,
         log: MetricLog,
         nan_watch: NanWatch,
         journal: Journal,
@@ -41,6 +46,7 @@ class Loop:
         collectives: Collectives,
         state_of: Callable[[], list[Any]],
         load_state: Callable[[list[Any]], None],
+        recorder: Recorder | None = None,
     ) -> None:
         self.step = 0
         self.epoch = 0
@@ -51,6 +57,7 @@ class Loop:
         self._seed = seed
         self._num_shards = num_shards
         self._sync = sync
+        self._scaling = scaling
         self._log = log
         self._nan_watch = nan_watch
         self._journal = journal
@@ -58,6 +65,7 @@ class Loop:
         self._collectives = collectives
         self._state_of = state_of
         self._load_state = load_state
+        self._recorder = recorder
         self._leader: object | None = None
         self._pass: Pass | None = None
         self._passes: list[Pass] = []
@@ -129,7 +137,10 @@ class Loop:
         if self._leader is not None:
             return False
         self.report_passes()
+        self._stop_if_told()
         self._leader = loader
+        if self._recorder is not None:
+            self._recorder.enter(self.epoch)
         length = _length(loader)
         self._pass = Pass(self.epoch, length, warm_up=self._first_pass)
         self._first_pass = False
@@ -145,27 +156,42 @@ class Loop:
         self._num_backwards = 0
         self._has_stepped = False
         self._sync.begin(turn)
+        if self._recorder is not None:
+            self._recorder.begin(turn)
         self.resume_stream()
+
+    def received(self, turn: MicroStep, batch: Any) -> None:
+        """See Driver."""
+        if self._recorder is not None:
+            self._recorder.received(turn, batch)
 
     def resume_stream(self) -> None:
         """See Driver."""
         if self.turn is None:
             reseed(self._seed, Purpose.TAIL, self.step)
         else:
-            reseed(self._seed, Purpose.TRAIN, self.step, self.turn.shard)
+            reseed(self._seed, Purpose.TRAIN, self.step, self.turn.shard, self.turn.part)
 
     def end_turn(self) -> None:
         """See Driver."""
         turn, self.turn = self.turn, None
         assert turn is not None
         self._check_calls(turn)
+        if self._recorder is not None:
+            self._recorder.end_turn()
         if not turn.is_last:
             return
-        self._sync.end_step()
-        self._log.end_step()
+        self._end_step()
         if turn.num_active_ranks < self._collectives.size:
             self._send(_STATE, self._state_of())
         self._step_done(turn.step_samples)
+        self._stop_if_told()
+
+    def _end_step(self) -> None:
+        self._sync.end_step()
+        if self._scaling is not None:
+            self._scaling.end_step()
+        self._log.end_step()
 
     def _check_calls(self, turn: MicroStep) -> None:
         """Every shard of a step must make the same backward calls: the ranks meet in them."""
@@ -189,6 +215,8 @@ class Loop:
         else:
             self._load_state(state)
             self._step_done(0)
+        if kind == _STATE:
+            self._stop_if_told()
         return bool(kind == _STATE)
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
@@ -201,6 +229,8 @@ class Loop:
         if turn is not None and failed:
             self._sync.drop()
             self._log.drop_step()
+            if self._recorder is not None:
+                self._recorder.drop()
         elif turn is not None:
             self._leave_body(turn)
         if failed:
@@ -224,9 +254,13 @@ class Loop:
         has_trained = self._num_backwards > 0 or (turn.index > 0 and self._calls_of_step > 0)
         counts = turn.is_last and self._num_backwards > 0
         if counts:
+            if self._recorder is not None:
+                self._recorder.end_turn()
             self._sync.end_step()
             self._log.end_step()
         else:
+            if self._recorder is not None:
+                self._recorder.drop()
             self._sync.drop()
             self._log.drop_step()
             self.step -= 1
@@ -248,9 +282,16 @@ class Loop:
     def _step_done(self, num_samples: int) -> None:
         self._log.tick(self.step)
         self._nan_watch.tick(self.step)
+        if self._recorder is not None:
+            self._recorder.end_step(self.step, num_samples or None)
         if self._pass is not None:
             self._pass.count(num_samples)
             self._display.step(self._pass.num_steps)
+
+    def _stop_if_told(self) -> None:
+        """End the script in order after the last step that is to be traced. All ranks come here after the same step."""
+        if self._recorder is not None and self._recorder.is_over:
+            raise SystemExit(0)
 
     # What the script does in the body
 
@@ -281,7 +322,12 @@ class Loop:
             self._nan_watch.look(loss, turn.step, turn.shard)
         self._num_backwards += 1
         self.weight = weight
-        self._sync.backward(loss, weight, **options)
+        if self._recorder is None:
+            self._sync.backward(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
+        else:
+            self._recorder.before_backward(loss, weight)
+            self._sync.backward(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
+            self._recorder.after_backward()
 
     def note_values(self, weight: float | None, values: Mapping[str, Any]) -> None:
         """Note logged values of the shard at hand, with its weight."""

@@ -17,6 +17,8 @@ class Precision:
 
     autocast_dtype: torch.dtype | None = None
     """What matrix products and convolutions are computed in; None: what the weights are in."""
+    scales_loss: bool = False
+    """Whether the loss is scaled, so that small gradients do not vanish."""
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """The context in which forward passes run."""
@@ -28,6 +30,7 @@ class Precision:
 _TABLE = {
     "32-true": Precision(),
     "bf16-mixed": Precision(autocast_dtype=torch.bfloat16),
+    "16-mixed": Precision(autocast_dtype=torch.float16, scales_loss=True),
 }
 
 

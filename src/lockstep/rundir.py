@@ -22,6 +22,9 @@ class Birth:
     """What a run is fixed by when it is born, next to its script and data."""
 
     shards: int
+    exact: bool
+    """Whether the answer is promised to the bit: shards are added up in the fixed tree."""
+    accumulate: int
     seed: int
     threads: int
     precision: str
@@ -83,8 +86,9 @@ def _read(file: Path) -> Birth:
         fields = json.loads(file.read_text())
         version = fields.pop("format")
         if version == _FORMAT:
-            RunConfig(**fields)  # checks the values
-            return Birth(**fields)
+            birth = Birth(**fields)
+            RunConfig(**{name: value for name, value in fields.items() if name != "exact"})  # checks the values
+            return birth
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a run's birth ({error}): use another run directory") from error
     raise ConfigError(
@@ -96,10 +100,21 @@ def _read(file: Path) -> Birth:
 def _reconcile(file: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth) -> Birth:
     for name, was in dataclasses.asdict(birth).items():
         wanted = getattr(now, name)
-        asked = explicit.get(name) not in (None, "auto")
-        if wanted != was and (asked or name == "device"):
+        if name == "exact":
+            _check_promise(file, was, wanted, explicit)
+        elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
             raise ConfigError(
                 f"{name} is {wanted!r} now, and was {was!r} when the run in {file.parent} was born: the answer would "
                 f"be another. Leave {name} as it was, or start a new run in another directory."
             )
     return birth
+
+
+def _check_promise(file: Path, was: bool, wanted: bool, explicit: Mapping[str, Any]) -> None:
+    strategy = explicit.get("strategy")
+    if wanted != was and strategy not in (None, "auto"):
+        born = "with shards= or strategy='exact', which promises its answer to the bit" if was else "without shards="
+        raise ConfigError(
+            f"strategy is {strategy!r} now, and the run in {file.parent} was born {born}: gradients would be added up in "
+            "another order. Leave strategy out, or start a new run in another directory."
+        )

@@ -9,10 +9,10 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, amp, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -21,6 +21,7 @@ from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, default_group, open_group
 from lockstep.config import RunConfig
 from lockstep.data.evaluation import Evaluation, EvaluationSource
+from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, reseed
@@ -34,12 +35,16 @@ from lockstep.measure.usage import num_cores
 from lockstep.plan.shards import block
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
-from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scheduler
+from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from lockstep.prepare.handover import load_state, state_of
 from lockstep.prepare.model import stand_in, unwrap
+from lockstep.prepare.scaling import LossScaling
 from lockstep.rundir import Birth, open_run_dir
 from lockstep.sync.table import make_sync, resolve_strategy
 from lockstep.world import World, read_environment
+
+if TYPE_CHECKING:  # imported where a run is traced
+    from lockstep.measure.recorder import Recorder
 
 _joined: Team | None = None
 
@@ -51,8 +56,9 @@ def join(**settings: Any) -> Team:
     threads and the random streams, and opens the run's directory.
 
     Args:
-        settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``seed``, ``threads``, ``device``,
-            ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``, ``progress``.
+        settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``,
+            ``device``, ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``,
+            ``progress``, ``workers``, ``trace``, ``trace_until``.
 
     Raises:
         ConfigError: a setting cannot be meant, or cannot be had here.
@@ -66,7 +72,7 @@ def join(**settings: Any) -> Team:
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     world = environment.world
-    strategy = resolve_strategy(config.strategy, world.world_size)
+    resolve_strategy(config.strategy, world.world_size, is_exact=False)  # what cannot be is said before anything is opened
     device = choose_device(config, world)
     meeting = choose_meeting(config, world, device)
     if device.type == "cuda":
@@ -76,7 +82,7 @@ def join(**settings: Any) -> Team:
     try:
         config, run_dir = _agree(config, explicit, world, device, collectives)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(dataclasses.replace(config, strategy=strategy), world, device, meeting, run_dir, on_terminal)
+        team = Team(config, world, device, meeting, run_dir, on_terminal)
     except BaseException:
         collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()
@@ -95,6 +101,8 @@ def _agree(
     if world.rank == 0:
         born_with = Birth(
             shards=config.shards or world.world_size,
+            exact=config.strategy == "exact" or (config.strategy == "auto" and config.shards is not None),
+            accumulate=config.accumulate,
             seed=config.seed,
             threads=config.threads or _default_threads(config.shards or world.world_size, world),
             precision=config.precision,
@@ -114,7 +122,9 @@ def _agree(
     return (
         dataclasses.replace(
             config,
+            strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact),
             shards=birth.shards,
+            accumulate=birth.accumulate,
             seed=birth.seed,
             threads=birth.threads,
             precision=birth.precision,
@@ -153,15 +163,18 @@ class Team:
         reseed(config.seed, Purpose.START)
         self._meeting = meeting
         self._precision = find_precision(config.precision)
+        self._scaling = LossScaling(device.type) if self._precision.scales_loss else None
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting)
         self._journal = Journal(run_dir if self.is_main else None)
         self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
         # Not guarded: the loop's own collectives come where all ranks are known to be.
         self._inner = Collectives(default_group(), meeting)
+        self._recorder = None if config.trace == "off" else self._open_trace()
         self._loop = Loop(
             seed=config.seed,
             num_shards=self.num_shards,
             sync=self._sync,
+            scaling=self._scaling,
             log=self._log,
             nan_watch=NanWatch(config.on_nan, self.rank, config.log_every),
             journal=self._journal,
@@ -169,10 +182,11 @@ class Team:
             collectives=self._inner,
             state_of=lambda: [state_of(thing) for thing in self._stateful],
             load_state=self._load_state,
+            recorder=self._recorder,
         )
         self._outer = Collectives(default_group(), meeting, self._loop.guard)
         self._prepared: dict[int, Any] = {}
-        self._stateful: list[Any] = []
+        self._stateful: list[Any] = [] if self._scaling is None else [self._scaling.scaler]
         self._parameters: set[nn.Parameter] = set()
         self._num_loaders = 0
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
@@ -209,7 +223,9 @@ class Team:
         for thing in objects:
             if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
                 on_cpu = self.device.type == "cpu"
-                check_model(thing, num_shards=self.num_shards, world_size=self.world_size, on_cpu=on_cpu)
+                is_exact = self.config.strategy == "exact"
+                shape = {"num_shards": self.num_shards, "world_size": self.world_size}
+                check_model(thing, **shape, on_cpu=on_cpu, is_exact=is_exact)
         check_optimizers(objects, self._parameters)
         results: dict[int, Any] = {}
         loaders = {id(thing): self._make_loader(thing) for thing in objects if is_loader(thing)}
@@ -234,16 +250,30 @@ class Team:
             thing.to(self.device)
             forward = self._sync.attach(thing)
             self._parameters.update(thing.parameters())
-            self._stateful.append(thing)
+            self._keep(thing)
             return stand_in(thing, forward, self._precision, self.device)
         elif isinstance(thing, Optimizer):
-            gate_optimizer(thing, self._loop.optimizer_may_act)
+            gate_optimizer(thing, self._loop.optimizer_may_act, self._scaling)
+        elif isinstance(thing, amp.GradScaler):
+            if self._scaling is not None:
+                raise UsageError(
+                    "a GradScaler with precision='16-mixed': the run scales the loss by itself, so leave it out"
+                )
+            gate_scaler(thing, self._may_act)
         else:
             gate_scheduler(thing, self._may_act, lambda: self._loop.turn is not None and self.num_shards > 1)
-        self._stateful.append(thing)
+        self._keep(thing)
         return thing
 
+    def _keep(self, thing: Any) -> None:
+        self._stateful.append(thing)
+        if self._recorder is not None:
+            self._recorder.watch(thing)
+
     def _make_loader(self, batches: Iterable[Any]) -> PreparedLoader:
+        set_workers(batches, self.config.workers)
+        if self._recorder is not None:
+            self._recorder.watch_loader(batches)
         return PreparedLoader(batches, self._share(), self._loop, self.device)
 
     def _share(self) -> Share:
@@ -254,6 +284,7 @@ class Team:
             num_shards=self.num_shards,
             seed=self.config.seed,
             loader=self._num_loaders,
+            accumulate=self.config.accumulate,
         )
 
     def _may_act(self) -> bool:
@@ -324,6 +355,9 @@ class Team:
         """
         if not self.ends_step:
             return None
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self._scaling is not None:
+            self._scaling.unscale(parameters)
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -354,6 +388,7 @@ class Team:
         self._loop.guard("evaluate()")
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         if id(batches) not in self._evaluations:
+            set_workers(batches, self.config.workers)
             self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share()))
         models = [model] if isinstance(model, nn.Module) else list(model)
         source = self._evaluations[id(batches)][1]
@@ -361,6 +396,8 @@ class Team:
 
     def _evaluated(self, results: dict[str, float]) -> None:
         self._journal.scalars("evaluate", self.epoch, self.step, results)
+        if self._recorder is not None:
+            self._recorder.evaluated(self.step, results)
 
     # Talking to the others
 
@@ -464,6 +501,7 @@ class Team:
             strategy=self.config.strategy,
             precision=self.config.precision,
             shards=self.num_shards,
+            accumulate=self.config.accumulate,
             seed=self.config.seed,
             threads=self.config.threads,
             device=self.device.type,
@@ -474,6 +512,24 @@ class Team:
             python=platform.python_version(),
             lockstep=_version(),
         )
+
+    def _open_trace(self) -> Recorder:
+        from lockstep.measure.recorder import Recorder
+
+        recorder = Recorder(self.run_dir, self.rank, self.config.trace, self.config.trace_until)
+        recorder.start(
+            rank=self.rank,
+            world_size=self.world_size,
+            shards=self.num_shards,
+            seed=self.config.seed,
+            threads=self.config.threads,
+            strategy=self.config.strategy,
+            precision=self.config.precision,
+            device=self.device.type,
+            launcher=self.world.launcher,
+        )
+        recorder.watch_team(self)
+        return recorder
 
     def _announce(self, loader: PreparedLoader) -> None:
         """One line that says what the run will do, at the first loader."""
@@ -506,6 +562,8 @@ class Team:
                 self._journal.write("end", step=self.step)
         finally:
             self._journal.close()
+            if self._recorder is not None:
+                self._recorder.close(self.step, failed=failed)
             self._sync.close()
             self._inner.release()
             self._outer.release()

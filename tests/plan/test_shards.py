@@ -16,7 +16,7 @@ quick = settings(deadline=None, max_examples=150)
 
 
 def turns(num_samples, world_size, num_shards, step=3):
-    return [micro_steps(step, num_samples, rank, world_size, num_shards) for rank in range(world_size)]
+    return [micro_steps(step, (num_samples,), rank, world_size, num_shards) for rank in range(world_size)]
 
 
 @quick

@@ -6,6 +6,7 @@ from torch import nn
 import lockstep
 from lockstep.plan.shards import micro_steps
 from lockstep.sync.ddp import DataParallel
+from lockstep.sync.exact import Exact
 from lockstep.sync.single import Single
 
 
@@ -35,6 +36,8 @@ def samples(step, number):
 def make(kind, team, **options):
     if kind == "single":
         return Single(team.num_shards)
+    if kind == "exact":
+        return Exact(team.rank, team.world_size, team.num_shards)
     return DataParallel(team.num_shards, team._meeting, **{"find_unused": False, **options})
 
 
@@ -45,7 +48,7 @@ def walk(kind, sizes, weights=None, drops=()):
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):
-            turns = micro_steps(step, size, team.rank, team.world_size, team.num_shards)
+            turns = micro_steps(step, (size,), team.rank, team.world_size, team.num_shards)
             inputs = samples(step, size)
             for turn in turns:
                 sync.begin(turn)

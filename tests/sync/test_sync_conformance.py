@@ -8,6 +8,7 @@ pytestmark = pytest.mark.timeout(60)
 # Every number of shards is run by one process in both ways, and by more processes.
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
+KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
 
 
@@ -51,7 +52,7 @@ def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, k
         assert all(torch.equal(by_rank[0][step - 1][2]["mean"], seen[step - 1][2]["mean"]) for seen in by_rank)
 
 
-@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp", 3, 4)])
+@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp", 3, 4), ("exact", 3, 4)])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
     by_rank = crew(nproc, sync_scripts.walk, kind, [8, size, 8], shards=shards)
@@ -64,7 +65,10 @@ def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
     assert [step for step, _, _ in by_rank[0]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 2), ("single", 1, 4), ("ddp", 2, 4), ("ddp", 1, 2)])
+@pytest.mark.parametrize(
+    ("kind", "nproc", "shards"),
+    [("single", 1, 2), ("single", 1, 4), ("ddp", 2, 4), ("ddp", 1, 2), ("exact", 1, 4), ("exact", 2, 4)],
+)
 def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
     dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], None, (2,), shards=shards)
     for seen in dropped:

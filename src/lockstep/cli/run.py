@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lockstep.config import BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES
+from lockstep.config import BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES, TRACE_LEVELS
 from lockstep.errors import ConfigError
 from lockstep.launch.program import PASS_LOCAL_RANK
 from lockstep.launch.script import run_script, stopped_message
@@ -18,10 +18,14 @@ _GROUPS = {
         "strategy",
         "precision",
         "shards",
+        "accumulate",
         "seed",
         "on_nan",
         "run_dir",
         "progress",
+        "workers",
+        "trace",
+        "trace_until",
     ),
     "Output": ("log_dir", "tee", "attach"),
 }
@@ -105,10 +109,14 @@ def _names(valid: tuple[str, ...]) -> str:
     help="Parts that every global batch is cut into: runs with the same V "
     "give the same answer. Default: the number of processes.",
 )
+@click.option("--accumulate", type=int, metavar="K", help="Consecutive global batches that make one step. Default: 1.")
 @click.option("--seed", type=int, metavar="N", help="Root of all random streams. Default: 0.")
 @click.option("--on-nan", metavar=_names(NAN_POLICIES), help="What a loss that is not a number does. Default: stop.")
 @click.option("--run-dir", metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N.")
 @click.option("--progress", metavar=_names(PROGRESS_STYLES), help="How to show progress.")
+@click.option("--workers", type=int, metavar="N", help="Loader workers of each process. Default: as the script says.")
+@click.option("--trace", metavar=_names(TRACE_LEVELS), help="Write digests of every step; slow. See lockstep verify.")
+@click.option("--trace-until", type=int, metavar="STEP", help="End the script after this step, with a trace.")
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path, file_okay=False),

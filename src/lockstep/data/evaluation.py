@@ -37,9 +37,9 @@ class _DealingReader(StreamReader):
         self._share = share
         self._ready = loader.batch_size is None
 
-    def make(self, batch: int, samples: Any) -> Numbered:
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Numbered:
         if batch % self._share.world_size == self._share.rank:
-            yield batch, None if self._ready else len(samples), self.collate_fn(samples)
+            yield batch, None if self._ready else len(parts[0]), self.collate_fn(parts[0])
 
 
 class EvaluationSource:

@@ -181,6 +181,17 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
             torch.set_num_threads(self._before)
 
 
+def set_workers(batches: Any, num_workers: int | None) -> None:
+    """Give a DataLoader another number of workers than it was made with. None, or another kind of loader: leave it as it is."""
+    if num_workers is None or not isinstance(batches, DataLoader):
+        return
+    batches.num_workers = num_workers
+    if num_workers == 0:
+        batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
+    elif batches.prefetch_factor is None:
+        batches.prefetch_factor = 2  # PyTorch's own default
+
+
 class _StartWorker:
     """Show the user's own data set as ``get_worker_info().dataset``, then call the user's ``worker_init_fn``."""
 

@@ -31,6 +31,9 @@ class Driver(Protocol):
     def begin(self, turn: MicroStep) -> None:
         """The body of a micro-step is about to run."""
 
+    def received(self, turn: MicroStep, batch: Any) -> None:
+        """The samples of the micro-step that has begun, before the script gets them; from each loader of the loop."""
+
     def end_turn(self) -> None:
         """The body has run. After the last micro-step of a step, the step ends."""
 
@@ -91,6 +94,7 @@ class PreparedLoader:
                     continue
                 batch = to_device(batch, self._device)
                 driver.begin(turn)
+                driver.received(turn, batch)
                 yield batch
                 if this_pass is not self._pass:
                     raise UsageError(
@@ -116,7 +120,7 @@ class PreparedLoader:
         epoch, self._epoch = self._epoch, self._epoch + 1
         for turn, batch in self._source.deal(driver.next_step - 1, epoch):
             current = driver.turn
-            if current is None or (turn.step, getattr(turn, "shard", None)) != (current.step, current.shard):
+            if current is None or _place(turn) != _place(current):
                 raise DataError(
                     "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch "
                     f"for every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared "
@@ -124,4 +128,10 @@ class PreparedLoader:
                 )
             batch = to_device(batch, self._device)
             driver.resume_stream()
+            assert isinstance(turn, MicroStep)
+            driver.received(turn, batch)
             yield batch
+
+
+def _place(turn: MicroStep | Absence) -> tuple[int, int, int] | None:
+    return (turn.step, turn.shard, turn.part) if isinstance(turn, MicroStep) else None

@@ -25,9 +25,10 @@ class StreamReader(IterableDataset[Any]):
         seed: of the run.
         purpose: of the random streams in which samples are read.
         place: where those streams are, next to the number of the batch.
+        group: how many batches are handed on together, under one number.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, purpose: Purpose, place: tuple[int, int]) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, purpose: Purpose, place: tuple[int, int], group: int = 1) -> None:
         self.dataset = loader.dataset
         self.collate_fn: Callable[[Any], Any] = loader.collate_fn
         self._batch_size = loader.batch_size
@@ -35,6 +36,7 @@ class StreamReader(IterableDataset[Any]):
         self._seed = seed
         self._purpose = purpose
         self._place = place
+        self._group = group
         self._first = 0
         self._pass = 0
 
@@ -57,14 +59,29 @@ class StreamReader(IterableDataset[Any]):
         loader, part = self._place
         reseed(self._seed, Purpose.SAMPLER, loader, self._pass)
         samples = iter(self.dataset)
+        num_read = 0
         for batch in itertools.count(self._first):
-            # Every rank reads every sample, all from the one stream of this batch.
-            reseed(self._seed, self._purpose, loader, batch, part)
-            found = list(itertools.islice(samples, self._batch_size or 1))
-            if not found or (self._drop_last and len(found) < (self._batch_size or 1)):
+            parts: list[Any] = []
+            first_sample = num_read
+            for number in range(self._group):
+                # Every rank reads every sample, all from the one stream of this batch.
+                reseed(self._seed, self._purpose, loader, batch, part, number)
+                found = list(itertools.islice(samples, self._batch_size or 1))
+                if not found or (self._drop_last and len(found) < (self._batch_size or 1)):
+                    break
+                num_read += len(found)
+                parts.append(found if self._batch_size is not None else found[0])
+            if parts:
+                yield from self.make(batch, parts, first_sample)
+            if len(parts) < self._group:
                 return
-            yield from self.make(batch, found if self._batch_size is not None else found[0])
 
     @abstractmethod
-    def make(self, batch: int, samples: Any) -> Iterator[Any]:
-        """What to yield for a batch of samples (for a data set of ready batches: for one)."""
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
+        """What to yield for a group of batches of samples (for a data set of ready batches: of one batch).
+
+        Args:
+            batch: number of the group.
+            parts: its batches: lists of samples, or ready batches.
+            first_sample: how many samples (or ready batches) of this pass come before.
+        """

@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import (
     BatchSampler,
@@ -30,6 +30,8 @@ from lockstep.data.reader import StreamReader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.plan.shards import MicroStep, micro_steps, num_active_ranks, shard_slice
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,30 @@ class Share:
     seed: int
     loader: int
     """Number of the loader among those prepared: two loaders draw from different streams."""
+    accumulate: int = 1
+    """Global batches of a step."""
 
-    def turns(self, step: int, num_samples: int) -> list[MicroStep]:
-        """This process's turns in a step."""
-        return micro_steps(step, num_samples, self.rank, self.world_size, self.num_shards)
+    def turns(self, step: int, sizes: tuple[int, ...]) -> list[MicroStep]:
+        """This process's turns in a step whose global batches have these numbers of samples."""
+        return micro_steps(step, sizes, self.rank, self.world_size, self.num_shards)
 
-    def absence(self, step: int, num_samples: int) -> Absence:
+    def absence(self, step: int, sizes: tuple[int, ...]) -> Absence:
         """What this process has in a step without turns."""
-        return Absence(step, num_active_ranks(num_samples, self.world_size, self.num_shards))
+        return Absence(step, num_active_ranks(max(sizes), self.world_size, self.num_shards))
 
-    def part(self, turn: MicroStep) -> slice:
-        """Which samples of the step's global batch a turn is about."""
-        return shard_slice(turn.shard, turn.step_samples, self.num_shards)
+    def cut(self, turn: MicroStep) -> slice:
+        """Which samples of its global batch a turn is about."""
+        return shard_slice(turn.shard, turn.batch_samples, self.num_shards)
+
+    def group(self, batches: Iterable[T]) -> Iterator[list[T]]:
+        """The global batches of one step after another; the last step of a pass may have fewer."""
+        rest = iter(batches)
+        while step := list(itertools.islice(rest, self.accumulate)):
+            yield step
+
+    def num_steps(self, num_batches: int) -> int:
+        """How many steps so many global batches make."""
+        return -(-num_batches // self.accumulate)
 
     def reseed(self, purpose: Purpose, *place: int) -> None:
         """Start the streams of a place of this loader."""
@@ -139,14 +153,16 @@ class SampleSource:
         turns: deque[MicroStep | Absence] = deque()
 
         def requests() -> Iterator[Request]:
-            for step, indices in enumerate(self._draw(epoch), first_step):
-                own = share.turns(step, len(indices))
+            for step, batches in enumerate(share.group(self._draw(epoch)), first_step):
+                sizes = tuple(map(len, batches))
+                own = share.turns(step, sizes)
                 if not own:
-                    turns.append(share.absence(step, len(indices)))
+                    turns.append(share.absence(step, sizes))
                 for turn in own:
                     turns.append(turn)
-                    place = (share.loader, step, turn.shard)
-                    yield Request(Purpose.FETCH, place, indices[share.part(turn)], epoch)
+                    turn.samples = batches[turn.part][share.cut(turn)]
+                    place = (share.loader, step, turn.shard, turn.part)
+                    yield Request(Purpose.FETCH, place, turn.samples, epoch)
 
         for batch in self._pool.run(requests()):
             while isinstance(turn := turns.popleft(), Absence):
@@ -172,7 +188,7 @@ class SampleSource:
 
     def num_steps(self) -> int:
         """See Source."""
-        return len(self._batch_sampler)  # type: ignore[arg-type]
+        return self._share.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
         """See Source."""
@@ -188,17 +204,26 @@ class _ShardReader(StreamReader):
     """Collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        super().__init__(loader, share.seed, Purpose.FETCH, (share.loader, share.num_shards))
+        super().__init__(loader, share.seed, Purpose.FETCH, (share.loader, share.num_shards), share.accumulate)
         self._share = share
 
-    def make(self, batch: int, samples: Any) -> Iterator[Turn]:
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Turn]:
         share = self._share
-        own = share.turns(batch, len(samples))
+        sizes = tuple(map(len, parts))
+        own = share.turns(batch, sizes)
         if not own:
-            yield share.absence(batch, len(samples)), None
+            yield share.absence(batch, sizes), None
         for turn in own:
-            share.reseed(Purpose.FETCH, batch, turn.shard)
-            yield turn, self.collate_fn(samples[share.part(turn)])
+            cut = share.cut(turn)
+            turn.samples = _places(first_sample, sizes, turn.part, cut)
+            share.reseed(Purpose.FETCH, batch, turn.shard, turn.part)
+            yield turn, self.collate_fn(parts[turn.part][cut])
+
+
+def _places(first_sample: int, sizes: tuple[int, ...], part: int, cut: slice) -> range:
+    """Where in the pass the samples of a turn stand; ``first_sample`` is where those of its step begin."""
+    first = first_sample + sum(sizes[:part])
+    return range(first + cut.start, first + cut.stop)
 
 
 class StreamSource:
@@ -206,6 +231,7 @@ class StreamSource:
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
         self._loader = loader
+        self._share = share
         self._reader = _ShardReader(loader, share)
 
     def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
@@ -215,7 +241,7 @@ class StreamSource:
 
     def num_steps(self) -> int:
         """See Source."""
-        return len(self._loader)
+        return self._share.num_steps(len(self._loader))
 
     def describe(self) -> list[str]:
         """See Source."""
@@ -229,8 +255,8 @@ class StreamSource:
 class _ReadyReader(StreamReader):
     """Hands on the batches of a stream of ready batches."""
 
-    def make(self, batch: int, samples: Any) -> Iterator[Any]:
-        yield self.collate_fn(samples)
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
+        yield self.collate_fn(parts[0])
 
 
 class ReadySource:
@@ -251,17 +277,17 @@ class ReadySource:
     def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
         """See Source."""
         share = self._share
-        step = first_step
-        for batch in self._whole(first_step, epoch):
-            num_samples = count_samples(batch)
-            if num_samples == 0:
-                continue
-            own = share.turns(step, num_samples)
+        first_sample = 0
+        counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch))
+        for step, parts in enumerate(share.group(pair for pair in counted if pair[1] > 0), first_step):
+            sizes = tuple(num_samples for _, num_samples in parts)
+            own = share.turns(step, sizes)
             if not own:
-                yield share.absence(step, num_samples), None
+                yield share.absence(step, sizes), None
             for turn in own:
-                yield turn, cut(batch, share.part(turn), num_samples)
-            step += 1
+                turn.samples = _places(first_sample, sizes, turn.part, share.cut(turn))
+                yield turn, cut(parts[turn.part][0], share.cut(turn), turn.batch_samples)
+            first_sample += sum(sizes)
 
     def _whole(self, first_step: int, epoch: int) -> Iterator[Any]:
         share, batches = self._share, self._batches
@@ -298,7 +324,7 @@ class ReadySource:
 
     def num_steps(self) -> int:
         """See Source."""
-        return len(self._batches)  # type: ignore[arg-type]
+        return self._share.num_steps(len(self._batches))  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
         """See Source."""

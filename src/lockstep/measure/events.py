@@ -5,8 +5,8 @@
 
 =============  =========================================================================================================
 ``start``      ``script``, ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``,
-               ``shards``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``, ``num_cores`` (all that this
-               machine lets the run use), ``torch``, ``python``, ``lockstep`` (versions)
+               ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
+               ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep`` (versions)
 ``step``       ``epoch``, ``step``, ``values``: what ``team.log`` was given in that step, averaged over all shards
 ``epoch``      ``epoch``, ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a training loader; the same
                without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU

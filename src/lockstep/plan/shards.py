@@ -8,7 +8,9 @@ many processes there are. Process ``r`` of ``W`` owns the contiguous block of sh
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lockstep.errors import ConfigError
 
@@ -45,45 +47,74 @@ def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
 class MicroStep:
     """One shard's turn in one step, on the process that owns it. Made only for shards that are not empty.
 
-    (Nothing changes one. It is not frozen because one is made every micro-step, and a frozen one takes four times as long.)
+    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard has a turn for each of them, one after
+    another. (Nothing changes a MicroStep once it is dealt. It is not frozen because one is made every micro-step, and a
+    frozen one takes four times as long.)
     """
 
     step: int
     """Number of the step in the run, from 1."""
     shard: int
+    part: int
+    """Which of the step's global batches this turn is about, from 0."""
     num_samples: int
-    """Samples in this shard."""
-    step_samples: int
+    """Samples in this turn."""
+    batch_samples: int
     """Samples in the whole global batch."""
+    step_samples: int
+    """Samples in all global batches of the step."""
     index: int
-    """0 for the first of this process's shards in this step."""
+    """0 for the first of this process's turns in this step."""
+    begins_shard: bool
+    """Whether it is its shard's first one in this step."""
+    ends_shard: bool
+    """Whether it is its shard's last one in this step."""
     is_last: bool
     """Whether it is this process's last one in this step."""
     num_active_ranks: int
     """Ranks below this number take part in this step with samples of their own; the others follow."""
+    num_filled_shards: int
+    """Shards below this number have samples in this step."""
+    samples: Sequence[Any] = ()
+    """Which samples they are: the sampler's indices, or the places in the pass over a stream or over ready batches."""
 
     @property
     def fraction(self) -> float:
-        """The shard's weight by sample count, as its part of the step: these sum to one over all shards."""
+        """The turn's weight by sample count, as its part of the step: these sum to one over all turns of all shards."""
         return self.num_samples / self.step_samples
 
 
-def micro_steps(step: int, num_samples: int, rank: int, world_size: int, num_shards: int) -> list[MicroStep]:
-    """A process's turns in a step whose global batch has ``num_samples``: none if all of its shards are empty."""
-    return [MicroStep(step, *turn) for turn in _turns(num_samples, rank, world_size, num_shards)]
+def micro_steps(step: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> list[MicroStep]:
+    """A process's turns in a step: none if all of its shards are empty.
+
+    Args:
+        step: its number.
+        sizes: the number of samples of each of its global batches (one, unless gradients are accumulated).
+        rank: of the process.
+        world_size: number of processes.
+        num_shards: V.
+    """
+    return [MicroStep(step, *turn) for turn in _turns(sizes, rank, world_size, num_shards)]
 
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have one size
 def _turns(
-    num_samples: int, rank: int, world_size: int, num_shards: int
-) -> tuple[tuple[int, int, int, int, bool, int], ...]:
-    """The fields of each MicroStep, after ``step``."""
-    owned = [shard for shard in block(rank, world_size, num_shards) if shard < num_samples]
-    active = num_active_ranks(num_samples, world_size, num_shards)
+    sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int
+) -> tuple[tuple[int, int, int, int, int, int, bool, bool, bool, int, int], ...]:
+    """The fields of each MicroStep, after ``step``. A shard's turns come together, so that it has one sum of its own."""
+    active = num_active_ranks(max(sizes), world_size, num_shards)
+    filled = min(max(sizes), num_shards)
+    owned = [
+        (shard, [part for part, size in enumerate(sizes) if shard < size])
+        for shard in block(rank, world_size, num_shards)
+        if shard < filled
+    ]
+    places = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
     turns = []
-    for index, shard in enumerate(owned):
-        part = shard_slice(shard, num_samples, num_shards)
-        turns.append((shard, part.stop - part.start, num_samples, index, index == len(owned) - 1, active))
+    for index, (shard, part, begins, ends) in enumerate(places):
+        cut = shard_slice(shard, sizes[part], num_shards)
+        number, is_last = cut.stop - cut.start, index == len(places) - 1
+        turns.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, active, filled))
     return tuple(turns)
 
 

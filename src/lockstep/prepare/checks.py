@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, amp, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,12 +21,12 @@ def is_loader(thing: Any) -> bool:
     Raises:
         UsageError: it is nothing that can be prepared.
     """
-    if isinstance(thing, (nn.Module, Optimizer, LRScheduler)):
+    if isinstance(thing, (nn.Module, Optimizer, LRScheduler, amp.GradScaler)):
         return False
     if isinstance(thing, (PreparedLoader, str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
         raise UsageError(
             f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
-            "DataLoaders, or iterables of ready batches"
+            "GradScalers, DataLoaders, or iterables of ready batches"
         )
     return True
 
@@ -59,8 +59,15 @@ def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader]) -> list
     return lines
 
 
-def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool) -> None:
+def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool, is_exact: bool) -> None:
     """Make sure that a model can be trained in shards.
+
+    Args:
+        model: the user's.
+        num_shards: V.
+        world_size: number of processes.
+        on_cpu: whether it is trained there.
+        is_exact: whether the answer is promised to the bit at every world size.
 
     Raises:
         ModelError: it has no parameters, is already wrapped, or takes statistics over processes.
@@ -70,8 +77,14 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     if next(model.parameters(), None) is None:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
     for name, module in model.named_modules():
-        if not isinstance(module, nn.SyncBatchNorm) or world_size == 1 == num_shards:
+        if not isinstance(module, nn.SyncBatchNorm) or (world_size == 1 == num_shards and not is_exact):
             continue
+        if is_exact:
+            raise ModelError(
+                f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with shards= the answer must "
+                "not depend on how many there are, so every shard has its own statistics. Use BatchNorm (over a shard's "
+                "samples) or GroupNorm, or leave shards= out and use strategy='ddp' on cards."
+            )
         if on_cpu:
             raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")
         if num_shards != world_size:

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and averages that act once a step, wherever in the loop's body they are called.
+"""Optimizers, schedules, averages and loss scalers that act once a step, wherever in the loop's body they are called.
 
 The user's objects stay what they are: only the one method that changes something is replaced, on that object. So
 schedules made before or after ``prepare`` work, ``isinstance`` holds, and a state dict is a state dict.
@@ -10,11 +10,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from torch import amp
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.errors import UsageError
+from lockstep.prepare.scaling import LossScaling
 
 MayAct = Callable[[], bool]
 """Whether a step is ending, or no loop is running."""
@@ -25,8 +27,13 @@ _NO_CLOSURES = (
 )
 
 
-def gate_optimizer(optimizer: Optimizer, may_act: Callable[[Optimizer], bool]) -> None:
+def gate_optimizer(optimizer: Optimizer, may_act: Callable[[Optimizer], bool], scaling: LossScaling | None = None) -> None:
     """Make ``optimizer.step()`` act when a step ends, and do nothing before.
+
+    Args:
+        optimizer: the optimizer.
+        may_act: see above; told which optimizer asks.
+        scaling: of the loss, if the run's precision needs it: its gradients are unscaled first, and an overflow skips.
 
     Raises:
         UsageError: the optimizer needs closures.
@@ -38,10 +45,32 @@ def gate_optimizer(optimizer: Optimizer, may_act: Callable[[Optimizer], bool]) -
     def step(self: Optimizer, closure: Any = None) -> None:
         if closure is not None:
             raise UsageError(f"{type(self).__name__}.step(closure) {_NO_CLOSURES}")
-        if may_act(self):
+        if not may_act(self):
+            return
+        if scaling is None:
             act()
+        else:
+            scaling.step(self, act)
 
+    if scaling is not None:
+        scaling.attach(optimizer)
     _replace(optimizer, "step", step)
+
+
+def gate_scaler(scaler: amp.GradScaler, may_act: MayAct) -> None:
+    """Make the script's own loss scaler unscale, step and update when a step ends, and do nothing before.
+
+    (Its ``scale(loss)`` acts always, by the same factor for all shards of a step.)
+    """
+    for name in ("unscale_", "step", "update"):
+        _replace(scaler, name, _gated(getattr(scaler, name), may_act))
+
+
+def _gated(act: Callable[..., Any], may_act: MayAct) -> Callable[..., Any]:
+    def gated(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return act(*args, **kwargs) if may_act() else None
+
+    return gated
 
 
 def gate_scheduler(scheduler: LRScheduler, may_act: MayAct, sees_one_shard: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ touched (averaging a constant with itself can make it drift).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -64,13 +64,15 @@ class _Slot:
 
     def note(self, fraction: float, *, is_lowest_shard: bool) -> None:
         """Add a shard's change to the sum. Integers count for the lowest shard only."""
-        if self.start.is_floating_point() or self.start.is_complex():
-            change = _difference(self.tensor, self.start).mul_(fraction)
-        elif is_lowest_shard:
-            change = _difference(self.tensor, self.start)
-        else:
-            return
+        change = self.weighted(fraction, is_lowest_shard=is_lowest_shard)
         self.change = change if self.change is None else self.change.add_(change)
+
+    def weighted(self, fraction: float, *, is_lowest_shard: bool) -> Tensor:
+        """A shard's change, as it is to be added up."""
+        change = _difference(self.tensor, self.start)
+        if self.start.is_floating_point() or self.start.is_complex():
+            return change.mul_(fraction)
+        return change if is_lowest_shard else torch.zeros_like(change)
 
     def put(self, value: Tensor) -> None:
         tensor = self.tensor
@@ -90,9 +92,9 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """Zero where nothing has changed, also where that is an infinity."""
+    """-0.0 where nothing has changed, also where that is an infinity: adding it changes nothing, not even a sign."""
     after, before = _wide(after), _wide(before)
-    return torch.where(after == before, torch.zeros_like(after), after - before)
+    return torch.where(after == before, torch.full_like(after, -0.0), after - before)
 
 
 def _narrow(wide: Tensor, like: Tensor) -> Tensor:
@@ -141,6 +143,11 @@ _NORMALISATIONS = (
 
 class ShardBuffers:
     """All buffers of the models that take part."""
+
+    @property
+    def num_owners(self) -> int:
+        """Modules that have buffers; below, they are numbered in the order of the models."""
+        return len(self._owners)
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
@@ -196,6 +203,38 @@ class ShardBuffers:
                 slot.put(_narrow(_wide(slot.start) + change, slot.start))
                 slot.restart()
                 slot.change = None
+
+    @torch.no_grad()
+    def changes(self, fraction: float, *, is_lowest_shard: bool) -> dict[int, Tensor]:
+        """What a shard has changed, weighted, for each module that changed: flat float64. Nothing is undone."""
+        return {
+            number: torch.cat([_pack(slot.weighted(fraction, is_lowest_shard=is_lowest_shard)) for slot in owner.slots])
+            for number, owner in enumerate(self._owners)
+            if owner.changed
+        }
+
+    def absent(self, number: int) -> Tensor:
+        """What stands for a module's changes where it has none: in the shape of ``changes``."""
+        return torch.cat([_pack(torch.full_like(_wide(slot.start), -0.0)) for slot in self._owners[number].slots])
+
+    def device(self, number: int) -> torch.device:
+        """Where a module's buffers are."""
+        return self._owners[number].slots[0].start.device
+
+    @torch.no_grad()
+    def apply(self, changes: Mapping[int, Tensor]) -> None:
+        """Give buffers their new values: what they were when the step began, and the changes added up over all shards."""
+        for number, change in changes.items():
+            slots = self._owners[number].slots
+            wide = [_wide(slot.start) for slot in slots]
+            sizes = [_pack(value).numel() for value in wide]
+            for slot, value, part in zip(slots, wide, torch.split(change, sizes), strict=True):
+                slot.put(_narrow(value + _unpack(part, value), slot.start))
+                slot.restart()
+
+    def touched(self) -> list[str]:
+        """The modules, by class, with a buffer that can be seen to differ from what the shard began with."""
+        return [type(owner.module).__name__ for owner in self._owners if any(slot.touched for slot in owner.slots)]
 
     @torch.no_grad()
     def rewind(self) -> None:

@@ -27,6 +27,8 @@ class ShardedSync(ABC):
         self._carried: Gradients = {}
         self._turn: MicroStep | None = None
         self._calls = 0
+        self._shard_fraction = 0.0
+        """The weight by sample count of the shard at hand, over its turns so far."""
         self._weighted: dict[int, bool] = {}
         """Whether the script gives weights, for each backward call of its body."""
 
@@ -44,6 +46,7 @@ class ShardedSync(ABC):
         self._calls = 0
         if turn.index == 0:
             self._buffers.begin_step()
+        self._shard_fraction = turn.fraction + (0.0 if turn.begins_shard else self._shard_fraction)
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
@@ -58,7 +61,8 @@ class ShardedSync(ABC):
             loss.backward(**options)  # type: ignore[no-untyped-call]
             self._sums.add(call, self._parameters, share)
             self._carried.update(carried)
-            self._buffers.note(turn.fraction, is_lowest_shard=turn.shard == 0)
+            if turn.ends_shard:  # until then the shard's turns go on from each other's buffers
+                self._buffers.note(self._shard_fraction, is_lowest_shard=turn.shard == 0)
             return
         # By sample count the shares sum to one, so nothing needs to be gathered or divided.
         total = self._totals.pop(call) if weight is not None else None
@@ -75,7 +79,7 @@ class ShardedSync(ABC):
         put_back(carried)
         self._carried = {}
         if any(changed):
-            self._buffers.note(turn.fraction, is_lowest_shard=turn.shard == 0)
+            self._buffers.note(self._shard_fraction, is_lowest_shard=turn.shard == 0)
             self._buffers.combine(changed, self._buffer_reduction())
 
     def _check_kind(self, call: int, *, weighted: bool) -> None:

@@ -12,15 +12,24 @@ from lockstep.sync.sharded import ShardedSync
 
 
 class Single(ShardedSync):
-    """The strategy ``single``. With one shard, a step is what the plain single-device loop does, to the bit."""
+    """The strategy ``single``. With one shard, a step is what the plain single-device loop does, to the bit.
+
+    Args:
+        num_shards: V of the run.
+        accumulate: global batches of a step.
+    """
+
+    def __init__(self, num_shards: int, accumulate: int = 1) -> None:
+        super().__init__(num_shards)
+        self._is_plain = num_shards == 1 == accumulate
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
-        return model if self._num_shards == 1 else super().attach(model)
+        return model if self._is_plain else super().attach(model)
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
-        if self._num_shards == 1:
+        if self._is_plain:
             if weight == 0 and self._turn is not None:
                 check_total(weight, self._turn.step)
             loss.backward(**options)  # type: ignore[no-untyped-call]

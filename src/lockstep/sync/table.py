@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.distributed as dist
+
 from lockstep.comm.group import Meeting
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.sync.ddp import DataParallel
+from lockstep.sync.exact import Exact
 from lockstep.sync.protocol import Sync
 from lockstep.sync.single import Single
 
 
-def resolve_strategy(name: str, world_size: int) -> str:
+def resolve_strategy(name: str, world_size: int, *, is_exact: bool) -> str:
     """``auto`` made definite, and checked against the number of processes.
+
+    Args:
+        name: as asked for.
+        world_size: number of processes.
+        is_exact: whether the run was born with a number of shards of its own choice, so that its answer is promised to
+            the bit.
 
     Raises:
         ConfigError: ``single`` for several processes: each would train a model of its own.
     """
+    if name == "auto" and is_exact:
+        return "exact"
     if name == "auto":
         return "single" if world_size == 1 else "ddp"
     if name == "single" and world_size > 1:
         raise ConfigError(
             f"strategy='single' is for one process, and there are {world_size}: each would train a model of its own. "
-            "Start one process, or use strategy='ddp'."
+            "Start one process, or use another strategy."
         )
     return name
 
 
 _TABLE: dict[str, Callable[[RunConfig, int, Meeting], Sync]] = {
-    "single": lambda config, shards, meeting: Single(shards),
+    "single": lambda config, shards, meeting: Single(shards, config.accumulate),
     "ddp": lambda config, shards, meeting: DataParallel(shards, meeting, find_unused=config.find_unused_parameters),
+    "exact": lambda config, shards, meeting: Exact(dist.get_rank(), dist.get_world_size(), shards),
 }
 
 

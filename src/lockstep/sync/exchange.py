@@ -1,0 +1,203 @@
+"""How nodes of the tree meet those of other processes: each rank adds up one slice of all, and hands out the result.
+
+For one node a rank the traffic is that of a ring all-reduce. Messages carry tags, so they find each other in whatever
+order the ranks come to send them: no collective is issued while others are under way. (Gloo matches collectives by the
+order in which they are issued, and the ranks reach theirs at different times.) Long slices are cut in pieces that are all
+on their way before any is waited for: Gloo does not send one long message both ways at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.plan.tree import Node, fold, push
+
+_UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
+_PIECE_BYTES = 512 << 10
+_LAG = 2  # exchanges that have begun before the additions of the oldest are waited for
+_FIRST_TAG = 1 << 30  # the lower ones are the user's
+_TAGS_PER_STEP = 1 << 24
+
+Roots = Sequence[Sequence[tuple[int, int]]]
+"""For each rank that takes part: start and size of each of its subtrees."""
+
+
+def slice_of(rank: int, length: int, num_ranks: int) -> slice:
+    """Which elements of a flat tensor a rank adds up: nearly equal parts, aligned."""
+    width = -(-length // (_UNIT * num_ranks)) * _UNIT
+    return slice(min(rank * width, length), min((rank + 1) * width, length))
+
+
+class Exchange:
+    """Brings flat tensors of the ranks together, several at a time. Every rank must make the same calls in the same order.
+
+    Args:
+        rank: of this process, in the default group.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._roots: Roots = [[]]
+        self._tag = _FIRST_TAG
+        self._sending: deque[_Underway] = deque()
+        self._gathering: list[_Underway] = []
+        self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+
+    def begin_step(self, step: int, roots: Roots) -> None:
+        """The exchanges to come are of this step.
+
+        Args:
+            step: its number.
+            roots: the subtrees of ranks 0, 1, ...: of those that take part, this one among them.
+        """
+        self._roots = roots
+        self._tag = _FIRST_TAG + step % 2 * _TAGS_PER_STEP
+
+    def start(self, nodes: list[Tensor]) -> None:
+        """Begin to add up flat tensors over all ranks. The sum comes to be in ``nodes[0]``.
+
+        Args:
+            nodes: this rank's, one for each of its subtrees, in order: shape ``(n,)``, the same dtype and n everywhere.
+        """
+        self._sending.append(_Underway(self, nodes))
+        while len(self._sending) > _LAG:
+            self._advance()
+
+    def finish(self) -> None:
+        """Wait until all that has been started is complete."""
+        while self._sending:
+            self._advance()
+        for underway in self._gathering:
+            underway.finish()
+        self._gathering = []
+
+    def sum(self, nodes: list[Tensor]) -> Tensor:
+        """``start`` and ``finish`` in one: the sum."""
+        self.start(nodes)
+        self.finish()
+        return nodes[0]
+
+    def _advance(self) -> None:
+        underway = self._sending.popleft()
+        underway.add()
+        self._gathering.append(underway)
+
+    # For those under way
+
+    @property
+    def roots(self) -> Roots:
+        """See ``begin_step``."""
+        return self._roots
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._rank
+
+    def reserve_tags(self, number: int) -> int:
+        """The first of so many tags that no other exchange of this step has."""
+        first = self._tag
+        self._tag += number
+        return first
+
+    def take_scratch(self, dtype: torch.dtype, length: int) -> Tensor:
+        """Memory to receive into."""
+        free = self._scratch.setdefault((dtype, length), [])
+        return free.pop() if free else torch.empty(length, dtype=dtype)
+
+    def give_back(self, scratch: Tensor) -> None:
+        """Memory that was received into is not needed any more."""
+        self._scratch[scratch.dtype, scratch.numel()].append(scratch)
+
+
+class _Underway:
+    """One exchange: from the first message sent to the last received."""
+
+    def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
+        self._exchange = exchange
+        self._on_card = nodes if nodes[0].is_cuda else None
+        # Gloo sends from the CPU's memory only: what is on a card is copied there and back.
+        self._nodes = nodes if self._on_card is None else [node.cpu() for node in nodes]
+        self._sends: list[dist.Work] = []
+        self._gathers: list[dist.Work] = []
+        self._receives: list[dist.Work] = []
+        self._received: dict[int, list[Tensor]] = {}
+        rank, roots = exchange.rank, exchange.roots
+        length = self._nodes[0].numel()
+        self._slices = [slice_of(peer, length, len(roots)) for peer in range(len(roots))]
+        width = self._slices[0].stop - self._slices[0].start
+        self._piece = max(_PIECE_BYTES // self._nodes[0].element_size(), _UNIT)
+        self._num_pieces = -(-width // self._piece)
+        # A tag for every piece of every subtree, and for every piece of the result.
+        most_nodes = max(map(len, roots))
+        self._tag = exchange.reserve_tags((most_nodes + 1) * self._num_pieces)
+        self._result_tag = self._tag + most_nodes * self._num_pieces
+        self._mine = self._slices[rank]
+        peers = [*range(rank + 1, len(roots)), *range(rank)]  # each begins with another, so that none is overrun
+        for peer in peers:
+            self._post_receives(peer, len(roots[peer]))
+        for peer in peers:
+            for number, node in enumerate(self._nodes):
+                self._send(node[self._slices[peer]], peer, self._tag + number * self._num_pieces)
+        self._peers = peers
+
+    def _post_receives(self, peer: int, num_nodes: int) -> None:
+        width = self._mine.stop - self._mine.start
+        if width:
+            parts = [self._exchange.take_scratch(self._nodes[0].dtype, width) for _ in range(num_nodes)]
+            self._received[peer] = parts
+            for number, part in enumerate(parts):
+                self._receive(part, peer, self._tag + number * self._num_pieces, self._receives)
+        # A peer hands out its slice of the result only after it has received ours of all nodes: the memory is free then.
+        self._receive(self._nodes[0][self._slices[peer]], peer, self._result_tag, self._gathers)
+
+    def _send(self, data: Tensor, peer: int, tag: int) -> None:
+        for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
+            work = dist.isend(piece, peer, tag=tag + number)
+            assert work is not None
+            self._sends.append(work)
+
+    def _receive(self, data: Tensor, peer: int, tag: int, works: list[dist.Work]) -> None:
+        for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
+            work = dist.irecv(piece, peer, tag=tag + number)
+            assert work is not None
+            works.append(work)
+
+    def add(self) -> None:
+        """Wait for the others' nodes, add up this rank's slice, and begin to hand it out."""
+        for work in self._receives:
+            work.wait()
+        result = self._nodes[0][self._mine]
+        if result.numel():
+            stack: list[Node[Tensor]] = []
+
+            def add(left: Tensor, right: Tensor) -> Tensor:
+                return torch.add(left, right, out=right if right is result else left)
+
+            for rank, roots in enumerate(self._exchange.roots):
+                if rank == self._exchange.rank:
+                    parts = [result, *(node[self._mine] for node in self._nodes[1:])]
+                else:
+                    parts = self._received[rank]
+                for (start, size), part in zip(roots, parts, strict=True):
+                    push(stack, Node(start, size, part), add)
+            total = fold(stack, add)
+            assert total is result
+            for peer in self._peers:
+                self._send(result, peer, self._result_tag)
+        for parts in self._received.values():
+            for part in parts:
+                self._exchange.give_back(part)
+        self._received = {}
+
+    def finish(self) -> None:
+        """Wait for the other slices of the sum, and until all that was sent has left."""
+        for work in (*self._gathers, *self._sends):
+            work.wait()
+        if self._on_card is not None:
+            self._on_card[0].copy_(self._nodes[0])
