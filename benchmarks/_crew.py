@@ -42,6 +42,18 @@ class Turn:
     wall_s: float
     cpu_s: float
     """Processor time of all its threads: it does not grow while others have the cores."""
+    peak_rss_bytes: int
+    """The most memory that the process has had so far."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs: a network of its own on this machine."""
+
+    prefix: Sequence[str]
+    """What starts a command there."""
+    address: str
+    interface: str
 
 
 class Crew:
@@ -53,9 +65,19 @@ class Crew:
         args: its arguments.
         nproc: how many processes. Several meet as torchrun's would; independent ones are told nothing of each other.
         independent: whether each process is a world of its own.
+        hosts: where each process runs, if not all on this machine's loopback.
     """
 
-    def __init__(self, name: str, worker: str, args: Sequence[str], nproc: int = 1, *, independent: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        worker: str,
+        args: Sequence[str],
+        nproc: int = 1,
+        *,
+        independent: bool = False,
+        hosts: Sequence[Host] = (),
+    ) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the crew
         self._processes: list[subprocess.Popen[str]] = []
@@ -66,16 +88,17 @@ class Crew:
         for rank in range(nproc):
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(WORKERS / worker), *args],
+                    [*(hosts[rank].prefix if hosts else ()), sys.executable, str(WORKERS / worker), *args],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
                     text=True,
-                    env=clean_environ(None if independent or nproc == 1 else self._world(rank, nproc)),
+                    env=clean_environ(None if independent or nproc == 1 else self._world(rank, nproc, hosts)),
                 )
             )
 
-    def _world(self, rank: int, nproc: int) -> dict[str, str]:
+    def _world(self, rank: int, nproc: int, hosts: Sequence[Host]) -> dict[str, str]:
+        elsewhere = {"MASTER_ADDR": hosts[0].address, "GLOO_SOCKET_IFNAME": hosts[rank].interface} if hosts else {}
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -85,6 +108,7 @@ class Crew:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port.getsockname()[1]),
             "TORCHELASTIC_RUN_ID": "benchmark",
+            **elsewhere,
         }
 
     def wait_ready(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ os.dup2(2, 1)
 
 
 def _answer(wall_s: float, cpu_s: float) -> None:
-    _answers.write(json.dumps([wall_s, cpu_s]) + "\n")
+    peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    _answers.write(json.dumps([wall_s, cpu_s, peak_rss_bytes]) + "\n")
     _answers.flush()
 
 

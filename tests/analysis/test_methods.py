@@ -38,7 +38,7 @@ def test_the_name_of_every_method_reads_back_as_the_method():
         for launcher in LAUNCHERS:
             for precision in PRECISIONS:
                 method = Method(strategy=strategy, launcher=launcher, precision=precision)
-                if (strategy, launcher) != ("ddp", "python"):
+                if strategy == "single" or launcher != "python":
                     assert parse_method(method.name) == method
 
 

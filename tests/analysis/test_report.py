@@ -104,7 +104,7 @@ def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
     assert "shared machine" in busy
 
 
-def test_a_reader_is_told_that_slow_bf16_is_the_processors_doing(make_comparison):
+def test_a_reader_is_told_that_slow_bfloat16_is_the_processors_doing(make_comparison):
     rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0))
     (note,) = advice.notes_on(make_comparison(*rows, num_cores=1))
     assert "10.0 times slower" in note

@@ -25,7 +25,7 @@ def run(name, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling"])
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact"])
 def test_a_benchmark_ends_in_one_json_object(name):
     done = run(name, "--quick", "--rounds", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,7 +43,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
     assert all(any(contender in line for line in before) for contender in medians)
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling"])
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact"])
 def test_help_says_what_is_measured(name):
     done = run(name, "--help")
     assert done.returncode == 0
@@ -54,6 +54,9 @@ def test_help_says_what_is_measured(name):
 def test_a_benchmark_that_cannot_work_says_why():
     assert "multiple of 2" in run("scaling", "--batch", "3").stderr
     assert "at least one round" in run("scaling", "--rounds", "0").stderr
+    assert "a shard for each process" in run("exact", "--nproc", "3", "--shards", "2").stderr
+    assert "leave --nproc at 2" in run("exact", "--nproc", "3", "--link", "100").stderr
+    assert "choose from 0.5M" in run("exact", "--sizes", "1M").stderr
 
 
 def test_the_ratio_is_that_of_rounds_not_of_medians(harness):

@@ -1,6 +1,9 @@
 """Small trainings on a card. Each function is one rank's script."""
 
+import copy
+import itertools
 import json
+import os
 
 import torch
 from torch import nn
@@ -66,6 +69,38 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
         run_dir = team.run_dir
     found["events"] = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     return found
+
+
+def train_clipped(parts):
+    """A CNN with BatchNorm on ready batches, clipped; begun anew before each part, from the state that the last one left."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a card need
+    torch.use_deterministic_algorithms(True)
+    generator = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3) for _ in range(sum(parts))]
+    kept, norms = None, []
+    for first, length in zip(itertools.accumulate([0, *parts]), parts, strict=False):
+        with lockstep.join() as team:
+            torch.manual_seed(0)
+            layers = [nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)]
+            model = nn.Sequential(*layers)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            if kept is not None:
+                model.load_state_dict(kept[0])
+            model, optimizer, loader = team.prepare(model, optimizer, batches[first : first + length])
+            if kept is not None:
+                optimizer.load_state_dict(kept[1])
+            for inputs, targets in loader:
+                team.backward(nn.functional.cross_entropy(model(inputs), targets))
+                norm = team.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+                if norm is not None:
+                    norms.append(norm.item())
+            kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    state = {name: tensor.cpu() for name, tensor in kept[0].items()}
+    for index, slots in kept[1]["state"].items():
+        state.update({f"optimizer {index} {name}": torch.as_tensor(value).cpu() for name, value in slots.items()})
+    return {"state": state, "norms": norms}
 
 
 def count_waits(steps):

@@ -33,8 +33,8 @@ def test_one_process_trains_on_the_card_near_the_answer_of_the_cpu(crew):
 
 
 def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
-    (ddp,) = crew(1, cuda_scripts.train, device="cuda", strategy="ddp", shards=2)
-    (single,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=2)
+    (ddp,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="ddp", shards=2)
+    (single,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="single", shards=2)
     assert ddp["backend"] == single["backend"] == "nccl"
     assert ddp["sum"] == ddp["sum on the CPU"] == [1.0, 1.0]
     assert_close(ddp["state"], single["state"])
@@ -42,14 +42,36 @@ def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
 
 @pytest.mark.parametrize("shards", [2, 4])
 def test_two_processes_that_share_a_card_give_the_answer_of_one(crew, shards):
-    (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=shards)
-    two = crew(2, cuda_scripts.train, shards=shards, **SHARED)
+    (alone,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)
+    two = crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
     assert [one["backend"] for one in two] == ["gloo", "gloo"]
     assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
     for one in two:
         assert_close(one["state"], alone["state"])
         assert one["accuracy"] == pytest.approx(alone["accuracy"], abs=0.11)  # at most one sample of ten
     assert all(torch.equal(two[0]["state"][name], two[1]["state"][name]) for name in two[0]["state"])
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The undisturbed run of ``train_clipped`` by one process, by number of shards. Filled by the tests that need it."""
+    return {}
+
+
+@pytest.mark.parametrize("shards", [3, 4])
+@pytest.mark.parametrize("parts", [[6], [1, 5]], ids=["undisturbed", "begun anew after step 1"])
+@pytest.mark.parametrize(
+    ("nproc", "settings"),
+    [(1, {"device": "cuda", "backend": "nccl"}), (2, SHARED), (3, SHARED)],
+    ids=["one process, nccl", "two share the card", "three share the card"],
+)
+def test_the_fixed_tree_gives_the_same_bits_on_the_card(crew, whole, shards, nproc, settings, parts):
+    if shards not in whole:
+        (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
+    for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
+        assert one["norms"] == whole[shards]["norms"]
+        assert one["state"].keys() == whole[shards]["state"].keys()
+        assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
 
 def test_random_streams_on_the_card_belong_to_shards(crew):

@@ -38,6 +38,10 @@ def make(kind, team, **options):
         return Single(team.num_shards)
     if kind == "exact":
         return Exact(team.rank, team.world_size, team.num_shards)
+    if kind == "exact, by collectives":
+        return Exact(team.rank, team.world_size, team.num_shards, cards=torch.device("cpu"))
+    if kind == "exact, between hosts":
+        return Exact(team.rank, team.world_size, team.num_shards, between_hosts=True)
     return DataParallel(team.num_shards, team._meeting, **{"find_unused": False, **options})
 
 

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.timeout(60)
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
+KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
 SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
 
 
@@ -24,14 +25,24 @@ def expected_gradient(parts, weights):
     return mean.unsqueeze(1).expand(2, 2).float()
 
 
+@pytest.mark.parametrize(("kind", "nproc"), [("exact", 2), ("exact", 3), ("exact, by collectives", 3)])
+@pytest.mark.parametrize("shards", [3, 5])
+def test_the_fixed_tree_gives_the_same_bits_by_tags_and_by_collectives(crew, kind, nproc, shards):
+    (alone,) = crew(1, sync_scripts.walk, "exact", SIZES, shards=shards)
+    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, shards=shards):
+        for (_, grads, buffers), (_, expected_grads, expected_buffers) in zip(seen, alone, strict=True):
+            assert all(torch.equal(grads[name], expected_grads[name]) for name in ("weight", "narrow"))
+            assert all(torch.equal(buffers[name], expected_buffers[name]) for name in expected_buffers)
+
+
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
-@pytest.mark.parametrize("weights", [None, [3.0, 1.0, 2.0, 0.5]], ids=["by samples", "by weight"])
+@pytest.mark.parametrize("weights", [None, [3.0, 1.0, 2.0, 0.5, 1.5, 2.5, 4.0, 0.25]], ids=["by samples", "by weight"])
 def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind, nproc, shards, weights):
     for seen in crew(nproc, sync_scripts.walk, kind, SIZES, weights, shards=shards):
         assert [step for step, _, _ in seen] == [1, 2, 3, 4]
         for step, grads, _ in seen:
             parts = shards_of(step, SIZES[step - 1], shards)
-            by_shard = [len(part) for part in parts] if weights is None else weights[:shards]
+            by_shard = [len(part) for part in parts] if weights is None else weights[: len(parts)]
             torch.testing.assert_close(grads["weight"], expected_gradient(parts, by_shard), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(grads["narrow"], torch.ones(2, dtype=torch.bfloat16), rtol=0.01, atol=0)
             assert grads["never"] is None

@@ -15,7 +15,7 @@ def notes_on(comparison: Comparison) -> list[str]:
     notes = [
         *_too_few_cores(comparison, all_figures),
         *_short_runs(comparison),
-        *_slow_bf16(comparison),
+        *_slow_16_bit(comparison),
     ]
     if measured and comparison.baseline is None:
         notes.append("No `single` row ran: without it there is no speed-up, and no difference, to show.")
@@ -77,8 +77,8 @@ def _short_runs(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _slow_bf16(comparison: Comparison) -> list[str]:
-    """Says that it is the machine's doing when bf16 is slower than float32 on a CPU."""
+def _slow_16_bit(comparison: Comparison) -> list[str]:
+    """Says that it is the machine's doing when 16-bit formats are slower than float32 on a CPU."""
     pace = {
         (result.row.method.strategy, result.row.num_processes): result.figures.samples_per_s
         for result in comparison.rows
@@ -89,12 +89,12 @@ def _slow_bf16(comparison: Comparison) -> list[str]:
         for result in comparison.rows
         if result.figures is not None
         and result.figures.device != "cuda"
-        and result.row.method.precision == "bf16-mixed"
+        and result.row.method.precision != "32-true"
         and (key := (result.row.method.strategy, result.row.num_processes)) in pace
     ]
     if not factors or max(factors) < 1.5:
         return []
     return [
-        f"bf16-mixed is up to {max(factors):.1f} times slower than 32-true here: this processor does bfloat16 in "
+        f"16-bit precision is up to {max(factors):.1f} times slower than 32-true here: this processor does it in "
         "software. On a card that has it, it is the faster of the two."
     ]

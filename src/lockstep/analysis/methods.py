@@ -12,7 +12,7 @@ STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 """``auto`` is left out: a row must say what it ran."""
 LAUNCHERS = ("lockstep", "torchrun", "python")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
-DEFAULT_METHODS = ("single", "single@python", "single+bf16-mixed", "ddp", "ddp@torchrun", "ddp+bf16-mixed")
+DEFAULT_METHODS = ("single", "single@python", "single+bf16-mixed", "ddp", "ddp@torchrun", "ddp+bf16-mixed", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)

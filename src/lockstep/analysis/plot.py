@@ -14,9 +14,9 @@ FILE_NAME = "comparison.png"
 
 # Okabe and Ito's colours, told apart with any kind of colour vision. Precision is hatching, not colour, so that the
 # picture also survives black-and-white print.
-_COLOURS = {"single": "#0072B2", "ddp": "#E69F00"}
+_COLOURS = {"single": "#0072B2", "ddp": "#E69F00", "exact": "#CC79A7"}
 _OTHER = "#009E73"
-_HATCHES = {"32-true": "", "bf16-mixed": "///"}
+_HATCHES = {"32-true": "", "bf16-mixed": "///", "16-mixed": "..."}
 
 
 def draw(comparison: Comparison) -> Path:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,10 +14,9 @@ from rich.text import Text
 from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.methods import Row
 from lockstep.analysis.results import Comparison, RowResult, counted
+from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.cards import num_cards_here
 from lockstep.measure.usage import num_cores
-
-_PLAIN_WIDTH = 140  # without a terminal (a file, a pipe) nothing limits a line
 
 _EPILOG = """
 \b
@@ -107,9 +103,9 @@ def command(
 
     \b
     A method is strategy[@launcher][+precision]:
-      strategy   single, ddp
+      strategy   single, ddp, exact
       launcher   lockstep (if none is named), torchrun, python (single only)
-      precision  32-true (if none is named), bf16-mixed
+      precision  32-true (if none is named), bf16-mixed, 16-mixed
     """
     cores, cards = num_cores(), num_cards_here()
     plan = compare.plan(
@@ -124,7 +120,7 @@ def command(
         seed=seed,
         timeout_s=timeout_s,
     )
-    console = _console()
+    console = open_console()
     directory = compare.new_directory(out)
     console.print(
         f"comparing {counted(len(plan.rows), 'run')} of {script}: V = {counted(plan.shards, 'shard')}, "
@@ -133,7 +129,7 @@ def command(
         highlight=False,
     )
     here = machine.look(num_cores=cores, num_cards=cards)
-    with _sigterm_interrupts() as stopped_by, _Progress(console, len(plan.rows)) as progress:
+    with sigterm_interrupts() as stopped_by, _Progress(console, len(plan.rows)) as progress:
         comparison = compare.run(plan, directory=directory, machine=here, observer=progress)
     _report(comparison, console)
     statuses = {result.status for result in comparison.rows}
@@ -141,11 +137,6 @@ def command(
         sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
     if "ok" not in statuses:
         raise click.ClickException("no method could be run: the lines above say why")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 def _report(comparison: Comparison, console: Console) -> None:
@@ -200,22 +191,3 @@ class _Progress:
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[list[int]]:
-    """A batch system's SIGTERM ends a comparison as Ctrl-C does: with the running row stopped and the rest written.
-
-    Yields a list that it will be in.
-    """
-    received: list[int] = []
-
-    def interrupt(signum: int, frame: types.FrameType | None) -> None:
-        received.append(signum)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)

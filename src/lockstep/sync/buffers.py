@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from lockstep.errors import ModelError
+
 
 def version(tensor: Tensor) -> int:
     """How often a tensor was changed in place. (PyTorch has no public name for it.)"""
@@ -77,7 +79,9 @@ class _Slot:
     def put(self, value: Tensor) -> None:
         tensor = self.tensor
         if tensor.shape == value.shape:
-            tensor.copy_(value)
+            # As PyTorch's normalisations do it: they do not count it as a change, since no backward pass needs the values
+            # that are written here. So a second backward pass through one forward pass works as it does without us.
+            (tensor.data if isinstance(self.module, _NORMALISATIONS) else tensor).copy_(value)
         else:
             setattr(self.module, self.name, value.clone())
         self.mark()
@@ -151,6 +155,9 @@ class ShardBuffers:
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
+        self._unmade: list[tuple[nn.Module, str]] = []
+        """Buffers that are None. One that a forward pass makes, and leaves alone then, is a constant that was made late."""
+        self._made_late: list[_Slot] = []
 
     def attach(self, model: nn.Module) -> None:
         """Take care of a model's buffers from now on."""
@@ -163,6 +170,7 @@ class ShardBuffers:
                     slots.append(_Slot(module, name))
             if slots:
                 self._owners.append(_Owner(module, slots))
+            self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
 
     @torch.no_grad()
     def begin_step(self) -> None:
@@ -237,13 +245,34 @@ class ShardBuffers:
         return [type(owner.module).__name__ for owner in self._owners if any(slot.touched for slot in owner.slots)]
 
     @torch.no_grad()
-    def rewind(self) -> None:
-        """Undo what was changed after the last combination, and forget what was noted."""
+    def restart_shard(self) -> None:
+        """Undo what was changed since: by forward passes after the last shard's backward pass, say."""
         for slot in self._changed_slots():
             slot.put(slot.start)
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Undo what was changed after the last combination, and forget what was noted."""
+        self.restart_shard()
         for owner in self._owners:
             for slot in owner.slots:
                 slot.change = None
 
+    def _look_at_late_ones(self) -> None:
+        for slot in self._made_late:
+            if slot.touched:
+                self._made_late = []  # said once, and not again when the step is dropped
+                raise ModelError(
+                    f"buffer {slot.name!r} of {type(slot.module).__name__} was None when the model was prepared, and changes "
+                    "during training. Its changes cannot be combined over the shards, so the answer would depend on the "
+                    "number of processes: register it with a tensor, or run one forward pass before prepare()."
+                )
+        made = [(module, name) for module, name in self._unmade if getattr(module, name) is not None]
+        if made:
+            self._unmade = [one for one in self._unmade if one not in made]
+            self._made_late += [_Slot(module, name) for module, name in made]
+
     def _changed_slots(self) -> list[_Slot]:
+        if self._unmade or self._made_late:
+            self._look_at_late_ones()
         return [slot for owner in self._owners if owner.changed for slot in owner.slots]

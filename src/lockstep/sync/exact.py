@@ -8,7 +8,7 @@ pass has filled it. Weights and buffers go through the same tree. One process ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, block
 from lockstep.plan.tree import Node, push, roots
-from lockstep.sync.buckets import ABSENT, Bucket, Flat, make_buckets
+from lockstep.sync.buckets import ABSENT, Bucket, Flat, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.exchange import Exchange, Roots
 from lockstep.sync.gradients import Gradients, check_total, put_back, set_aside
+from lockstep.sync.ordered import OrderedExchange
 
 
 class _Sum:
@@ -31,41 +32,39 @@ class _Sum:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self.leaf: Flat | None = None
+        self._leaf: Flat | None = None
         """The shard at hand: with ``accumulate``, over its turns so far."""
+        self._in_leaf: set[int] = set()
+        """The places of which it has a gradient."""
         self.stack: list[Node[Flat]] = []
-        self.used = [False] * len(bucket.parameters)
-        """Of which parameters one of this process's shards has a gradient."""
+        self.used: set[int] = set()
+        """The places of which one of this process's shards has a gradient."""
 
-    def take(self, share: float) -> None:
-        """Move the gradients that the parameters have into the leaf, weighted. A share of 0 is absence."""
-        bucket, flat = self._bucket, self.leaf
-        first = flat is None
-        if flat is None:
-            flat = self.leaf = bucket.take()
-            flat.counts.fill_(1.0)
-        for place, parameter in enumerate(bucket.parameters):
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None or share == 0:
-                if first:
-                    flat.views[place].fill_(ABSENT)
-                    flat.counts[place] = 0.0
-                continue
-            self.used[place] = True
-            view = flat.views[place]
-            if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
-                gradient = gradient.to(view.dtype)
-            if first:
-                torch.mul(gradient, share, out=view)
-            else:
-                view.add_(gradient.mul_(share))
-                flat.counts[place] = 1.0
+    def take(self, place: int, gradient: Tensor, share: float) -> None:
+        """Weight a gradient, and put it into the leaf."""
+        if self._leaf is None:
+            self._leaf = self._bucket.take()
+        view = self._leaf.views[place]
+        if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
+            gradient = gradient.to(view.dtype)
+        if place in self._in_leaf:
+            view.add_(gradient.mul_(share))
+        else:
+            torch.mul(gradient, share, out=view)
+            self._in_leaf.add(place)
 
     def end_shard(self, shard: int) -> None:
         """The leaf is whole: put it into the tree."""
-        if self.leaf is not None:
-            push(self.stack, Node(shard, 1, self.leaf), self._add)
-            self.leaf = None
+        flat = self._leaf if self._leaf is not None else self._bucket.take()
+        num_places = len(flat.views)
+        flat.counts.fill_(1.0)
+        if len(self._in_leaf) < num_places:
+            for place in set(range(num_places)) - self._in_leaf:
+                flat.views[place].fill_(ABSENT)
+                flat.counts[place] = 0.0
+        push(self.stack, Node(shard, 1, flat), self._add)
+        self.used |= self._in_leaf
+        self._leaf, self._in_leaf = None, set()
 
     def _add(self, left: Flat, right: Flat) -> Flat:
         left.data.add_(right.data)
@@ -74,10 +73,10 @@ class _Sum:
 
     def clear(self) -> None:
         """Forget it all."""
-        flats = [node.value for node in self.stack] + ([] if self.leaf is None else [self.leaf])
+        flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
         for flat in flats:
             self._bucket.give_back(flat)
-        self.leaf, self.stack = None, []
+        self._leaf, self._in_leaf, self.stack = None, set(), []
 
 
 class _Weights:
@@ -114,24 +113,39 @@ class Exact:
         rank: of this process.
         world_size: number of processes.
         num_shards: V of the run.
+        between_hosts: whether some messages go over a network.
+        cards: the device whose gradients are exchanged by collectives (NCCL); None: everything goes by tags (Gloo).
     """
 
-    def __init__(self, rank: int, world_size: int, num_shards: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        num_shards: int,
+        *,
+        between_hosts: bool = False,
+        cards: torch.device | None = None,
+    ) -> None:
         self._rank, self._world_size, self._num_shards = rank, world_size, num_shards
-        self._exchange = Exchange(rank)
+        self._exchange = Exchange(rank, between_hosts=between_hosts)
+        self._on_cards = None if cards is None else OrderedExchange(rank, cards)
+        self._cards = cards
         self._names: dict[Parameter, str] = {}
         self._buckets: list[Bucket] = []
         self._trainable: list[bool] = []
         self._hooks: list[RemovableHandle] = []
-        self._waiting: list[int] = []
-        """For each bucket, how many gradients the backward pass at hand still has to bring."""
+        self._missing: list[set[int]] = []
+        """For each bucket, the places whose gradients the backward pass at hand has not yet brought."""
         self._buffers = ShardBuffers()
         self._learnt = _Learnt()
+        self._learnt_in: dict[tuple[bool, ...], dict[int, set[int]]] = {}
+        """What was learnt about buckets, by which parameters learn."""
         self._turn: MicroStep | None = None
         self._calls = 0
         self._weighted: dict[int, bool] = {}
         self._listening = False
         self._share = 1.0
+        keep_freed_memory()
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -163,7 +177,12 @@ class Exact:
             self._buffers.begin_step()
             if [parameter.requires_grad for parameter in self._names] != self._trainable:
                 self._lay_out()
-            self._exchange.begin_step(turn.step, _roots_of_ranks(turn, self._world_size, self._num_shards))
+            roots = _roots_of_ranks(turn, self._world_size, self._num_shards)
+            self._exchange.begin_step(turn.step, roots)
+            if self._on_cards is not None:
+                self._on_cards.begin_step(roots)
+        elif turn.begins_shard:
+            self._buffers.restart_shard()
         if turn.begins_shard:
             self._shard_samples = 0
 
@@ -188,7 +207,7 @@ class Exact:
                 self._carried.update(carried)
                 return
             sent = self._send_rest(call)
-            self._exchange.finish()
+            self._finish()
             total = self._read_header(turn, header, changes)
             if call == 0:
                 self._buffers.apply(changes)
@@ -229,11 +248,12 @@ class Exact:
         self.close()
         self._trainable = [parameter.requires_grad for parameter in self._names]
         self._buckets = make_buckets([parameter for parameter in self._names if parameter.requires_grad])
-        self._waiting = [len(bucket.parameters) for bucket in self._buckets]
-        self._learnt.buckets = {}
+        self._missing = [set() for _ in self._buckets]
+        # By layout: a rank that was absent may not have seen each change, and must know what the others know.
+        self._learnt.buckets = self._learnt_in.setdefault(tuple(self._trainable), {})
         for index, bucket in enumerate(self._buckets):
-            arrived = functools.partial(self._arrived, index)
-            for parameter in bucket.parameters:
+            for place, parameter in enumerate(bucket.parameters):
+                arrived = functools.partial(self._arrived, index, place)
                 hook = parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
@@ -260,11 +280,10 @@ class Exact:
 
     def _run_backward(self, loss: Tensor, turn: MicroStep, call: int, share: float, options: dict[str, Any]) -> None:
         for index, bucket in enumerate(self._buckets):
-            self._waiting[index] = len(bucket.parameters)
+            self._missing[index] = set(range(len(bucket.parameters)))
             if (call, index) not in self._sums:
                 self._sums[call, index] = _Sum(bucket)
-        self._share = share
-        self._call = call
+        self._call, self._share = call, share
         self._at_once = sorted(self._known(turn).buckets.get(call, ())) if turn.is_last else []
         self._num_sent = 0
         self._listening = True
@@ -273,48 +292,62 @@ class Exact:
         finally:
             self._listening = False
         with torch.no_grad():
-            for index in range(len(self._buckets)):
-                if self._waiting[index] > 0:
+            for index, missing in enumerate(self._missing):
+                if missing:
+                    self._missing[index] = set()
                     self._fill(index)
 
-    def _arrived(self, index: int, parameter: Parameter) -> None:
-        """A gradient is there. (Called by autograd, within the backward pass.)"""
+    def _arrived(self, index: int, place: int, parameter: Parameter) -> None:
+        """A gradient is there: into its bucket, before it leaves the cache. (Called by autograd, in the backward pass.)"""
         if not self._listening:
             return
-        if parameter.grad is not None and parameter.grad.is_sparse:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        if gradient.is_sparse:
             raise ModelError(
                 f"parameter {self._names[parameter]!r} has a sparse gradient, which has no place in the fixed tree: use a "
-                "dense one (Embedding(sparse=False)), or leave shards= out and use strategy='ddp'"
+                "dense one (Embedding(sparse=False)), or leave shards= out, or use strategy='ddp'"
             )
-        self._waiting[index] -= 1
-        if self._waiting[index] < 0:
+        missing = self._missing[index]
+        if not missing:
             raise ModelError(
                 f"the gradient of {self._names[parameter]!r} came in several parts in one backward pass, after it had been "
                 "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
                 "use_reentrant=False."
             )
-        if self._waiting[index] == 0:
-            missing = sum(p.grad is None for p in self._buckets[index].parameters)
-            if missing:  # one came in several parts
-                self._waiting[index] = missing
-            else:
-                self._fill(index)
+        if self._share != 0:  # without weight a shard is absent: its gradient may be NaN, of a mean over nothing
+            self._sums[self._call, index].take(place, gradient, self._share)
+        missing.discard(place)
+        if not missing:
+            self._fill(index)
 
     def _fill(self, index: int) -> None:
-        """Move a bucket's gradients into the tree; on the last turn, send all that is whole and is next in order."""
+        """A bucket has all gradients of this backward pass; on the last turn, send what is whole and next in order."""
         turn = self._turn
         assert turn is not None
-        self._waiting[index] = 0
-        added = self._sums[self._call, index]
-        added.take(self._share)
         if turn.ends_shard:
-            added.end_shard(turn.shard)
-        while self._num_sent < len(self._at_once) and self._waiting[self._at_once[self._num_sent]] == 0:
-            self._start(self._call, self._at_once[self._num_sent])
+            self._sums[self._call, index].end_shard(turn.shard)
+        while self._num_sent < len(self._at_once) and not self._missing[self._at_once[self._num_sent]]:
+            self._start(self._nodes(self._call, self._at_once[self._num_sent]))
             self._num_sent += 1
 
-    def _start(self, call: int, index: int) -> None:
-        self._exchange.start([node.value.data for node in self._sums[call, index].stack])
+    def _start(self, nodes: list[Tensor]) -> None:
+        """Begin to add up tensors over all ranks; ``nodes[0]`` becomes the sum."""
+        turn = self._turn
+        assert turn is not None
+        # Collectives need all ranks; in a step without some of them the others meet by tags.
+        if self._on_cards is not None and nodes[0].device == self._cards and turn.num_active_ranks == self._world_size:
+            self._on_cards.start(nodes)
+        else:
+            self._exchange.start(nodes)
+
+    def _finish(self) -> None:
+        self._exchange.finish()
+        if self._on_cards is not None:
+            self._on_cards.finish()
+
+    def _nodes(self, call: int, index: int) -> list[Tensor]:
+        return [node.value.data for node in self._sums[call, index].stack]
 
     def _send_rest(self, call: int) -> list[int]:
         """Send the buckets of which it was not known that some shard has gradients in them. All that were sent."""
@@ -322,11 +355,11 @@ class Exact:
         rest = [index for index in range(len(self._buckets)) if index not in self._at_once]
         if not rest:
             return self._at_once
-        flags = torch.tensor([float(any(self._sums[call, index].used)) for index in rest])
+        flags = torch.tensor([float(bool(self._sums[call, index].used)) for index in rest])
         found = self._exchange.sum(self._spread(flags)).tolist()
         more = [index for index, count in zip(rest, found, strict=True) if count > 0]
         for index in more:
-            self._start(call, index)
+            self._start(self._nodes(call, index))
         for index in rest:
             if index not in more:
                 self._sums.pop((call, index)).clear()
@@ -337,8 +370,9 @@ class Exact:
         bucket, flat = self._buckets[index], added.stack[0].value
         for node in added.stack[1:]:
             bucket.give_back(node.value)
-        used = added.used if all(added.used) else [count > 0 for count in flat.counts.tolist()]
-        places = [place for place, yes in enumerate(used) if yes]
+        places: Sequence[int] = range(len(bucket.parameters))
+        if len(added.used) < len(places):
+            places = [place for place, count in enumerate(flat.counts.tolist()) if count > 0]
         for place, view in zip(places, bucket.lend(flat, places), strict=True):
             parameter = bucket.parameters[place]
             parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
@@ -366,7 +400,7 @@ class Exact:
         for here in by_device.values():
             absent = {owner: self._buffers.absent(owner) for owner in here}
             nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in here]) for node in self._changes]
-            self._exchange.start(nodes)
+            self._start(nodes)
             parts = torch.split(nodes[0], [absent[owner].numel() for owner in here])
             sums.update(zip(here, parts, strict=True))
         return sums
@@ -399,7 +433,7 @@ class Exact:
                 "none may"
             )
         more = self._start_buffers([owner for owner, flag in enumerate(changed) if flag and owner not in changes])
-        self._exchange.finish()
+        self._finish()
         changes.update(more)
         return total if num_weighted else None
 

@@ -1,9 +1,12 @@
 """How nodes of the tree meet those of other processes: each rank adds up one slice of all, and hands out the result.
 
-For one node a rank the traffic is that of a ring all-reduce. Messages carry tags, so they find each other in whatever
-order the ranks come to send them: no collective is issued while others are under way. (Gloo matches collectives by the
-order in which they are issued, and the ranks reach theirs at different times.) Long slices are cut in pieces that are all
-on their way before any is waited for: Gloo does not send one long message both ways at once.
+For one node a rank the traffic is that of a ring all-reduce. Where it is no more (two ranks), or hardly any (short tensors),
+every rank sends the others all that it has instead, and adds up everything itself: half as many messages.
+
+Messages carry tags, so they find each other in whatever order the ranks come to send them: no collective is issued while
+others are under way. (Gloo matches collectives by the order in which they are issued, and the ranks reach theirs at
+different times.) Between hosts long messages are cut in pieces that are all on their way before any is waited for: Gloo
+does not send one long message both ways at once. Within a host that only costs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from lockstep.plan.tree import Node, fold, push
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 _PIECE_BYTES = 512 << 10
+_SHORT_BYTES = 64 << 10
 _LAG = 2  # exchanges that have begun before the additions of the oldest are waited for
 _FIRST_TAG = 1 << 30  # the lower ones are the user's
 _TAGS_PER_STEP = 1 << 24
@@ -38,10 +42,12 @@ class Exchange:
 
     Args:
         rank: of this process, in the default group.
+        between_hosts: whether some messages go over a network.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
         self._rank = rank
+        self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
         self._roots: Roots = [[]]
         self._tag = _FIRST_TAG
         self._sending: deque[_Underway] = deque()
@@ -120,7 +126,7 @@ class _Underway:
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
-        self._on_card = nodes if nodes[0].is_cuda else None
+        self._on_card = nodes if nodes[0].is_cuda and len(exchange.roots) > 1 else None
         # Gloo sends from the CPU's memory only: what is on a card is copied there and back.
         self._nodes = nodes if self._on_card is None else [node.cpu() for node in nodes]
         self._sends: list[dist.Work] = []
@@ -129,9 +135,14 @@ class _Underway:
         self._received: dict[int, list[Tensor]] = {}
         rank, roots = exchange.rank, exchange.roots
         length = self._nodes[0].numel()
-        self._slices = [slice_of(peer, length, len(roots)) for peer in range(len(roots))]
+        num_bytes = length * self._nodes[0].element_size()
+        self._is_broad = len(roots) == 2 or num_bytes <= _SHORT_BYTES
+        if self._is_broad:
+            self._slices = [slice(0, length)] * len(roots)
+        else:
+            self._slices = [slice_of(peer, length, len(roots)) for peer in range(len(roots))]
         width = self._slices[0].stop - self._slices[0].start
-        self._piece = max(_PIECE_BYTES // self._nodes[0].element_size(), _UNIT)
+        self._piece = exchange.piece_bytes // self._nodes[0].element_size()
         self._num_pieces = -(-width // self._piece)
         # A tag for every piece of every subtree, and for every piece of the result.
         most_nodes = max(map(len, roots))
@@ -153,6 +164,8 @@ class _Underway:
             self._received[peer] = parts
             for number, part in enumerate(parts):
                 self._receive(part, peer, self._tag + number * self._num_pieces, self._receives)
+        if self._is_broad:
+            return
         # A peer hands out its slice of the result only after it has received ours of all nodes: the memory is free then.
         self._receive(self._nodes[0][self._slices[peer]], peer, self._result_tag, self._gathers)
 
@@ -172,6 +185,8 @@ class _Underway:
         """Wait for the others' nodes, add up this rank's slice, and begin to hand it out."""
         for work in self._receives:
             work.wait()
+        if self._is_broad:  # the sum takes the place of what is sent
+            self._wait_sent()
         result = self._nodes[0][self._mine]
         if result.numel():
             stack: list[Node[Tensor]] = []
@@ -188,7 +203,7 @@ class _Underway:
                     push(stack, Node(start, size, part), add)
             total = fold(stack, add)
             assert total is result
-            for peer in self._peers:
+            for peer in () if self._is_broad else self._peers:
                 self._send(result, peer, self._result_tag)
         for parts in self._received.values():
             for part in parts:
@@ -197,7 +212,13 @@ class _Underway:
 
     def finish(self) -> None:
         """Wait for the other slices of the sum, and until all that was sent has left."""
-        for work in (*self._gathers, *self._sends):
+        for work in self._gathers:
             work.wait()
+        self._wait_sent()
         if self._on_card is not None:
             self._on_card[0].copy_(self._nodes[0])
+
+    def _wait_sent(self) -> None:
+        for work in self._sends:
+            work.wait()
+        self._sends = []

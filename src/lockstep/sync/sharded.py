@@ -46,6 +46,8 @@ class ShardedSync(ABC):
         self._calls = 0
         if turn.index == 0:
             self._buffers.begin_step()
+        elif turn.begins_shard:
+            self._buffers.restart_shard()
         self._shard_fraction = turn.fraction + (0.0 if turn.begins_shard else self._shard_fraction)
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:

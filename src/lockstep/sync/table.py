@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 
 from lockstep.comm.group import Meeting
@@ -42,7 +43,13 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool) -> str:
 _TABLE: dict[str, Callable[[RunConfig, int, Meeting], Sync]] = {
     "single": lambda config, shards, meeting: Single(shards, config.accumulate),
     "ddp": lambda config, shards, meeting: DataParallel(shards, meeting, find_unused=config.find_unused_parameters),
-    "exact": lambda config, shards, meeting: Exact(dist.get_rank(), dist.get_world_size(), shards),
+    "exact": lambda config, shards, meeting: Exact(
+        dist.get_rank(),
+        dist.get_world_size(),
+        shards,
+        between_hosts=meeting.interface != "lo",
+        cards=torch.device("cuda", torch.cuda.current_device()) if meeting.backend == "nccl" else None,
+    ),
 }
 
 

@@ -1,0 +1,105 @@
+"""One process of ``exact.py``: a transformer, trained with lockstep's fixed tree or with stock DDP.
+
+    python benchmarks/workers/tree.py exact|ddp --size 25M --shards V --steps N --run-dir DIR
+
+Both train on the same global batches, V shards of 4 sequences of 32 tokens, and a process runs its shards one after
+another. DDP runs all but the last under no_sync(), as its documentation says. One thread a process. A turn is ``steps`` steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from turns import take_turns
+
+RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+# Width and layers, by about how many parameters that makes.
+SIZES = {"0.5M": (96, 4), "5M": (256, 6), "25M": (512, 8)}
+SEQUENCES, TOKENS, WORDS = 4, 32, 200
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.last = nn.Linear(width, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.last(self.layers(self.words(tokens))).transpose(1, 2)
+        return result
+
+
+def make_model(size: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Transformer(*SIZES[size])
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def make_batches(args: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (args.shards * SEQUENCES, TOKENS)
+    return [tuple(torch.randint(WORDS, (2, *shape), generator=generator)) for _ in range(args.steps)]
+
+
+def exact(args: argparse.Namespace) -> Callable[[], None]:
+    import lockstep
+
+    team = lockstep.join(threads=1, progress="off", shards=args.shards, run_dir=args.run_dir, device="cpu")
+    model, optimizer, loader = team.prepare(*make_model(args.size), make_batches(args))
+    criterion = nn.CrossEntropyLoss()
+
+    def turn() -> None:
+        for tokens, targets in loader:
+            loss = criterion(model(tokens), targets)
+            team.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return turn
+
+
+def ddp(args: argparse.Namespace) -> Callable[[], None]:
+    torch.set_num_threads(1)
+    plain, optimizer = make_model(args.size)
+    model: Any = plain
+    if WORLD_SIZE > 1:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(plain)
+    own = range(RANK * args.shards // WORLD_SIZE, (RANK + 1) * args.shards // WORLD_SIZE)
+    cut = [[(x.split(SEQUENCES)[shard], y.split(SEQUENCES)[shard]) for shard in own] for x, y in make_batches(args)]
+    criterion = nn.CrossEntropyLoss()
+
+    def turn() -> None:
+        for shards in cut:
+            for number, (tokens, targets) in enumerate(shards, 1):
+                alone = number < len(shards) and WORLD_SIZE > 1
+                with model.no_sync() if alone else contextlib.nullcontext():
+                    loss = criterion(model(tokens), targets) / len(shards)
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return turn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contender", choices=["exact", "ddp"])
+    parser.add_argument("--size", choices=SIZES, required=True)
+    parser.add_argument("--shards", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--run-dir", required=True)
+    args = parser.parse_args()
+    take_turns({"exact": exact, "ddp": ddp}[args.contender](args), warm_up=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The same exchange by collectives in one fixed order, for cards: NCCL has no tags, and does its waiting on the card.
+
+Everything is put on a stream of its own, which goes on while the backward pass does; the processor waits for nothing. All
+ranks must take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.plan.tree import Node, fold, push
+from lockstep.sync.exchange import Roots
+
+# The name of gathering into one tensor changed in 2.13, which warns of the old one.
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class OrderedExchange:
+    """As ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
+
+    Args:
+        rank: of this process, in the default group.
+        device: where the tensors are. On the CPU every call waits.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._roots: Roots = [[]]
+
+    def begin_step(self, roots: Roots) -> None:
+        """The exchanges to come add up these subtrees: those of all ranks."""
+        self._roots = roots
+
+    def start(self, nodes: list[Tensor]) -> None:
+        """See ``Exchange``."""
+        with self._aside():
+            num_ranks, length = len(self._roots), nodes[0].numel()
+            width = -(-length // num_ranks)
+            # Row r holds what goes to rank r: its slice of every subtree.
+            outgoing = nodes[0].new_zeros(num_ranks, len(nodes), width)
+            for number, node in enumerate(nodes):
+                padded = torch.nn.functional.pad(node, (0, num_ranks * width - length))
+                outgoing[:, number] = padded.view(num_ranks, width)
+            sizes = [len(roots) * width for roots in self._roots]
+            incoming = nodes[0].new_empty(sum(sizes))
+            dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
+            stack: list[Node[Tensor]] = []
+            places = (place for roots in self._roots for place in roots)
+            for (start, size), part in zip(places, torch.split(incoming, width), strict=True):
+                push(stack, Node(start, size, part), torch.add)
+            total = nodes[0].new_empty(num_ranks * width)
+            _all_gather_flat(total, fold(stack, torch.add))
+            nodes[0].copy_(total[:length])
+
+    def finish(self) -> None:
+        """Have what comes next on this process's stream wait for all that has been started."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def _aside(self) -> contextlib.AbstractContextManager[object]:
+        if self._stream is None:
+            return contextlib.nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
