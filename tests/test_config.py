@@ -17,7 +17,7 @@ def test_it_is_one_frozen_value_with_names():
         RunConfig("ddp")
 
 
-@pytest.mark.parametrize("name", ["strategy", "precision", "backend", "device", "on_nan", "progress"])
+@pytest.mark.parametrize("name", ["strategy", "precision", "backend", "device", "on_nan", "progress", "trace"])
 def test_an_unknown_name_lists_those_that_are_known(name):
     with pytest.raises(ConfigError, match=rf"unknown {name} 'nonsense': choose one of .*{getattr(RunConfig(), name)}"):
         RunConfig(**{name: "nonsense"})
@@ -63,3 +63,16 @@ def test_where_both_name_a_setting_and_differ_neither_wins():
 def test_a_setting_that_does_not_exist_is_an_error_that_lists_all(where):
     with pytest.raises(ConfigError, match=r"unknown setting 'sharts': choose one of .*shards"):
         RunConfig.merge(*where)
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, "2", True])
+def test_a_number_of_workers_is_a_whole_number_from_zero(value):
+    with pytest.raises(ConfigError, match="workers="):
+        RunConfig(workers=value)
+    assert RunConfig(workers=0).workers == 0
+
+
+def test_a_step_to_end_the_trace_at_needs_a_trace():
+    with pytest.raises(ConfigError, match="trace_until=3 without a trace"):
+        RunConfig(trace_until=3)
+    assert RunConfig(trace_until=3, trace="steps").trace_until == 3

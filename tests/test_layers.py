@@ -36,8 +36,9 @@ ASIDE = {
         "config",
         "world",
         "measure.events",
+        "measure.trace",
         "launch",
-    ),  # reads events, the seam of running and reading
+    ),  # reads events and traces, the seams of running and reading
     "cli": ("",),
     "__init__": ("",),
 }
@@ -54,7 +55,7 @@ READ_ENVIRONMENT = {
 }
 
 # Must be there at once: the command line, and what reads results. (The launch files named run inside the fork server.)
-WITHOUT_TORCH = ("errors", "config", "world", "plan", "measure.events", "launch", "analysis", "cli")
+WITHOUT_TORCH = ("errors", "config", "world", "plan", "measure.events", "measure.trace", "launch", "analysis", "cli")
 WITH_TORCH = ("launch.serve", "launch.worker")
 
 

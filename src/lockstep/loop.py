@@ -256,8 +256,7 @@ class Loop:
         if counts:
             if self._recorder is not None:
                 self._recorder.end_turn()
-            self._sync.end_step()
-            self._log.end_step()
+            self._end_step()
         else:
             if self._recorder is not None:
                 self._recorder.drop()

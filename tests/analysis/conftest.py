@@ -4,11 +4,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from crew import crew
 
 from lockstep.analysis.figures import figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row, parse_method
 from lockstep.analysis.results import Comparison, RowResult
+
+__all__ = ["crew"]
 
 
 def start_event(**fields):

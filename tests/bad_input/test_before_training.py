@@ -57,7 +57,7 @@ def test_sync_batchnorm_is_for_cards(crew):
 
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
-    with lockstep.join(run_dir=str(tmp_path), shards=4) as team:
+    with lockstep.join(run_dir=str(tmp_path), shards=4, strategy="single") as team:
         team.device = torch.device("cuda")  # refused before anything is moved there
         with pytest.raises(lockstep.ModelError) as caught:
             bad_scripts.sync_batchnorm(team)

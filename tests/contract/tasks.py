@@ -271,6 +271,21 @@ def backward_twice(length, batch_size):
     return {"state": state(model)}
 
 
+def backward_twice_through_batch_norm(length, batch_size):
+    """Two losses through one forward pass that has changed buffers."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    for inputs, targets, _ in loader:
+        outputs = model(inputs)
+        team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
+        team.backward(outputs.square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"state": state(model)}
+
+
 def _loop(model, length=24, batch_size=8, loss_of=None):
     """The plainest loop, with what else a body may do."""
     team = lockstep.join()
@@ -290,6 +305,14 @@ def forward_after_the_update(length, batch_size):
     for team, model, _, inputs, _ in _loop(Plain(), length, batch_size):
         if team is not None:
             model(inputs).sum()
+    return {"state": state(model)}
+
+
+def forward_after_the_update_with_batch_norm(length, batch_size):
+    """The same for a model whose every forward pass changes buffers: those of the next shard begin without it."""
+    for team, model, _, inputs, _ in _loop(Net(), length, batch_size):
+        if team is not None:
+            model(inputs + 1)
     return {"state": state(model)}
 
 

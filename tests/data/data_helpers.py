@@ -45,6 +45,9 @@ class FakeDriver:
     def resume_stream(self):
         reseed(self.seed, Purpose.TRAIN, self.step, self.turn.shard)
 
+    def received(self, turn, batch):
+        assert turn.step == self.step
+
     def end_turn(self):
         assert self.turn is not None
         self.told.append(("end", self.turn.step, self.turn.shard))

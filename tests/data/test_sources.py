@@ -33,7 +33,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lockstep.data.sources import Absence, choose_source
+from lockstep.data.sources import Absence, Share, choose_source
 from lockstep.errors import DataError
 
 pytestmark = pytest.mark.timeout(60)
@@ -422,3 +422,34 @@ def test_what_must_be_equal_on_all_ranks_is_described():
     assert "data set of unknown length" in choose_source(DataLoader(Stream(3), 2), share()).describe()
     assert choose_source(ready(), share()).describe() == ["ready batches of list", "global batches of length 4"]
     assert choose_source(DataLoader(TensorDataset(torch.arange(3)), batch_size=None), share()).num_steps() == 3
+
+
+# Accumulated
+
+
+class DrawnBatches:
+    """Six ready batches, in each of the ways that they can come."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.rand(4)
+
+    def __iter__(self):
+        return (self[index] for index in range(len(self)))
+
+
+class DrawnStream(DrawnBatches, IterableDataset):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["iterable", "map", "stream"])
+def test_ready_batches_are_drawn_anew_in_every_step_and_epoch_also_when_they_are_accumulated(kind):
+    batches = DrawnStream() if kind == "stream" else DrawnBatches()
+    if kind != "iterable":
+        batches = DataLoader(batches, batch_size=None)
+    share_of_all = Share(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=2)
+    source = choose_source(batches, share_of_all)
+    drawn = [batch for epoch in range(2) for _, batch in source.deal(1 + 3 * epoch, epoch)]
+    assert len({tuple(batch.tolist()) for batch in drawn}) == len(drawn) == 12

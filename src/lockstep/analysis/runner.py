@@ -1,7 +1,8 @@
-"""Starts the script of one row as a process of its own, waits for it, and leaves none of its processes behind."""
+"""Starts a script as a process of its own, waits for it, and leaves none of its processes behind."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -38,6 +39,8 @@ class Start:
     settings: Mapping[str, object]
     """Handed over in the environment, for launchers that know nothing of lockstep; empty for ``lockstep run``."""
     threads: int
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """More environment variables for it."""
 
 
 def start_of(
@@ -56,14 +59,36 @@ def start_of(
     }
     if seed is not None:
         settings["seed"] = seed
-    count = f"--nproc-per-node={row.num_processes}"
-    if row.method.launcher == "lockstep":
+    return start_under(
+        row.method.launcher,
+        num_processes=row.num_processes,
+        settings=settings,
+        script=script,
+        args=args,
+        threads=threads,
+    )
+
+
+def start_under(
+    launcher: str,
+    *,
+    num_processes: int,
+    settings: Mapping[str, object],
+    script: Path,
+    args: Sequence[str],
+    threads: int,
+    variables: Mapping[str, str] | None = None,
+) -> Start:
+    """The command that runs a script under a launcher (one of ``methods.LAUNCHERS``) with these fields of ``RunConfig``."""
+    count = f"--nproc-per-node={num_processes}"
+    if launcher == "lockstep":
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        return Start(command=(*_lockstep(), "run", count, *flags, str(script), *args), settings={}, threads=threads)
-    # --standalone picks a free port, so that two comparisons on one machine cannot meet each other.
+        command = (*_lockstep(), "run", count, *flags, str(script), *args)
+        return Start(command=command, settings={}, threads=threads, variables=variables or {})
+    # --standalone picks a free port, so that two runs on one machine cannot meet each other.
     torchrun = ("-m", "torch.distributed.run", "--standalone", count)
-    launcher = torchrun if row.method.launcher == "torchrun" else ()
-    return Start(command=(sys.executable, *launcher, str(script), *args), settings=settings, threads=threads)
+    command = (sys.executable, *(torchrun if launcher == "torchrun" else ()), str(script), *args)
+    return Start(command=command, settings=settings, threads=threads, variables=variables or {})
 
 
 def _lockstep() -> tuple[str, ...]:
@@ -129,6 +154,7 @@ def _environment(start: Start, mark: str) -> dict[str, str]:
     environment[_MARK] = mark
     # The same in every row; torchrun would set it to 1 and warn. join() applies the setting of the same name as well.
     environment["OMP_NUM_THREADS"] = str(start.threads)
+    environment.update(start.variables)
     if start.settings:
         environment[world.SETTINGS] = json.dumps(start.settings)
     return environment

@@ -10,6 +10,7 @@ import click
 VERBS = {
     "run": ("lockstep.cli.run:command", "Run a training script on several processes of this machine."),
     "compare": ("lockstep.cli.compare:command", "Run a script under several methods, and compare speed and answer."),
+    "verify": ("lockstep.cli.verify:command", "Show that a script gives the same answer at every number of processes."),
 }
 
 

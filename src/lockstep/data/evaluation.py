@@ -202,7 +202,8 @@ class Evaluation:
     def update(self, metric: Any, *args: Any) -> None:
         """Have ``metric.update(*args)`` called, on every rank, with this batch's arguments and in batch order. Local.
 
-        So any metric object (one of torchmetrics', say) ends up on every rank as if it had seen the whole loader.
+        So any metric object (one of torchmetrics', say) ends up on every rank as if it had seen the whole loader. (One that
+        would bring the ranks together in its ``compute()`` is told not to.)
         """
         if self._batch is None:
             raise UsageError("update() belongs into the loop over the evaluation's batches")
@@ -252,6 +253,8 @@ class Evaluation:
                 f"the ranks do not know the same metrics, in the same order ({told}), because their batches were "
                 "different or fewer: name the metrics, team.evaluate(model, loader, metrics=[...])"
             )
+        for metric in self._metrics:
+            _has_seen_all(metric)
         self._source.reseed_replay()
         for first in range(0, num_batches, size):
             mine = [(index, args) for batch, index, args in self._updates if batch == first + rank]
@@ -265,6 +268,17 @@ def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
     root.train(mode)
     for module, mode in modes[1:]:
         module.training = mode
+
+
+def _has_seen_all(metric: Any) -> None:
+    """Keep a metric of torchmetrics from adding up the ranks in ``compute()``: each of them has seen every batch."""
+    for part in metric.modules() if isinstance(metric, nn.Module) else [metric]:
+        if hasattr(part, "distributed_available_fn"):
+            part.distributed_available_fn = _never
+
+
+def _never() -> bool:
+    return False
 
 
 def _average(name: str, value: Any) -> Any:

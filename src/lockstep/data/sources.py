@@ -256,7 +256,8 @@ class _ReadyReader(StreamReader):
     """Hands on the batches of a stream of ready batches."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
-        yield self.collate_fn(parts[0])
+        for part in parts:
+            yield self.collate_fn(part)
 
 
 class ReadySource:
@@ -270,7 +271,8 @@ class ReadySource:
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
-                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, (share.loader, share.num_shards))
+                place = (share.loader, share.num_shards)
+                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, place, share.accumulate)
             else:
                 self._pool = FetchPool(choose_fetcher(share.seed, batches), batches)
 
@@ -301,8 +303,8 @@ class ReadySource:
             return
         share.reseed(Purpose.SAMPLER, epoch)
         found = iter(batches)
-        for number in itertools.count(first_step):
-            share.reseed(Purpose.FETCH, number, share.num_shards)
+        for number in itertools.count():
+            share.reseed(Purpose.FETCH, *self._place(first_step, number))
             try:
                 batch = next(found)
             except StopIteration:
@@ -320,7 +322,12 @@ class ReadySource:
                 index = next(indices)
             except StopIteration:
                 return
-            yield Request(Purpose.FETCH, (share.loader, first_step + number, share.num_shards), index, epoch)
+            yield Request(Purpose.FETCH, (share.loader, *self._place(first_step, number)), index, epoch)
+
+    def _place(self, first_step: int, number: int) -> tuple[int, int, int]:
+        """Where in the run a batch of this pass is drawn: in its step, beside the shards."""
+        steps, part = divmod(number, self._share.accumulate)
+        return first_step + steps, self._share.num_shards, part
 
     def num_steps(self) -> int:
         """See Source."""

@@ -17,7 +17,8 @@ def state_of(thing: Any) -> Any:
         # Tensors instead of a state dict: buffers that are not saved count too, and so do gradients that are kept.
         tensors = [*thing.parameters(), *thing.buffers()]
         gradients = [parameter.grad for parameter in thing.parameters()]
-        return _to_cpu([tensor.detach() for tensor in tensors]), _to_cpu(gradients)
+        learns = [parameter.requires_grad for parameter in thing.parameters()]  # scripts freeze and thaw in the body
+        return _to_cpu([tensor.detach() for tensor in tensors]), _to_cpu(gradients), learns
     return _to_cpu(thing.state_dict())
 
 
@@ -25,11 +26,12 @@ def state_of(thing: Any) -> Any:
 def load_state(thing: Any, state: Any) -> None:
     """Give an object the state that its equal has on another rank."""
     if isinstance(thing, nn.Module):
-        values, gradients = state
+        values, gradients, learns = state
         for tensor, value in zip([*thing.parameters(), *thing.buffers()], values, strict=True):
             tensor.copy_(value)
-        for parameter, gradient in zip(thing.parameters(), gradients, strict=True):
+        for parameter, gradient, yes in zip(thing.parameters(), gradients, learns, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.requires_grad_(yes)
         return
     thing.load_state_dict(state)
     if isinstance(thing, Optimizer):

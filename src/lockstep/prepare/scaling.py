@@ -40,7 +40,7 @@ class LossScaling:
         """Make the gradients of these parameters true ones, with those of all that their optimizers have. Once a step."""
         wanted = {id(parameter) for parameter in parameters}
         for optimizer in self._optimizers:
-            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            own = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
             if id(optimizer) not in self._unscaled and not own.isdisjoint(wanted):
                 self._unscaled.add(id(optimizer))
                 self.scaler.unscale_(optimizer)

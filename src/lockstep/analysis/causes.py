@@ -1,0 +1,86 @@
+"""The causes that ``lockstep verify`` can name, and what to do about each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Something that makes runs differ."""
+
+    sentence: str
+    """What follows *likely cause:*"""
+    remedy: str
+    kinds: tuple[str, ...] = ()
+    """Evidence for it: see ``measure.witness``."""
+
+
+# The likelier ones first: of two that were seen at the same place, the earlier one is named.
+CAUSES = {
+    "threads": Cause(
+        sentence="the number of threads of a process differs, and with it the order in which sums are taken",
+        remedy="give threads= to join() (or --threads), and let nothing else set the number of threads",
+        kinds=("threads",),
+    ),
+    "set order": Cause(
+        sentence="the order of a Python set: it differs from run to run, because Python hashes texts with a random seed",
+        remedy="iterate over sorted(the_set), or use a dict or a list, which keep their order",
+    ),
+    "collective": Cause(
+        sentence="a collective in the loop's body: it brings processes together, and how many shards each of them has depends "
+        "on how many there are",
+        remedy="leave the exchange to team.backward and team.log, or do it outside of the loop",
+        kinds=("collective",),
+    ),
+    "random": Cause(
+        sentence="a random call outside of lockstep's streams: what it draws depends on what this process has drawn before, "
+        "not on the sample",
+        remedy="draw from torch, numpy.random or random themselves (lockstep starts these anew for every shard), or make the "
+        "generator anew for each sample, from its index",
+        kinds=("generator", "entropy"),
+    ),
+    "state": Cause(
+        sentence="state across samples: something is kept from one forward pass (or one sample) for the next, and which one "
+        "that is depends on how the shards are shared out",
+        remedy="compute it from the batch at hand alone, or keep it in a registered buffer, which lockstep combines over the "
+        "shards once a step",
+        kinds=("state",),
+    ),
+    "worker": Cause(
+        sentence="code that depends on which loader worker runs it",
+        remedy="let what a sample is depend on its index alone",
+        kinds=("worker",),
+    ),
+    "kernel": Cause(
+        sentence="a kernel that PyTorch knows to be non-deterministic",
+        remedy="call torch.use_deterministic_algorithms(True) in the script, and replace what it refuses",
+        kinds=("kernel",),
+    ),
+    "clock": Cause(
+        sentence="time-dependent code: a clock is read where the difference arose",
+        remedy="let nothing that is computed depend on the time: count steps (team.step) instead",
+        kinds=("clock", "process"),
+    ),
+    "rank": Cause(
+        sentence="rank-dependent code: what is computed depends on which process it is, or on how many there are",
+        remedy="use the rank for printing and writing only; scale learning rates by the global batch size, not by the number "
+        "of processes",
+        kinds=("rank",),
+    ),
+    "rounding": Cause(
+        sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
+        remedy="use strategy='exact', which is the default where shards= is given",
+    ),
+    "timing": Cause(
+        sentence="a non-deterministic kernel: a setting does not agree with itself, and nothing in the script's code explains "
+        "it, so an operation (or a library, or a thread of the script's) gives results that depend on timing",
+        remedy="torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels where it has some; look at "
+        "the layer named above first",
+    ),
+    "unknown": Cause(
+        sentence="not found",
+        remedy="look at the first thing that differs, above, and at what it is computed from; the traces are in the results' "
+        "directory",
+    ),
+}

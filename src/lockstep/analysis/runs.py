@@ -1,0 +1,129 @@
+"""What a traced run did, all of its ranks together. Pure, but for reading the files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UsageError
+from lockstep.measure.trace import read_trace
+
+Line = Mapping[str, Any]
+ShardPlace = tuple[int, int, int]
+"""Step, part and shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRun:
+    """The trace of one run."""
+
+    start: Line
+    loaders: tuple[Line, ...]
+    initial: tuple[Line, ...]
+    """By rank."""
+    shards: Mapping[ShardPlace, tuple[tuple[int, Line], ...]]
+    """Who ran each shard: one rank and its line, if all is well."""
+    steps: Mapping[int, tuple[Line, ...]]
+    """By step: the lines of all ranks."""
+    evaluations: tuple[Line, ...]
+    """Of rank 0."""
+    is_complete: bool
+    """Whether every rank came to its end."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken."""
+        return len(self.steps)
+
+    @property
+    def samples_by_rank(self) -> tuple[int, ...]:
+        """How many samples each rank trained on."""
+        counts = Counter(dict.fromkeys(range(self.start["world_size"]), 0))
+        for (step, _, _), owners in self.shards.items():
+            for rank, line in owners:
+                counts[rank] += len(line["batches"][0]["samples"]) if step in self.steps and line["batches"] else 0
+        return tuple(counts[rank] for rank in sorted(counts))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that all ranks trained on together."""
+        return sum(self.samples_by_rank)
+
+    @property
+    def last(self) -> Line:
+        """Rank 0's line of the last step."""
+        return self.steps[max(self.steps)][0]
+
+    def shards_of(self, step: int) -> list[tuple[ShardPlace, tuple[tuple[int, Line], ...]]]:
+        """The shards of a step in order."""
+        return sorted((place, owners) for place, owners in self.shards.items() if place[0] == step)
+
+
+def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
+    """The lines of all ranks as one run.
+
+    Raises:
+        UsageError: no step was taken.
+    """
+    shards: dict[ShardPlace, list[tuple[int, Line]]] = {}
+    steps: dict[int, list[Line]] = {}
+    start: Line = {}
+    loaders: list[Line] = []
+    initial: list[Line] = []
+    evaluations: list[Line] = []
+    num_ended = 0
+    for rank, lines in enumerate(ranks):
+        for line in lines:
+            event = line["event"]
+            if event == "shard":
+                shards.setdefault((line["step"], line["part"], line["shard"]), []).append((rank, line))
+            elif event == "step":
+                steps.setdefault(line["step"], []).append(line)
+            elif event == "initial":
+                initial.append(line)
+            elif event == "end":
+                num_ended += 1
+            elif rank == 0 and event == "start":
+                start = line
+            elif rank == 0 and event == "loader":
+                loaders.append(line)
+            elif rank == 0 and event == "evaluation":
+                evaluations.append(line)
+    if not start:
+        raise UsageError("the trace has no beginning: was it written by another version?")
+    if not steps:
+        raise UsageError(
+            "the script joined, but no step was taken, so there is nothing to verify: prepare a model and a loader, and "
+            "iterate the prepared loader"
+        )
+    return TracedRun(
+        start=start,
+        loaders=tuple(loaders),
+        initial=tuple(initial),
+        shards={place: tuple(owners) for place, owners in shards.items()},
+        steps={step: tuple(lines) for step, lines in sorted(steps.items())},
+        evaluations=tuple(evaluations),
+        is_complete=num_ended == start["world_size"] == len(ranks),
+    )
+
+
+def read_run(run_dir: Path) -> TracedRun:
+    """The trace in a run's directory.
+
+    Raises:
+        UsageError: there is none, or it cannot be read, or no step was taken.
+    """
+    try:
+        return gather(read_trace(run_dir))
+    except FileNotFoundError:
+        raise UsageError(
+            "the script never called lockstep.join(), so there is nothing to verify: see `lockstep run --help`, and "
+            "docs/loop.md for what a script needs"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"the run's trace cannot be read ({error!r}): was it written by another version?") from error

@@ -1,0 +1,59 @@
+"""Whose code a file is, and where in the user's code something happened."""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+import types
+from pathlib import Path
+
+_OURS = str(Path(__file__).parents[1]) + "/"
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
+_STANDARD = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
+
+Place = tuple[str, int]
+"""A file and a line in it."""
+
+
+@functools.cache
+def owner(file: str) -> str:
+    """``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, numpy, Python itself)."""
+    if file.startswith(_OURS):
+        return "lockstep"
+    if any(name in file for name in _PLUMBING) or file.startswith("<"):
+        return "plumbing"
+    if any(name in file for name in _LIBRARIES):
+        return "library"
+    return "plumbing" if file.startswith(_STANDARD) else "user"
+
+
+def place_of(frame: types.FrameType | None) -> Place | None:
+    """The innermost place in the user's code that a frame was called from; if there is none, that in a library.
+
+    None: lockstep or PyTorch called it for reasons of their own (a sampler that draws, say).
+    """
+    library: Place | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        whose = owner(file)
+        if whose == "user":
+            return file, frame.f_lineno
+        if whose == "lockstep":
+            break
+        if file.startswith("<frozen importlib"):
+            return None  # what a module does while it is imported happens once, before anything is computed
+        if whose == "library" and library is None:
+            library = file, frame.f_lineno
+        frame = frame.f_back
+    return library
+
+
+def is_fetching(frame: types.FrameType | None) -> bool:
+    """Whether a frame runs while samples are fetched."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OURS + "data/") and file.endswith(("/fetch.py", "/reader.py", "/sources.py")):
+            return True
+        frame = frame.f_back
+    return False

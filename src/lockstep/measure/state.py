@@ -1,0 +1,127 @@
+"""What an object keeps besides its parameters and buffers, and whether that has changed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import numbers
+import sys
+import textwrap
+from collections import deque
+from typing import Any
+
+import numpy
+from torch import Tensor, nn
+
+from lockstep.measure.digest import digest
+from lockstep.measure.places import owner
+
+_LARGEST = 100_000  # elements whose values are compared; of more, only whether PyTorch has counted a change
+_PLAIN = (numbers.Number, str, bytes, type(None))
+_CONTAINERS = (list, tuple, dict, set, deque)
+_OF_MODULES = frozenset(nn.Module().__dict__)
+
+
+def _fingerprint(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return digest(value) if value.numel() <= _LARGEST else (id(value), value._version)
+    if isinstance(value, numpy.ndarray):
+        return digest(value) if value.size <= _LARGEST else id(value)
+    if isinstance(value, _PLAIN):
+        return digest(value)
+    if isinstance(value, _CONTAINERS):
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        return (len(items), [_fingerprint(item) for item in items[-100:]])
+    return None
+
+
+class StateOf:
+    """The attributes of one object: numbers, texts, tensors, arrays, and containers of them.
+
+    Args:
+        thing: the object.
+        name: what to call it.
+
+    The global variables of the user's module that defines its class are looked at too.
+    """
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self.thing = thing
+        self.name = name
+        self._before: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Remember what is there."""
+        self._before = self._now()
+
+    def changes(self) -> list[str]:
+        """The names of attributes that are new or others since. A global variable has its module's name before it."""
+        now = self._now()
+        return [name for name, value in now.items() if self._before.get(name, ...) != value]
+
+    def _now(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        kinds = [kind for kind in type(self.thing).__mro__ if owner(_file_of(kind)) != "plumbing"]
+        for kind in reversed(kinds):
+            found.update((name, _fingerprint(value)) for name, value in vars(kind).items() if not name.startswith("__"))
+        for name, value in getattr(self.thing, "__dict__", {}).items():
+            if not (isinstance(self.thing, nn.Module) and name in _OF_MODULES):
+                found[name] = _fingerprint(value)
+        if kinds and owner(_file_of(kinds[0])) == "user":
+            module = kinds[0].__module__
+            for name, value in vars(sys.modules[module]).items():
+                if not name.startswith("__"):
+                    found[f"{module}.{name}"] = _fingerprint(value)
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _file_of(kind: type) -> str:
+    module = sys.modules.get(kind.__module__)
+    return getattr(module, "__file__", None) or "<built in>"
+
+
+def describe_change(thing: Any, name: str) -> tuple[str | None, int | None]:
+    """File and line of the user's code where an attribute is set; None where that cannot be seen."""
+    for kind in type(thing).__mro__:
+        file = _file_of(kind)
+        if owner(file) != "user":
+            continue
+        try:
+            lines, first = inspect.getsourcelines(sys.modules[kind.__module__] if "." in name else kind)
+        except (OSError, TypeError):
+            return file, None
+        place = _where_set(textwrap.dedent("".join(lines)), name.rpartition(".")[2])
+        return file, None if place is None else max(first, 1) + place - 1
+    return None, None
+
+
+_CHANGING = ("append", "extend", "add", "update", "pop", "popleft", "appendleft", "insert", "clear", "copy_", "add_", "mul_")
+
+
+def _where_set(source: str, name: str) -> int | None:
+    """The line of the last statement that sets ``name``, in ``__init__`` only if it is nowhere else."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    found: list[tuple[bool, int]] = []
+
+    def visit(node: ast.AST, *, is_making: bool) -> None:
+        is_making = is_making or (isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        targets: list[ast.AST] = []
+        if isinstance(node, ast.Assign):
+            targets = list(node.targets)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+            targets = [node.func.value]
+        for target in targets:
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            if getattr(target, "attr", getattr(target, "id", None)) == name:
+                found.append((not is_making, node.lineno))  # type: ignore[attr-defined]
+        for child in ast.iter_child_nodes(node):
+            visit(child, is_making=is_making)
+
+    visit(tree, is_making=False)
+    return max(found)[1] if found else None

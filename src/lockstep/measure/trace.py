@@ -1,0 +1,117 @@
+"""A run's trace: what every step computed, as digests, so that two runs can be compared to the bit.
+
+``<run directory>/trace/rank-<r>.jsonl`` is written by every rank of a run with ``trace="steps"`` or more. Each line is one
+JSON object with ``event`` (its kind) and the fields of the kind:
+
+===============  =======================================================================================================
+``start``        ``rank``, ``world_size``, ``shards``, ``seed``, ``threads``, ``strategy``, ``precision``, ``device``,
+                 ``launcher``, ``level``
+``loader``       ``loader`` (its number), ``length`` of its data set (null if unknown), ``replacement`` (whether its
+                 sampler says that it draws with replacement; null if it does not say)
+``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
+``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``part``, ``shard``; ``batches`` (one for each loader of
+                 the loop: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers)
+                 and ``weights`` (numbers, null: by sample count) of its backward calls; ``threads``; ``gradients``
+                 (digests by parameter, of this shard alone, in the order in which they were computed); with
+                 ``trace="calls"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
+                 their forward passes ended
+``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of the global batch; null on a rank that followed),
+                 ``follows`` (whether this rank had no samples in it); ``gradients`` (digests by parameter, after the
+                 exchange; one dictionary for each backward call; none on a rank that followed) and ``norms`` (numbers, one
+                 a call, of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules and
+                 averages): digests by name, after the step; in ``state`` a plain number stands as it is, after ``=``
+``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
+``end``          ``step``: the script came to its end, or to ``trace_until``
+===============  =======================================================================================================
+
+With ``trace="calls"`` or ``"kernels"`` there are also ``evidence-<r>-<process>.jsonl``, one for each process that saw
+something (a rank, or one of its loader workers). Each line has ``kind`` (see ``measure.witness``), ``what``, ``file`` and
+``line`` of the user's code (null where there is none), ``place`` (``body``, ``data`` or ``outside`` of the loop),
+``layer`` (whose forward pass it was in; null: none) and ``step``.
+
+Numbers are written as ``float.hex()``, so that nothing is rounded. ``epoch`` and ``pass`` count from 0, ``step`` from 1.
+A reader must pass over kinds and fields that it does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = "trace"
+
+
+class TraceWriter:
+    """Appends lines to one file of a run's trace. They reach the file as they are written.
+
+    Args:
+        run_dir: the run's directory.
+        name: of the file, without its ending: ``rank-0``, say.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        directory = run_dir / DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = (directory / f"{name}.jsonl").open("w", encoding="utf-8", buffering=1)
+
+    def write(self, **fields: Any) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(fields) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # a process was ended in the middle of a line
+                yield json.loads(line)
+
+
+def trace_exists(run_dir: Path) -> bool:
+    """Whether a traced run was joined in this directory."""
+    return (run_dir / DIRECTORY / "rank-0.jsonl").is_file()
+
+
+def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
+    """The lines of every rank, in rank order. A line cut short is left out.
+
+    Raises:
+        FileNotFoundError: the directory holds no trace.
+    """
+    ranks: list[list[dict[str, Any]]] = []
+    while (path := run_dir / DIRECTORY / f"rank-{len(ranks)}.jsonl").is_file():
+        ranks.append(list(_read(path)))
+    if not ranks:
+        raise FileNotFoundError(f"{run_dir} holds no trace")
+    return ranks
+
+
+def read_evidence(run_dir: Path) -> list[dict[str, Any]]:
+    """What all processes of a run saw, those of rank 0 first."""
+    files = sorted((run_dir / DIRECTORY).glob("evidence-*.jsonl"))
+    return [line for file in files for line in _read(file)]
+
+
+def exact(number: float) -> str:
+    """A number as it stands in a trace."""
+    return float(number).hex()
+
+
+def number(text: str) -> float:
+    """The number that ``exact`` wrote."""
+    return float.fromhex(text)
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """One digest for many, by name: 32 hexadecimal digits. Their order does not matter."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(digests):
+        found.update(f"{name}={digests[name]};".encode())
+    return found.hexdigest()

@@ -1,0 +1,124 @@
+"""A training script with one fault at a time, by name: as a function for the crew, and as a script for the command."""
+
+import ctypes
+import os
+import random
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+import lockstep
+
+numpy_generator = np.random.default_rng(0)
+torch_generator = torch.Generator().manual_seed(1)
+python_generator = random.Random(4)
+history = []
+
+
+class Numbers(Dataset):
+    def __init__(self, fault):
+        self.fault = fault
+        self.asked = 0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        x = torch.arange(4) / 4 + index / 32
+        if self.fault == "generator in the data":
+            x = x + torch.randn(4, generator=torch_generator)  # PLANT
+        if self.fault == "generator made anew":
+            x = x + np.random.default_rng(index).normal()
+        if self.fault == "state in the data":
+            self.asked += 1  # PLANT
+            x = x * self.asked
+        if self.fault == "worker":
+            x = x + (get_worker_info() is not None)  # PLANT
+        return x, x.sum(0, keepdim=True)
+
+
+class Faulty(nn.Module):
+    """One that computes what it is told to, and more."""
+
+    def __init__(self, team, fault):
+        super().__init__()
+        self.team = team
+        self.fault = fault
+        self.average = 0.0
+        self.calls = 0
+
+    def forward(self, x):
+        fault = self.fault
+        if fault == "generator in a layer":
+            x = x + numpy_generator.normal()  # PLANT
+        if fault == "random.Random":
+            x = x + python_generator.random()  # PLANT
+        if fault == "os.urandom":
+            x = x + os.urandom(1)[0] / 256 + os.urandom(1)[0] / 65536  # PLANT
+        if fault == "state in a layer":
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean()  # PLANT
+            x = x - self.average
+        if fault == "state in a module":
+            history.append(x.detach().mean())  # PLANT
+            x = x - sum(history)
+        if fault == "clock":
+            x = x * (time.perf_counter() % 1)  # PLANT
+        if fault == "rank":
+            x = x * (1 + self.team.rank)  # PLANT
+        if fault == "variable":
+            x = x * (1 + int(os.environ["RANK"]))  # PLANT
+        if fault == "set":
+            for name in {"one", "two", "three", "four", "five", "six"}:  # PLANT
+                x = torch.sin(x * len(name) + ord(name[0]))
+        if fault == "known kernel":
+            # put_ with an index twice is a race between threads: too seldom lost for a test, so the noise is made.
+            places, values = torch.tensor([0, 0]), torch.tensor([0.0, unseen_noise()])
+            x = x + torch.zeros(1).put_(places, values)  # PLANT
+        if fault == "unknown kernel":
+            x = x + unseen_noise()
+        if fault == "counts what it sees":  # nothing depends on it
+            self.calls += 1
+        if fault == "threads":
+            x = x + torch.linspace(-1, 1.5, 400_000).sin().sum() * 1e-6
+        return x
+
+
+def unseen_noise():
+    """What no profiler sees: a library's own clock."""
+    return ctypes.CDLL(None).clock() % 1000 / 1000
+
+
+def train(fault):
+    team = lockstep.join()
+    if fault == "threads":
+        torch.set_num_threads(team.world_size)  # PLANT
+    began = time.time()
+    model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
+    rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # PLANT-RATE
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else rate, momentum=0.9)
+    loader = DataLoader(Numbers(fault), 8, shuffle=True)
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for _ in team.epochs(1):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            if fault == "collective":
+                total = loss.detach().clone()
+                torch.distributed.all_reduce(total)  # PLANT
+                loss = loss * total
+            team.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if fault == "update by one rank" and team.ends_step:
+                with torch.no_grad():
+                    model[0].weight.add_(float(team.is_main))  # PLANT
+            team.log(seconds=time.time() - began)  # innocent, as is the next line
+            if team.is_main and fault == "fails":
+                raise RuntimeError("no luck")
+
+
+if __name__ == "__main__":
+    train(sys.argv[1] if len(sys.argv) > 1 else "")

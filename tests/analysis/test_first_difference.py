@@ -1,0 +1,261 @@
+"""Promises of comparing traces: the first difference in causal order is found, and what one run does wrong by itself."""
+
+import copy
+
+import pytest
+
+from lockstep.analysis import settings
+from lockstep.analysis.runs import gather
+from lockstep.analysis.verify import check, compare, learned, origin, uses_each_sample_once
+from lockstep.errors import ConfigError, UsageError
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def shard_line(step, shard, rank_samples, **fields):
+    return {
+        "event": "shard",
+        "epoch": 0,
+        "pass": 0,
+        "step": step,
+        "part": 0,
+        "shard": shard,
+        "batches": [{"samples": rank_samples, "content": f"content {step} {shard}"}],
+        "losses": [(1.0 / step).hex()],
+        "weights": [None],
+        "threads": 1,
+        "gradients": {"w": f"shard gradient {step} {shard}"},
+        "layers": [["0", "Linear", "in", "out"], ["the model", "Net", "in", "out"]],
+        **fields,
+    }
+
+
+def step_line(step, follows=False):
+    return {
+        "event": "step",
+        "epoch": 0,
+        "pass": 0,
+        "step": step,
+        "num_samples": None if follows else 4,
+        "follows": follows,
+        "gradients": [] if follows else [{"w": f"gradient {step}", "b": f"gradient of b {step}"}],
+        "norms": [] if follows else [(0.5).hex()],
+        "weights": {"w": f"weight {step}", "b": f"bias {step}"},
+        "buffers": {"mean": f"mean {step}"},
+        "state": {"momentum of w": f"momentum {step}", "lr of group 0": "=0.1"},
+    }
+
+
+def trace(world_size=1, num_steps=2, num_shards=2, replacement=False):
+    """The lines of every rank of a run that did all right."""
+    ranks = []
+    for rank in range(world_size):
+        start = {"event": "start", "rank": rank, "world_size": world_size, "shards": num_shards, "strategy": "exact"}
+        initial = {
+            "event": "initial",
+            "weights": {"w": "weight 0", "b": "bias 0"},
+            "buffers": {"mean": "mean 0"},
+            "state": {},
+        }
+        lines = [start, {"event": "loader", "loader": 1, "length": 8, "replacement": replacement}, initial]
+        for step in range(1, num_steps + 1):
+            for shard in range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size):
+                first = 4 * (step - 1) + 2 * shard
+                lines.append(shard_line(step, shard, [first, first + 1]))
+            lines.append(step_line(step))
+            lines.append({"event": "evaluation", "epoch": 0, "step": step, "values": {"loss": (0.25).hex()}})
+        ranks.append([*lines, {"event": "end", "step": num_steps}])
+    return ranks
+
+
+def changed(change, world_size=2):
+    """A run of two ranks, with what ``change`` made of each line."""
+    ranks = copy.deepcopy(trace(world_size))
+    for rank, lines in enumerate(ranks):
+        for line in lines:
+            change(rank, line)
+    return gather(ranks)
+
+
+def in_step(number, event, function):
+    return lambda rank, line: function(line) if line["event"] == event and line["step"] == number else None
+
+
+def in_shard(step, shard, function):
+    return in_step(step, "shard", lambda line: function(line) if line["shard"] == shard else None)
+
+
+def test_any_number_of_ranks_with_the_same_shards_is_the_same():
+    one, two = gather(trace(1)), gather(trace(2))
+    assert check(one) is check(two) is compare(one, two) is None
+    assert (one.samples_by_rank, two.samples_by_rank, two.num_samples) == ((8,), (4, 4), 8)
+    assert uses_each_sample_once(two)
+    assert learned(two)
+
+
+CHANGES = {
+    "samples": in_shard(2, 1, lambda line: line["batches"][0].update(samples=[9, 7])),
+    "content": in_shard(2, 1, lambda line: line["batches"][0].update(content="another")),
+    "loss": in_shard(2, 1, lambda line: line.update(losses=[(0.75).hex()])),
+    "weight of a loss": in_shard(2, 1, lambda line: line.update(weights=[(3.0).hex()])),
+    "gradient of a shard": in_shard(2, 1, lambda line: line.update(gradients={"w": "another"})),
+    "gradient": in_step(2, "step", lambda line: line["gradients"][0].update(b="another")),
+    "weights": in_step(2, "step", lambda line: line["weights"].update(b="another")),
+    "buffers": in_step(2, "step", lambda line: line["buffers"].update(mean="another")),
+    "state": in_step(2, "step", lambda line: line["state"].update({"lr of group 0": "=0.2"})),
+    "evaluation": in_step(2, "evaluation", lambda line: line["values"].update(loss=(0.5).hex())),
+}
+NAMES = {"gradient of a shard": "w", "gradient": "b", "weights": "b", "buffers": "mean", "state": "lr of group 0"}
+
+
+@pytest.mark.parametrize("stage", CHANGES)
+def test_a_difference_is_found_with_its_step_shard_and_name(stage):
+    found = compare(gather(trace(1)), changed(CHANGES[stage]))
+    assert (found.step, found.stage) == (2, stage)
+    if stage in list(CHANGES)[:5]:
+        assert found.shard == 1
+        assert found.samples == (6, 7)
+    assert found.name == NAMES.get(stage, "loss" if stage == "evaluation" else None)
+    assert found.values[0] != found.values[1]
+    assert compare(gather(trace(1)), changed(CHANGES[stage]), until=1) is None
+
+
+def test_of_several_differences_the_cause_comes_before_its_consequence():
+    def everything(rank, line):
+        for change in CHANGES.values():
+            change(rank, line)
+
+    assert compare(gather(trace(1)), changed(everything)).stage == "samples"
+
+    def later(rank, line):
+        for name in list(CHANGES)[2:]:
+            CHANGES[name](rank, line)
+
+    assert compare(gather(trace(1)), changed(later)).stage == "loss"
+
+
+def test_an_earlier_step_comes_before_an_earlier_stage():
+    def both(rank, line):
+        in_step(1, "step", lambda line: line["state"].update({"momentum of w": "another"}))(rank, line)
+        CHANGES["samples"](rank, line)
+
+    found = compare(gather(trace(1)), changed(both))
+    assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
+
+
+def test_numbers_are_shown_as_numbers():
+    assert compare(gather(trace(1)), changed(CHANGES["loss"])).values == ("0.5", "0.75")
+    assert compare(gather(trace(1)), changed(CHANGES["state"])).values == ("0.1", "0.2")
+
+
+def test_weights_that_differ_before_the_first_step_are_found():
+    def begin(rank, line):
+        if line["event"] == "initial":
+            line["weights"]["w"] = "another"
+
+    found = compare(gather(trace(1)), changed(begin))
+    assert (found.step, found.stage, found.name) == (0, "weights", "w")
+
+
+def test_another_number_of_steps_is_a_difference():
+    found = compare(gather(trace(1)), gather(trace(2, num_steps=3)))
+    assert (found.step, found.stage, found.values) == (3, "steps", ("2 steps", "3 steps"))
+
+
+def test_ranks_that_do_not_agree_are_found_without_another_run():
+    def second_rank(rank, line):
+        if rank == 1:
+            CHANGES["weights"](rank, line)
+
+    found = check(changed(second_rank))
+    assert (found.step, found.stage, found.name, found.among) == (2, "ranks", "b", ("rank 0", "rank 1"))
+
+
+def test_a_shard_that_two_ranks_ran_is_found():
+    ranks = trace(2)
+    ranks[1].insert(3, shard_line(1, 0, [0, 1]))
+    found = check(gather(ranks))
+    assert (found.step, found.stage, found.shard) == (1, "samples", 0)
+    assert "ranks 0, 1 all ran this shard" in found.detail
+
+
+def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement():
+    def twice(rank, line):
+        in_shard(2, 1, lambda line: line["batches"][0].update(samples=[6, 0]))(rank, line)
+
+    found = check(changed(twice))
+    assert (found.step, found.shard, found.samples) == (2, 1, (0,))
+    ranks = trace(2, replacement=True)
+    ranks[1][-4]["batches"][0]["samples"] = [6, 0]
+    assert ranks[1][-4]["event"] == "shard"
+    run = gather(ranks)
+    assert check(run) is None
+    assert not uses_each_sample_once(run)
+
+
+def test_a_rank_that_followed_has_no_gradients_and_is_no_difference():
+    ranks = trace(2)
+    ranks[1] = [line for line in ranks[1] if line["event"] != "shard"]
+    ranks[1] = [step_line(line["step"], follows=True) if line["event"] == "step" else line for line in ranks[1]]
+    assert check(gather(ranks)) is None
+
+
+def test_weights_that_never_moved_are_nothing_learned():
+    def keep(rank, line):
+        if line["event"] == "step":
+            line["weights"] = {"w": "weight 0", "b": "bias 0"}
+
+    assert not learned(changed(keep))
+
+
+@pytest.mark.parametrize(
+    ("layers", "where", "layer"),
+    [
+        ([["0", "Linear", "in", "other"], ["the model", "Net", "in", "other"]], "layer", "0"),
+        ([["0", "Linear", "other", "other"], ["the model", "Net", "in", "other"]], "layer", "the model"),
+        ([["0", "Linear", "other", "other"], ["the model", "Net", "other", "other"]], "before the model", None),
+        ([["0", "Linear", "in", "out"], ["the model", "Net", "in", "out"]], "after the model", None),
+    ],
+)
+def test_the_innermost_layer_that_made_the_difference_is_named(layers, where, layer):
+    other = changed(in_shard(2, 1, lambda line: line.update(losses=[(0.75).hex()], layers=layers)))
+    one = gather(trace(1))
+    found = origin(compare(one, other), one, other)
+    assert (found.where, found.layer) == (where, layer)
+
+
+def test_a_script_that_took_no_step_is_told_what_it_lacks():
+    with pytest.raises(UsageError, match=r"no step was taken.*prepare a model and a loader"):
+        gather([[line for line in trace(1)[0] if line["event"] in ("start", "end")]])
+
+
+def test_settings_are_every_combination_with_the_reference_first():
+    found = settings.expand((1, 2), (0, 2), ("local", "torchrun"), None)
+    assert len(found) == 8
+    assert (found[0].world_size, found[0].workers, found[0].launcher) == (1, 0, "local")
+    assert found[-1].label == "2 processes, 2 loader workers, torchrun"
+    assert [setting.number for setting in found] == list(range(1, 9))
+    assert len({setting.slug for setting in found}) == 8
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_cards", "expected"), [(1, 0, (1, 2)), (2, 0, (1, 2, 4)), (8, 1, (1, 2, 4)), (8, 2, (1, 2))]
+)
+def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_cards, expected):
+    assert settings.default_world_sizes(num_cores=num_cores, num_cards=num_cards) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: settings.parse_world_sizes("1,x"), "--world-sizes 1,x: write whole numbers"),
+        (lambda: settings.parse_workers("0,-1"), "--workers 0,-1: write whole numbers"),
+        (lambda: settings.parse_launchers("local,slurm"), "unknown launcher 'slurm': choose one of local, torchrun"),
+        (lambda: settings.parse_launchers(","), "names none"),
+        (lambda: settings.expand((1, 4), (None,), ("local",), 2), "--shards 4 or more"),
+        (lambda: settings.expand((2,), (None,), ("local",), None), "one setting only"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()

@@ -1,0 +1,114 @@
+"""Each cause that ``lockstep verify`` must name, planted in a real training, found by real experiments."""
+
+from pathlib import Path
+
+import planted
+import pytest
+
+from lockstep.analysis.diagnose import Outcome, conclude, investigate
+from lockstep.analysis.runs import read_run
+from lockstep.analysis.settings import Setting
+from lockstep.analysis.verify import check, compare
+from lockstep.measure.trace import read_evidence
+
+pytestmark = pytest.mark.timeout(60)
+
+LINES = Path(planted.__file__).read_text().splitlines()
+
+
+@pytest.fixture
+def laboratory(crew, tmp_path):
+    """Runs ``planted.train(fault)`` as an experiment does, in the warm crew. (The hash seed stays that of the crew.)"""
+    numbers = iter(range(100))
+
+    def make(fault):
+        def run(experiment):
+            setting, run_dir = experiment.setting, tmp_path / f"run-{next(numbers)}"
+            settings = {"trace": experiment.level, "run_dir": str(run_dir), "shards": 2, "workers": setting.workers}
+            crew(setting.world_size, planted.train, fault, **{k: v for k, v in settings.items() if v is not None})
+            return Outcome(run=read_run(run_dir), evidence=read_evidence(run_dir))
+
+        return run
+
+    return make
+
+
+class Plain:
+    """The first runs of two settings, as experiments."""
+
+    level, until, hash_seed = "steps", None, None
+
+    def __init__(self, setting):
+        self.setting = setting
+
+
+ONE, TWO = Setting(number=1, world_size=1), Setting(number=2, world_size=2)
+
+
+def diagnose(run, settings=(ONE, TWO)):
+    runs = [run(Plain(setting)).run for setting in settings]
+    difference = check(runs[1]) or compare(*runs)
+    assert difference is not None
+    pair = [(settings[1], runs[1])] * 2 if difference.among else list(zip(settings, runs, strict=True))
+    return difference, conclude(investigate(difference, *pair, run))
+
+
+def planted_line(place):
+    number = int(place.partition("  ")[0].rpartition(":")[2])
+    return LINES[number - 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "stage"),
+    [
+        ("generator in the data", "random", "content"),
+        pytest.param(*("generator in a layer", "random", "loss"), marks=pytest.mark.long),
+        pytest.param(*("random.Random", "random", "loss"), marks=pytest.mark.long),
+        pytest.param(*("os.urandom", "random", "loss"), marks=pytest.mark.long),
+        ("state in a layer", "state", "loss"),
+        pytest.param(*("state in a module", "state", "loss"), marks=pytest.mark.long),
+        ("state in the data", "state", "content"),
+        ("clock", "clock", "loss"),
+        ("rank", "rank", "loss"),
+        pytest.param(*("variable", "rank", "loss"), marks=pytest.mark.long),
+        ("update by one rank", "rank", "ranks"),
+        ("learning rate", "rank", "state"),
+        ("collective", "collective", "loss"),
+        ("known kernel", "kernel", "loss"),
+    ],
+)
+def test_a_planted_cause_is_named_with_its_line(laboratory, fault, cause, stage):
+    difference, diagnosis = diagnose(laboratory(fault))
+    assert (difference.stage, diagnosis.cause) == (stage, cause)
+    assert "PLANT" in planted_line(diagnosis.places[0]), diagnosis.places
+
+
+def test_another_number_of_threads_is_named_with_the_line_that_set_it(laboratory):
+    difference, diagnosis = diagnose(laboratory("threads"))
+    assert (difference.step, diagnosis.cause) == (1, "threads")
+    assert "1 with 1 process, 2 with 2 processes" in diagnosis.sentence
+    assert "PLANT" in planted_line(diagnosis.places[0])
+
+
+def test_what_depends_on_loader_workers_is_named(laboratory):
+    settings = [Setting(number=number + 1, world_size=1, workers=number) for number in (0, 1)]
+    difference, diagnosis = diagnose(laboratory("worker"), settings)
+    assert (difference.stage, diagnosis.cause) == ("content", "worker")
+    assert "PLANT" in planted_line(diagnosis.places[0])
+
+
+def test_a_kernel_that_nobody_knows_is_named_by_elimination_with_its_layer(laboratory):
+    _, diagnosis = diagnose(laboratory("unknown kernel"))
+    assert diagnosis.cause == "timing"
+    assert "layer 1 (Faulty)" in diagnosis.arose
+    assert any("number of processes alone" in text for text in diagnosis.ruled_out)
+
+
+@pytest.mark.parametrize("fault", ["", "generator made anew", "counts what it sees"])
+def test_what_is_innocent_makes_no_difference(laboratory, fault):
+    run = laboratory(fault)
+    one, two = (run(Plain(setting)).run for setting in (ONE, TWO))
+    assert check(one) is None
+    assert check(two) is None
+    assert compare(one, two) is None
+    assert two.samples_by_rank == (8, 8)

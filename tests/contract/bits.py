@@ -1,0 +1,85 @@
+"""What a training leaves behind, taken down so that a single different bit shows."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+
+def bits(value):
+    """A value as bytes: -0.0 differs from 0.0, and a NaN is equal to itself."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        return f"{value.dtype} {tuple(value.shape)} ".encode() + hashlib.sha256(data).digest()
+    return value.hex() if isinstance(value, float) else repr(value)
+
+
+def flat(name, value):
+    """A state dict, or anything made of dicts and lists, as one flat dict of bits by name."""
+    if isinstance(value, Mapping):
+        return {key: found for part, item in value.items() for key, found in flat(f"{name}.{part}", item).items()}
+    if isinstance(value, (list, tuple)):
+        return {key: found for part, item in enumerate(value) for key, found in flat(f"{name}.{part}", item).items()}
+    return {name: bits(value)}
+
+
+def state_of(*things):
+    """All state of models (buffers that are not saved among it), optimizers, schedules, averages and scalers."""
+    found = {}
+    for number, thing in enumerate(things):
+        name = f"{number} {type(thing).__name__}"
+        found.update(flat(name, thing.state_dict()))
+        if isinstance(thing, torch.nn.Module):
+            found.update({f"{name}: buffer {key}": bits(buffer) for key, buffer in thing.named_buffers()})
+    return found
+
+
+class Seen:
+    """What one rank sees of a training, by step and samples, so that ranks and world sizes can be laid side by side.
+
+    Args:
+        team: of the run.
+    """
+
+    def __init__(self, team):
+        self._team = team
+        self.losses = {}
+        self.by_step = {}
+
+    def loss(self, samples, loss):
+        """The loss of a shard, known by its samples."""
+        key = (self._team.step, *(int(sample) for sample in samples))
+        assert key not in self.losses
+        self.losses[key] = bits(loss)
+
+    def step(self, **values):
+        """Values at the end of a step: those of a micro-step that does not end it are not looked at."""
+        if self._team.ends_step:
+            self.by_step.setdefault(self._team.step, {}).update(flat("step", values))
+
+    def gradients(self, *models):
+        """The gradients of whole steps; None counts too."""
+        self.step(gradients=[{name: p.grad for name, p in model.named_parameters()} for model in models])
+
+    def result(self, *things, **more):
+        """What a task returns."""
+        return {"losses": self.losses, "by_step": self.by_step, "state": state_of(*things), **more}
+
+
+def differences(one, other):
+    """The names under which two flat dicts differ."""
+    return sorted(str(name) for name in one.keys() | other.keys() if one.get(name, ...) != other.get(name, ...))
+
+
+def assert_same_bits(reference, by_rank):
+    """One process's result (its only rank's), and those of all ranks of another run."""
+    losses = {}
+    for rank, result in enumerate(by_rank):
+        assert losses.keys().isdisjoint(result["losses"]), "two ranks had the same samples"
+        losses.update(result["losses"])
+        assert differences(reference["state"], result["state"]) == [], f"state on rank {rank} of {len(by_rank)}"
+        for step, values in result["by_step"].items():  # a rank without samples sees nothing of a step
+            assert differences(reference["by_step"][step], values) == [], f"step {step} on rank {rank} of {len(by_rank)}"
+    assert by_rank[0]["by_step"].keys() == reference["by_step"].keys()
+    assert differences(reference["losses"], losses) == [], f"losses on {len(by_rank)} processes"

@@ -1,0 +1,597 @@
+"""Trainings that use one feature each, for test_to_the_bit. Every function is one rank's script."""
+
+import random
+import time
+
+import torch
+from bits import Seen, bits, state_of
+from tasks import Net, Plain, Points, SometimesUnused
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler, swa_utils
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import lockstep
+
+
+class Stream(IterableDataset):
+    """The same samples, but only one after another."""
+
+    def __init__(self, points):
+        self.points = points
+
+    def __len__(self):
+        return len(self.points)
+
+    def __iter__(self):
+        return (self.points[index] for index in range(len(self.points)))
+
+
+class Ready:
+    """The same samples as ready batches, some larger than others."""
+
+    def __init__(self, points, batch_size):
+        self.points, self.batch_size = points, batch_size
+
+    def __len__(self):
+        return -(-len(self.points) // self.batch_size)
+
+    def __iter__(self):
+        for first in range(0, len(self.points), self.batch_size):
+            indices = range(first, min(first + self.batch_size - first % 3, len(self.points)))
+            inputs, targets, numbers = zip(*(self.points[index] for index in indices), strict=True)
+            yield torch.stack(inputs), torch.stack(targets), torch.tensor(numbers)
+
+
+def loader_of(kind, length, batch_size, workers=0):
+    points = Points(length)
+    if kind == "ready":
+        return Ready(points, batch_size)
+    if kind == "stream":
+        return DataLoader(Stream(points), batch_size, num_workers=workers)
+    return DataLoader(points, batch_size, shuffle=True, num_workers=workers)
+
+
+class Deep(nn.Module):
+    """Two normalised blocks, which ``checkpoint`` can run again."""
+
+    def __init__(self, use_reentrant=None):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)
+        )
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x.requires_grad_(self.use_reentrant is True)  # else the reentrant kind has no gradients to work with
+        for block in self.blocks:
+            x = block(x) if self.use_reentrant is None else checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return self.last(x)
+
+
+class Narrow(Plain):
+    """Parameters, and so gradients, of 16 bits."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.to(dtype)
+
+    def forward(self, x):
+        return super().forward(x.to(self.dtype)).float()
+
+
+class Mixed(nn.Module):
+    """Parameters of many dtypes, shapes and memory orders."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.long = nn.Linear(8, 8).double()
+        self.narrow = nn.Linear(8, 8).bfloat16()
+        self.turned = nn.Parameter(torch.randn(8, 3).t())
+        self.waves = nn.Parameter(torch.randn(3, 5, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.nothing = nn.Parameter(torch.empty(0, 4))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        hidden = torch.tanh(self.narrow(torch.tanh(self.long(hidden.double())).bfloat16())).float()
+        waves = self.waves.abs().sum(1) + self.waves.real.mean() + self.nothing.sum()
+        return self.scale * (hidden @ self.turned.t()) + waves
+
+
+MODELS = {
+    "LateBuffer": lambda: LateBuffer(False),
+    "Mixed": Mixed,
+    "Net": Net,
+    "Plain": Plain,
+    "Deep": Deep,
+    "not reentrant": lambda: Deep(False),
+    "reentrant": lambda: Deep(True),
+    "float16": lambda: Narrow(torch.float16),
+    "bfloat16": lambda: Narrow(torch.bfloat16),
+    "SometimesUnused": SometimesUnused,
+    "compiled, aot_eager": lambda: torch.compile(Net(), backend="aot_eager", dynamic=False),
+    "compiled, inductor": lambda: torch.compile(Net(), dynamic=False),
+}
+
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    **{
+        f"{kind.__name__}, {variant}": lambda parameters, kind=kind, options=options, variant=variant: kind(
+            parameters, lr=0.02, weight_decay=0.01, **{variant: True}, **options
+        )
+        for kind, options in (
+            (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+            (torch.optim.Adam, {"amsgrad": True}),
+            (torch.optim.AdamW, {}),
+        )
+        for variant in ("foreach", "fused")
+    },
+}
+
+SCHEDULES = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3)),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 6),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.7)], [3]
+    ),
+}
+
+
+def weight_of(kind, targets, indices):
+    """What a shard weighs: its samples, tokens of a kind, or for some shards nothing."""
+    if kind == "tokens":
+        return float(targets.sum() + 1)
+    if kind == "zeros":
+        return 0 if int(indices[0]) % 3 == 0 else len(indices)
+    return None
+
+
+def train(
+    model="Net",
+    optimizer="AdamW, foreach",
+    schedule="cosine",
+    loader="samples",
+    weight=None,
+    clip=1.0,
+    length=43,
+    batch_size=16,
+    epochs=2,
+    set_to_none=True,
+):
+    """A loop that takes any of these."""
+    team = lockstep.join()
+    network = MODELS[model]()
+    optimizer = OPTIMIZERS[optimizer](network.parameters())
+    schedule = SCHEDULES[schedule](optimizer)
+    network, optimizer, schedule, loader = team.prepare(
+        network, optimizer, schedule, loader_of(loader, length, batch_size, 1 if loader == "samples" else 0)
+    )
+    seen = Seen(team)
+    for _ in team.epochs(epochs):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(network(inputs), targets)
+            seen.loss(indices, loss)
+            share = weight_of(weight, targets, indices)
+            if share == 0:
+                loss = loss * float("nan")  # a mean over nothing
+            team.backward(loss, weight=share)
+            seen.gradients(network)
+            seen.step(norm=team.clip_grad_norm_(network.parameters(), clip))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+    return seen.result(network, optimizer, schedule, steps=team.step)
+
+
+# Averages, several optimizers, frozen and kept parameters
+
+
+def train_averages():
+    """Averages of the weights as SWA takes them, and as EMA does, with the buffers."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    swa = swa_utils.AveragedModel(model)
+    ema = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True)
+    schedule = swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=3)
+    model, optimizer, schedule, swa, ema, loader = team.prepare(
+        model, optimizer, schedule, swa, ema, loader_of("samples", 43, 16)
+    )
+    seen = Seen(team)
+    for epoch in team.epochs(2):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            ema.update_parameters(model)
+            seen.step(ema=ema.state_dict())
+        swa.update_parameters(model)
+        if epoch:
+            schedule.step()
+    return seen.result(model, optimizer, schedule, swa, ema, updates=[int(swa.n_averaged), int(ema.n_averaged)])
+
+
+def train_two_optimizers():
+    """One optimizer for each part of a model, one of which acts in every other step only."""
+    team = lockstep.join()
+    model = Deep()
+    often = torch.optim.Adam(model.blocks.parameters(), lr=0.02)
+    seldom = torch.optim.SGD(model.last.parameters(), lr=0.1, momentum=0.9)
+    model, often, seldom, loader = team.prepare(model, often, seldom, loader_of("samples", 43, 16))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss)
+            seen.gradients(model)
+            often.step()
+            often.zero_grad()
+            if team.step % 2 == 0:  # its gradients add up until then
+                seldom.step()
+                seldom.zero_grad()
+    return seen.result(model, often, seldom)
+
+
+def train_frozen(model="Net", length=94, frozen=(3, 4)):
+    """A layer is frozen for two steps in the middle, from the body."""
+    team = lockstep.join()
+    model = MODELS[model]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss)
+            seen.gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            if team.ends_step:
+                model.first.requires_grad_(team.step + 1 not in frozen)
+    return seen.result(model, optimizer)
+
+
+KEEPING = {
+    "itself": lambda gradient: gradient,
+    "detached": lambda gradient: gradient.detach(),
+    "flattened": lambda gradient: gradient.flatten(),
+    "a part": lambda gradient: gradient[:1],
+    "as an array": lambda gradient: gradient.numpy(),
+}
+
+
+def keep_what_was_given(how):
+    """The gradients of every step are kept, in a way that shares their memory, and looked at again at the end."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 48, 8))
+    seen = Seen(team)
+    kept = []
+    for inputs, targets, _ in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        if team.ends_step:
+            for number, parameter in enumerate(model.parameters()):
+                given = KEEPING[how](parameter.grad)
+                kept.append((team.step, number, given, bits(torch.as_tensor(given))))
+        optimizer.step()
+        optimizer.zero_grad()
+    changed = [(step, number) for step, number, given, before in kept if bits(torch.as_tensor(given)) != before]
+    return seen.result(model, changed=changed, num_kept=len(kept))
+
+
+def train_two_losses(how):
+    """Two backward passes in a body, each with its own weights."""
+    team = lockstep.join()
+    model, judge = Net(), Plain()
+    optimizer = torch.optim.AdamW([*model.parameters(), *judge.parameters()], lr=0.02)
+    model, judge, optimizer, loader = team.prepare(model, judge, optimizer, loader_of("samples", 43, 16))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for inputs, targets, indices in loader:
+            outputs, judged = model(inputs), judge(inputs)
+            one, two = functional.cross_entropy(outputs, targets), functional.mse_loss(outputs, judged)
+            seen.loss(indices, one + two)
+            weights = (None, None) if how == "by samples" else (float(targets.sum() + 1), len(targets) / 7)
+            team.backward(one, weights[0], retain_graph=True)
+            team.backward(two, weights[1])
+            seen.gradients(model, judge)
+            seen.step(norm=team.clip_grad_norm_(model.parameters(), 0.5))
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model, judge, optimizer)
+
+
+def train_and_look(how):
+    """The model runs again after the backward pass, or after the update, and is evaluated in the middle of a pass."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    test_loader = DataLoader(Points(21), 8)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 43, 16))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss)
+            if how == "after the backward pass":
+                model(inputs)
+            optimizer.step()
+            optimizer.zero_grad()
+            if how == "after the update, without gradients":
+                with torch.no_grad():
+                    model(inputs + 1)
+            if how == "evaluation" and team.ends_step:
+                with team.evaluate(model, test_loader) as batches:
+                    for points, labels, _numbers in batches:
+                        batches.add(loss=functional.cross_entropy(model(points), labels))
+                seen.step(loss=batches["loss"], buffers=dict(model.named_buffers()))
+    return seen.result(model, optimizer)
+
+
+def train_two_loaders():
+    """Two loaders go along with each other, batch by batch."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loaders = loader_of("samples", 46, 8), loader_of("samples", 46, 8, workers=1)
+    model, optimizer, one, two = team.prepare(model, optimizer, *loaders)
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for (inputs, targets, indices), (others, _, numbers) in zip(one, two, strict=True):
+            loss = functional.cross_entropy(model(inputs + others), targets)
+            seen.loss([*indices, *numbers], loss)
+            team.backward(loss)
+            seen.gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model, optimizer, steps=team.step)
+
+
+# Sixteen bits
+
+
+def train_scaled(whose, optimizer, accumulate=1, clip=True):
+    """float16 autocast with the loss scaled, and an overflow in one shard of step 3: the step is skipped."""
+    own = whose == "script"
+    team = lockstep.join(precision="32-true" if own else "16-mixed", accumulate=accumulate)
+    model = Deep()
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    if own:
+        scaler = team.prepare(scaler)
+    else:  # the run's own, set to the same
+        team._scaling.scaler.load_state_dict(scaler.state_dict())
+        scaler = team._scaling.scaler
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("stream", 48 * accumulate, 16))
+    seen = Seen(team)
+    for _ in team.epochs(3):
+        for inputs, targets, indices in loader:
+            with torch.autocast("cpu", torch.float16, enabled=own):
+                outputs = model(inputs)
+            loss = functional.cross_entropy(outputs.float(), targets)
+            if team.step == 3 and 32 * accumulate + 5 in indices:
+                loss = loss * 1e7
+            seen.loss(indices, loss)
+            team.backward(scaler.scale(loss) if own else loss)
+            if own:
+                scaler.unscale_(optimizer)
+            if clip:
+                seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
+            if own:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+            seen.step(weight=model.last.weight, scale=scaler.get_scale())
+    return seen.result(model, optimizer, scaler, scale=scaler.get_scale())
+
+
+def leave_the_loop(precision):
+    """The loop is left after every step, and entered again."""
+    team = lockstep.join(precision=precision)
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("ready", 24, 8))
+    seen = Seen(team)
+    for _ in team.epochs(4):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss)
+            team.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if team.ends_step:
+                break
+    return seen.result(model, optimizer, steps=team.step)
+
+
+# Disturbed
+
+
+class Late(nn.Module):
+    """Makes its process late now and then: before it goes on forward, and before it goes on backward."""
+
+    def __init__(self, rank, number):
+        super().__init__()
+        self.dice = random.Random(100 * rank + number)  # a generator that no stream of the run knows
+
+    def wait(self, gradient=None):
+        time.sleep(self.dice.choice((0, 0, 0.002, 0.01)))
+        return gradient
+
+    def forward(self, x):
+        self.wait()
+        if x.requires_grad:
+            x.register_hook(self.wait)
+        return x
+
+
+def train_wide(delayed, length=64):
+    """More parameters than one bucket holds, in processes that are late at random."""
+    team = lockstep.join()
+    layers = []
+    norm = nn.BatchNorm1d if length % 16 == 0 else nn.LayerNorm  # for shards of one sample
+    for number in range(4):
+        late = [Late(team.rank, number)] if delayed else [nn.Identity()]
+        layers += [nn.Linear(6 if number == 0 else 500, 500), norm(500), nn.ReLU(), *late]
+    model = nn.Sequential(*layers, nn.Linear(500, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for inputs, targets, indices in loader:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss)
+            team.backward(loss, weight=float(targets.sum() + 1))
+            seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model, optimizer)
+
+
+# In two pieces
+
+
+def train_on(saved, batches):
+    """Trains on ready batches (of plain numbers, so that no stream counts), from what was saved before, if anything."""
+    team = lockstep.join()
+    model = SometimesUnused()
+    model.norm = nn.BatchNorm1d(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    generator = torch.Generator().manual_seed(3)
+    data = [(torch.randn(8, 6, generator=generator), torch.arange(8) % 3) for _ in range(6)]
+    model, optimizer, loader = team.prepare(model, optimizer, [data[number] for number in batches])
+    for inputs, targets in loader:
+        loss = functional.cross_entropy(model.norm(model(inputs)), targets)
+        team.backward(loss, weight=float(inputs[0, 0].abs()))
+        team.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    saved = {"model": team.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}
+    return {"saved": saved, "state": state_of(model, optimizer)}
+
+
+# Beside plain PyTorch
+
+
+def plain_table(length):
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(length, 6, generator=generator), torch.arange(length) % 3)
+
+
+class Even(nn.Module):
+    """No dropout; with BatchNorm if asked for."""
+
+    def __init__(self, normalised):
+        super().__init__()
+        self.first = nn.Linear(6, 8, bias=not normalised)
+        self.norm = nn.BatchNorm1d(8) if normalised else nn.Identity()
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def token_weight(targets):
+    return float(targets.sum() + 1)
+
+
+def accumulate_by_hand(k, normalised, weighted, length=44, batch_size=8, epochs=2):
+    """The loop that people write: k batches, then a step, with the last few batches of a pass as a step too."""
+    torch.manual_seed(1)
+    model = Even(normalised)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    batches = list(DataLoader(plain_table(length), batch_size))
+    for _ in range(epochs):
+        for first in range(0, len(batches), k):
+            group = batches[first : first + k]
+            weights = [token_weight(targets) if weighted else len(targets) for _, targets in group]
+            for (inputs, targets), weight in zip(group, weights, strict=True):
+                (functional.cross_entropy(model(inputs), targets) * (weight / sum(weights))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: value.double() for name, value in model.state_dict().items()}
+
+
+def accumulate_with_team(normalised, weighted, length=44, batch_size=8, epochs=2):
+    team = lockstep.join()
+    torch.manual_seed(1)
+    model = Even(normalised)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(plain_table(length), batch_size))
+    for _ in team.epochs(epochs):
+        for inputs, targets in loader:
+            # Where a shard is a part of a batch, its weight must be one that adds up: its part of the batch's.
+            team.backward(
+                functional.cross_entropy(model(inputs), targets), weight=token_weight(targets) if weighted else None
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: value.double() for name, value in model.state_dict().items()}
+
+
+# Refused, and what is nearly the same
+
+
+class LateBuffer(Plain):
+    """Makes a buffer in its first forward pass, and follows its inputs with it, or makes it once and for all."""
+
+    def __init__(self, changes):
+        super().__init__()
+        self.changes = changes
+        self.register_buffer("scale", None)
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = torch.full((6,), 0.5)
+        elif self.changes:
+            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().mean(0)
+        return super().forward(x * self.scale)
+
+
+class UsedAgain(nn.Module):
+    """A layer inside a reentrant checkpoint, and outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return checkpoint(self.layer, torch.tanh(self.layer(x)), use_reentrant=True)
+
+
+def refused(what):
+    """What cannot be the same at every world size, or not be had at all."""
+    team = lockstep.join()
+    model = Net()
+    if what == "SyncBatchNorm":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    elif what == "late buffer":
+        model = LateBuffer(True)
+    elif what == "used inside and outside":
+        model = UsedAgain()
+    model, loader = team.prepare(model, loader_of("samples", 24, 12))
+    for inputs, targets, _ in loader:
+        loss = functional.cross_entropy(model(inputs), targets)
+        if what == "create_graph":
+            team.backward(loss, create_graph=True)
+        team.backward(loss, retain_graph=True)
+        if what == "forward between":
+            team.backward(model(inputs + 1).square().mean())

@@ -1,0 +1,81 @@
+"""The promise itself, on the examples: one digest of all state at every number of processes, of workers, and launcher.
+
+And its opposite: with PyTorch's own sum the digests differ, so that these tests could fail.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import cells
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+SHARDS = (4, 6, 8)
+WORKERS = (0, 2)
+# What a quick look runs: model and loader workers, by number of processes.
+WAYS = {
+    1: [("digits", 0), ("transformer", 2), ("digits", 0)],  # one of them twice in one process
+    2: [("digits", 2), ("transformer", 2)],
+    3: [("digits", 0), ("transformer", 0)],
+    4: [("digits", 0), ("transformer", 0)],
+}
+
+
+def under_torchrun(folder, nproc, wanted):
+    """The digests of each rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    command += [cells.__file__, json.dumps(wanted), str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(nproc)]
+
+
+def compare(by_cell, wanted, by_rank):
+    """Note the digest of each cell by what may make a difference: its model and number of shards."""
+    for digests in by_rank:
+        for (model, shards, _workers, _strategy), digest in zip(wanted, digests, strict=True):
+            by_cell.setdefault((model, shards), set()).add(digest)
+
+
+def test_four_shards_have_one_digest_under_both_launchers(crew, tmp_path):
+    found = {}
+    plans = {nproc: [(model, 4, workers, "exact") for model, workers in WAYS[nproc]] for nproc in WAYS}
+    for nproc, wanted in plans.items():
+        compare(found, wanted, crew(nproc, cells.run_cells, wanted))
+    compare(found, plans[2], under_torchrun(tmp_path, 2, plans[2]))
+    assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(found, 1)
+    assert len(set.union(*found.values())) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_model_and_a_number_of_shards_have_one_digest_whatever_runs_them(crew, tmp_path):
+    found = {}
+    for nproc in (1, 2, 3, 4, 8):
+        shards = [number for number in SHARDS if number >= nproc]
+        wanted = [(*cell, "exact") for cell in itertools.product(cells.MODELS, shards, WORKERS)]
+        compare(found, wanted, crew(nproc, cells.run_cells, wanted))
+        compare(found, wanted, under_torchrun(tmp_path, nproc, wanted))
+    assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(
+        itertools.product(cells.MODELS, SHARDS), 1
+    )
+    assert len(set.union(*found.values())) == 6, "other shards, other answers"
+
+
+@pytest.mark.parametrize("model", cells.MODELS)
+def test_with_pytorchs_own_sum_the_same_cell_differs_between_world_sizes(crew, model):
+    by_world_size = [crew(nproc, cells.run_cells, [(model, 4, 0, "ddp")]) for nproc in (1, 2, 3)]
+    digests = [{digest for [digest] in by_rank} for by_rank in by_world_size]
+    assert [len(by_rank) for by_rank in digests] == [1, 1, 1], "the ranks of one run differ"
+    assert len(set.union(*digests)) == 3
+
+
+def test_plain_distributed_data_parallel_differs_between_world_sizes(crew, tmp_path):
+    digests = [set(crew(nproc, cells.train_with_plain_ddp, str(tmp_path))) for nproc in (1, 2, 4)]
+    assert [len(by_rank) for by_rank in digests] == [1, 1, 1]
+    assert len(set.union(*digests)) == 3

@@ -1,0 +1,310 @@
+"""The contract, to the bit: with ``shards=`` every feature gives the same answer at every number of processes.
+
+The same are weights, buffers, the state of optimizers, schedules, averages and scalers on every rank, the loss of every
+shard of every step, and the gradients and their norm at the end of every step.
+"""
+
+from functools import partial
+
+import features
+import pytest
+import torch
+from bits import assert_same_bits, differences
+
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def same_bits(crew):
+    """``same_bits(task, ...)``: check that it gives the same bits at these world sizes; its result in a single process."""
+
+    def check(task, *args, nprocs=(2, 3), shards=4, **settings):
+        [alone] = crew(1, task, *args, shards=shards, **settings)
+        for nproc in nprocs:
+            assert_same_bits(alone, crew(nproc, task, *args, shards=shards, **settings))
+        return alone
+
+    return check
+
+
+def trained(**options):
+    return partial(features.train, **options)
+
+
+# What a loop is made of
+
+
+@pytest.mark.parametrize("optimizer", features.OPTIMIZERS)
+def test_every_variant_of_an_optimizer(same_bits, optimizer):
+    assert same_bits(trained(optimizer=optimizer))["steps"] == 6
+
+
+@pytest.mark.parametrize("schedule", features.SCHEDULES)
+def test_schedules(same_bits, schedule):
+    same_bits(trained(schedule=schedule), nprocs=(3,))
+
+
+@pytest.mark.parametrize("weight", ["tokens", "zeros"])
+@pytest.mark.parametrize("loader", ["samples", "stream", "ready"])
+def test_weights_of_every_kind(same_bits, weight, loader):
+    same_bits(trained(weight=weight, loader=loader))
+
+
+@pytest.mark.parametrize("shards", [3, 6, 8])
+def test_numbers_of_shards_that_are_no_power_of_two_or_more_than_twice_the_processes(same_bits, shards):
+    same_bits(trained(model="Plain", batch_size=20), shards=shards, nprocs=(2, 3) if shards == 3 else (3, 4, 5, 6))
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_steps_smaller_than_the_shards_and_than_the_processes(same_bits, length):
+    same_bits(trained(model="Plain", length=length, batch_size=6, weight="tokens"), shards=6, nprocs=(2, 3, 4, 6))
+
+
+def test_processes_of_two_threads(same_bits):
+    same_bits(trained(), threads=2)
+
+
+def test_gradients_that_are_set_to_zero_and_not_to_none(same_bits):
+    same_bits(trained(set_to_none=False))
+
+
+def test_several_optimizers_that_act_at_different_times(same_bits):
+    same_bits(features.train_two_optimizers)
+
+
+def test_averages_of_weights_and_buffers(same_bits):
+    assert same_bits(features.train_averages)["updates"] == [2, 6]
+
+
+@pytest.mark.parametrize("how", ["by samples", "by weights"])
+def test_two_backward_passes_in_a_body(same_bits, how):
+    same_bits(features.train_two_losses, how)
+
+
+def test_parameters_that_only_some_shards_or_none_use(same_bits):
+    alone = same_bits(trained(model="SometimesUnused", batch_size=8, epochs=3), nprocs=(2, 3, 4))
+    gradients = [values["step.gradients.0.sometimes.weight"] for values in alone["by_step"].values()]
+    assert {"None"} < set(gradients), "the layer is always used, or never: a weak test"
+    assert {values["step.gradients.0.never.weight"] for values in alone["by_step"].values()} == {"None"}
+
+
+def test_parameters_that_are_frozen_and_thawed_between_steps(same_bits):
+    alone = same_bits(features.train_frozen)
+    without = [step for step, values in alone["by_step"].items() if values["step.gradients.0.first.weight"] == "None"]
+    assert without == [3, 4]
+
+
+@pytest.mark.parametrize("frozen", [(4, 5), (4, 5, 6, 7)])
+def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(same_bits, frozen):
+    # Steps 3 and 6 have one sample each: most processes do not run the body that freezes and thaws.
+    same_bits(features.train_frozen, "Plain", 33, frozen, nprocs=(2, 4))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD, foreach", "AdamW, foreach"])
+def test_parameters_of_many_dtypes_shapes_and_memory_orders(same_bits, optimizer):
+    same_bits(trained(model="Mixed", optimizer=optimizer, weight="tokens"))
+
+
+@pytest.mark.parametrize("how", features.KEEPING)
+@pytest.mark.parametrize("strategy", ["exact", "ddp"])
+def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(crew, strategy, how):
+    for nproc in (1, 3):
+        for result in crew(nproc, features.keep_what_was_given, how, shards=4, strategy=strategy):
+            assert result["num_kept"] == 6 * 5
+            assert result["changed"] == []
+
+
+@pytest.mark.parametrize("how", ["after the backward pass", "after the update, without gradients", "evaluation"])
+def test_models_that_run_again_in_the_same_body(same_bits, how):
+    same_bits(features.train_and_look, how)
+
+
+def test_constant_buffers_that_are_made_in_the_first_forward_pass(same_bits):
+    same_bits(trained(model="LateBuffer"), nprocs=(2, 4))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_loaders_side_by_side(same_bits, accumulate):
+    alone = same_bits(features.train_two_loaders, accumulate=accumulate, shards=3)
+    assert alone["steps"] == 2 * 6 / accumulate
+
+
+@pytest.mark.parametrize("model", ["not reentrant", "reentrant"])
+def test_checkpointing(same_bits, model):
+    checkpointed = same_bits(trained(model=model))
+    plain = same_bits(trained(model="Deep"), nprocs=())
+    assert differences(plain["state"], checkpointed["state"]) == []
+
+
+# Accumulation
+
+
+@pytest.mark.parametrize("loader", ["samples", "stream", "ready"])
+@pytest.mark.parametrize("k", [2, 3])
+def test_accumulation_with_a_ragged_last_group(same_bits, k, loader):
+    # 8 batches, the last of 6 samples.
+    alone = same_bits(trained(model="Deep", loader=loader, length=62, batch_size=8), accumulate=k, shards=3)
+    assert alone["steps"] == 2 * -(-8 // k)
+
+
+@pytest.mark.parametrize("model", ["Plain", "SometimesUnused", "reentrant"])
+def test_accumulation_with_weights(same_bits, model):
+    same_bits(trained(model=model, weight="tokens", length=59, batch_size=16), accumulate=3)
+
+
+def test_accumulation_of_batches_smaller_than_the_processes(same_bits):
+    same_bits(trained(model="Plain", length=16, batch_size=5, weight="zeros"), accumulate=3, shards=6, nprocs=(2, 4, 6))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("strategy", ["single", "exact"])
+def test_accumulation_is_the_loop_that_people_write(crew, k, weighted, strategy):
+    # One shard: the same batches through the same BatchNorm, one after another.
+    [by_hand] = crew(1, features.accumulate_by_hand, k, True, weighted)
+    [state] = crew(1, features.accumulate_with_team, True, weighted, strategy=strategy, shards=1, accumulate=k)
+    for name, value in by_hand.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 2), ("ddp", 2, 4), ("ddp", 3, 4), ("exact", 3, 4)]
+)
+def test_accumulation_in_shards_is_the_loop_that_people_write(crew, k, strategy, nproc, shards):
+    [by_hand] = crew(1, features.accumulate_by_hand, k, False, False)
+    settings = {"strategy": strategy, "shards": shards, "accumulate": k}
+    for state in crew(nproc, features.accumulate_with_team, False, False, **settings):
+        for name, value in by_hand.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(crew, k):
+    settings = {"shards": 4, "accumulate": k}
+    [alone] = crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
+    for nproc in (2, 3, 4):
+        for state in crew(nproc, features.accumulate_with_team, True, True, 56, strategy="ddp", **settings):
+            for name, value in alone.items():
+                torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# Precisions
+
+
+@pytest.mark.parametrize("model", ["Net", "Deep", "reentrant"])
+def test_bf16_mixed(same_bits, model):
+    same_bits(trained(model=model), precision="bf16-mixed")
+
+
+# Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"),
+    [
+        ("float16", "SGD, foreach"),
+        ("bfloat16", "SGD, foreach"),
+        ("bfloat16", "AdamW, foreach"),
+        ("bfloat16", "AdamW, fused"),
+    ],
+)
+def test_parameters_of_16_bits(same_bits, dtype, optimizer):
+    same_bits(trained(model=dtype, optimizer=optimizer, weight="tokens"))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD, foreach", "AdamW, foreach", "AdamW, fused"])
+@pytest.mark.parametrize("whose", ["run", "script"])
+def test_an_overflow_in_one_shard_skips_the_step_everywhere_and_training_goes_on(same_bits, whose, optimizer):
+    alone = same_bits(features.train_scaled, whose, optimizer)
+    weights = [values["step.weight"] for values in alone["by_step"].values()]
+    moved = [step for step in range(2, 10) if weights[step - 1] != weights[step - 2]]
+    assert moved == [2, 4, 5, 6, 7, 8, 9]
+    assert alone["scale"] == 2.0**10  # halved in step 3, doubled after steps 4 to 7
+    scales = [float.fromhex(values["step.scale"]) for values in alone["by_step"].values()]
+    halved = [step for step, scale in enumerate(scales, 1) if scale < 2.0**10]
+    assert halved[0] == (3 if whose == "script" else 4)  # the run's own changes when the step is over
+    losses = {key: value for key, value in alone["losses"].items() if key[0] != 3}
+    assert len(losses) == 8 * 4
+
+
+def test_the_run_s_own_scaler_gives_what_the_script_s_gives_and_shows_true_losses(same_bits):
+    run, script = (same_bits(features.train_scaled, whose, "AdamW, foreach", nprocs=()) for whose in ("run", "script"))
+    assert run["losses"] == script["losses"]
+    assert differences(run["state"], script["state"]) == []
+
+
+@pytest.mark.parametrize("whose", ["run", "script"])
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_an_overflow_skips_the_step_on_all_ranks_with_pytorchs_own_sum_too(crew, nproc, whose):
+    first, *others = crew(nproc, features.train_scaled, whose, "AdamW, foreach", strategy="ddp", shards=4)
+    weights = [values["step.weight"] for values in first["by_step"].values()]
+    assert [step for step in range(2, 10) if weights[step - 1] != weights[step - 2]] == [2, 4, 5, 6, 7, 8, 9]
+    assert first["scale"] == 2.0**10
+    for other in others:
+        assert differences(first["state"], other["state"]) == []
+
+
+@pytest.mark.parametrize("whose", ["run", "script"])
+def test_scaled_losses_with_accumulation_and_without_clipping(same_bits, whose):
+    same_bits(features.train_scaled, whose, "SGD, foreach", 2, False)
+
+
+def test_scaled_losses_with_steps_smaller_than_the_processes(same_bits):
+    same_bits(trained(model="Plain", length=17, batch_size=8, epochs=3), precision="16-mixed", nprocs=(2, 4))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_loop_left_after_a_step_goes_on_with_the_next(same_bits, precision):
+    assert same_bits(features.leave_the_loop, precision)["steps"] == 4
+
+
+# Compiled
+
+
+def test_compiled_models(same_bits):
+    same_bits(trained(model="compiled, aot_eager", length=32, epochs=1), nprocs=(2,))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_compiled_models_with_inductor(same_bits):
+    same_bits(trained(model="compiled, inductor", length=32, epochs=1))
+
+
+# Disturbed, and in two pieces
+
+
+@pytest.mark.parametrize("length", [64, 33])
+def test_processes_that_are_late_at_random_change_nothing(crew, length):
+    [alone] = crew(1, features.train_wide, False, length, shards=4)
+    for nproc in (2, 3, 4):
+        assert_same_bits(alone, crew(nproc, features.train_wide, True, length, shards=4))
+
+
+@pytest.mark.parametrize("then", [1, 2, 3])
+def test_a_training_goes_on_after_its_first_steps_at_another_world_size(crew, then):
+    [whole] = crew(1, features.train_on, None, range(6), shards=4)
+    for num_first in (1, 3):
+        first = crew(2, features.train_on, None, range(num_first), shards=4)
+        for result in crew(then, features.train_on, first[0]["saved"], range(num_first, 6), shards=4):
+            assert differences(whole["state"], result["state"]) == []
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("SyncBatchNorm", r"layer 'norm' is SyncBatchNorm"),
+        ("create_graph", r"torch\.autograd\.grad"),
+        ("forward between", r"changed buffers \(BatchNorm1d\)"),
+        ("late buffer", r"buffer 'scale' of LateBuffer was None"),
+        ("used inside and outside", r"'layer\.\w+' came in several parts"),
+    ],
+)
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_what_could_not_be_the_same_is_refused_at_every_world_size(crew, nproc, what, said):
+    with pytest.raises(LaunchError, match=said):
+        crew(nproc, features.refused, what, shards=3)

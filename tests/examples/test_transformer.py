@@ -1,0 +1,39 @@
+"""The transformer learns, with losses weighted by token, and gives the same answer however it is started."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer.py"
+
+
+def results(text):
+    """Test loss, top-1 and top-5 accuracy of each epoch, as they are printed."""
+    return re.findall(r"epoch \d+: test loss ([\d.]+), top-1 ([\d.]+)%, top-5 ([\d.]+)%", text)
+
+
+def test_the_transformer_learns_the_same_on_one_and_on_two_processes(run_script):
+    told = []
+    for nproc in ("1", "2"):
+        options = ("--nproc-per-node", nproc, "--shards", "2", "--threads", "1", "--device", "cpu")
+        done = run_script(EXAMPLE, *options, args=("--epochs", "1"), timeout=100)
+        assert done.returncode == 0, done.stderr
+        told.append(results(done.stdout))
+    assert told[0] == told[1]
+    [(loss, top1, top5)] = told[0]
+    assert float(loss) < 3.0  # guessing: 4.5
+    assert float(top1) > 15
+    assert float(top5) > 45
+
+
+def test_the_transformer_runs_under_plain_python(tmp_path):
+    command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--batch-size", "256", "--workers", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "global batch 256 = 1 shard x 256 on 1 process" in done.stdout
+    assert len(results(done.stdout)) == 1

@@ -1,0 +1,174 @@
+"""Promises of a run's trace: it says what was computed, to the bit, and tracing changes nothing."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+import tracing_scripts
+from torch import nn
+
+from lockstep.analysis.runs import gather
+from lockstep.measure.digest import digest, squared_norm
+from lockstep.measure.state import StateOf
+from lockstep.measure.trace import exact, number, read_trace
+
+pytestmark = pytest.mark.timeout(60)
+
+SAME = {
+    "layout": (torch.arange(24.0).reshape(1, 2, 3, 4), torch.arange(24.0).reshape(1, 2, 3, 4)),
+    "not a number": (torch.tensor([float("nan")]), torch.tensor([float("nan")])),
+    "conjugate view": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
+    "a view": (torch.arange(6.0)[::2], torch.tensor([0.0, 2.0, 4.0])),
+    "sets of another order": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "containers": ({"x": [1, 2.0, None, "a"]}, {"x": [1, 2.0, None, "a"]}),
+}
+OTHERS = {
+    "signed zero": (torch.tensor(0.0), torch.tensor(-0.0)),
+    "dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+    "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "last bit": (torch.tensor(1.0), torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))),
+    "no elements": (torch.zeros(0), torch.zeros(0, 2)),
+    "sparse values": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    "arrays": (np.zeros(2), np.zeros(2, dtype=np.float32)),
+    "numbers": (1, 1.0),
+    "key": ({"a": 1}, {"b": 1}),
+    "bfloat16": (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+}
+SAME["layout"] = (SAME["layout"][0], SAME["layout"][1].to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_values_that_are_equal_have_equal_digests(name):
+    one, other = SAME[name]
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_values_that_differ_in_anything_have_other_digests(name):
+    one, other = OTHERS[name]
+    assert digest(one) != digest(other)
+
+
+def test_an_object_that_holds_itself_has_a_digest():
+    circle = []
+    circle.append(circle)
+    assert digest(circle) == digest(circle)
+
+
+def test_numbers_are_written_without_rounding():
+    for value in (0.1, -0.0, 1e-310, float("inf"), 2.0**60 + 1):
+        assert number(exact(value)).hex() == float(value).hex()
+    assert number(exact(float("nan"))) != number(exact(float("nan")))
+
+
+def test_the_norm_does_not_depend_on_threads():
+    numbers = torch.linspace(-1, 2, 400_000)
+    before = torch.get_num_threads()
+    found = set()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.add(squared_norm(numbers))
+    torch.set_num_threads(before)
+    assert len(found) == 1
+    assert squared_norm(torch.eye(3).to_sparse()) == 3.0
+
+
+class Keeps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.layer = nn.Linear(1, 1)
+        self.count, self.table = 0, collections.deque([torch.zeros(2)])
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda module: None, []),
+        (lambda module: module.mean.add_(1), []),
+        (lambda module: module.layer.weight.data.add_(1), []),
+        (lambda module: setattr(module, "count", 1), ["count"]),
+        (lambda module: module.table[0].add_(1), ["table"]),
+        (lambda module: setattr(module, "fresh", torch.ones(1)), ["fresh"]),
+    ],
+)
+def test_what_a_layer_keeps_besides_parameters_and_buffers_is_seen_to_change(change, names):
+    module = Keeps()
+    watched = StateOf(module, "layer")
+    watched.look()
+    change(module)
+    assert watched.changes() == names
+
+
+def traced(crew, tmp_path, nproc, fn, *args, **settings):
+    run_dir = tmp_path / f"run-{nproc}"
+    options = {"trace": "steps", "run_dir": str(run_dir), **settings}
+    results = crew(nproc, fn, *args, **options)
+    return results, read_trace(run_dir)
+
+
+@pytest.mark.parametrize("level", ["steps", "calls"])
+def test_tracing_changes_nothing(crew, tmp_path, level):
+    plain = crew(2, tracing_scripts.weights, 24, shards=2)
+    for rank, (weights, after, _) in enumerate(
+        traced(crew, tmp_path, 2, tracing_scripts.weights, 24, shards=2, trace=level)[0]
+    ):
+        assert after == [0, 1]
+        assert all(torch.equal(one, other) for one, other in zip(weights, plain[rank][0], strict=True))
+    assert not list((tmp_path / "runs").glob("*/trace"))
+
+
+def test_every_shard_of_every_step_is_there_once_with_its_samples(crew, tmp_path):
+    run = gather(traced(crew, tmp_path, 2, tracing_scripts.weights, 20, shards=2)[1])
+    assert run.is_complete
+    assert sorted(run.shards) == [(step, 0, shard) for step in range(1, 7) for shard in (0, 1)]
+    by_pass = collections.defaultdict(list)
+    for ((_, line),) in run.shards.values():
+        by_pass[line["pass"], line["epoch"]] += line["batches"][0]["samples"]
+        layers = [name.partition(".")[0] for name in line["gradients"]]
+        assert layers == ["3", "3", "1", "1", "0", "0"]  # as the backward pass goes
+        assert line["threads"] == 1
+    assert {place: sorted(samples) for place, samples in by_pass.items()} == {(0, 0): [*range(20)], (1, 1): [*range(20)]}
+    for first, second in run.steps.values():
+        for field in ("gradients", "norms", "weights", "buffers", "state"):
+            assert first[field] == second[field]
+        assert set(first["weights"]) == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}
+        assert "exp_avg of 0.weight" in first["state"]
+        assert first["state"]["lr of group 0"] == "=0.01"
+    assert run.loaders[0]["length"] == 20
+    assert run.loaders[0]["replacement"] is False
+
+
+def test_it_ends_in_order_after_the_step_asked_for_on_every_rank(crew, tmp_path):
+    results, ranks = traced(crew, tmp_path, 2, tracing_scripts.weights, 24, shards=2, trace_until=4)
+    assert [(after, ended) for _, after, ended in results] == [([0], 0)] * 2
+    assert {len(gather(ranks).steps[step]) for step in (1, 2, 3, 4)} == {2}
+    assert gather(ranks).num_steps == 4
+    assert gather(ranks).is_complete
+
+
+def test_it_ends_also_if_the_loop_was_left_in_that_step(crew, tmp_path):
+    results, ranks = traced(crew, tmp_path, 1, tracing_scripts.weights, 24, None, 2, shards=2, trace_until=2)
+    assert results[0][1:] == ([0], 0)
+    assert gather(ranks).num_steps == 2
+
+
+def test_ranks_without_samples_record_the_step_as_well(crew, tmp_path):
+    run = gather(traced(crew, tmp_path, 2, tracing_scripts.small, 5, shards=2)[1])
+    assert [line["follows"] for line in run.steps[2]] == [False, True]
+    assert run.steps[2][0]["weights"] == run.steps[2][1]["weights"]
+    assert run.samples_by_rank == (3, 2)
+
+
+def test_every_loader_of_the_loop_and_evaluations_are_recorded(crew, tmp_path):
+    run = gather(traced(crew, tmp_path, 1, tracing_scripts.two_loaders_and_evaluation, shards=1)[1])
+    ((_, line),) = run.shards[1, 0, 0]
+    assert [batch["samples"] for batch in line["batches"]] == [[0, 1, 2, 3]] * 2
+    assert line["batches"][0]["content"] != line["batches"][1]["content"]
+    assert [(found["step"], list(found["values"])) for found in run.evaluations] == [(2, ["loss"])]
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, 1), (0, 0), (2, 2)])
+def test_the_number_of_loader_workers_can_be_overridden(crew, asked, found):
+    assert crew(1, tracing_scripts.seen_workers, **({} if asked is None else {"workers": asked})) == [found]
