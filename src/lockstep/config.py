@@ -37,8 +37,8 @@ class RunConfig:
     seed: int = 0
     """Root of every random stream of the run."""
     threads: int | None = None
-    """Intra-op threads of each process; None: the cores of this machine divided by the shards that it can get (so that the
-    number of processes does not matter: threads can change the last bits)."""
+    """Intra-op threads of each process; None: the cores of this machine divided by the shards (so that the number of
+    processes and machines does not matter: threads can change the last bits)."""
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto`` (a card where there is one)."""
     backend: str = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +44,7 @@ class Loop:
         journal: Journal,
         display: Display,
         collectives: Collectives,
+        parameters: Collection[torch.Tensor],
         state_of: Callable[[], list[Any]],
         load_state: Callable[[list[Any]], None],
         recorder: Recorder | None = None,
@@ -63,6 +64,8 @@ class Loop:
         self._journal = journal
         self._display = display
         self._collectives = collectives
+        self._parameters = parameters
+        """Those of all prepared models (more may come)."""
         self._state_of = state_of
         self._load_state = load_state
         self._recorder = recorder
@@ -75,6 +78,7 @@ class Loop:
         """Backward passes in the micro-step at hand."""
         self._calls_of_step = 0
         """Backward passes in the first micro-step of the step at hand."""
+        self._in_backward = False
         self._has_trained = False
         self._has_stepped = False
         """Whether an optimizer's step() was called in the micro-step at hand."""
@@ -96,7 +100,7 @@ class Loop:
         """Whether ``optimizer.step()`` acts: when a step ends, and outside of loops.
 
         Raises:
-            UsageError: in a loop, with gradients that never went through ``team.backward``.
+            UsageError: in a loop, with gradients that never went through ``team.backward``, or only half.
         """
         if self.turn is not None and self._num_backwards == 0 and _has_gradients(optimizer):
             raise UsageError(
@@ -104,8 +108,23 @@ class Loop:
                 "met those of the others, so every process would train a model of its own. Call team.backward(loss) where "
                 "the script has loss.backward()."
             )
+        if self.turn is not None and self._in_backward:
+            raise UsageError(
+                f"optimizer.step() within the backward pass of step {self.turn.step} (from a hook on a parameter?): the "
+                "gradients of this shard have not met those of the others. Call it after team.backward(loss)."
+            )
+        if self.turn is not None and self.ends_step and (stranger := self._find_stranger(optimizer)) is not None:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() in step {self.turn.step}: a parameter of shape {tuple(stranger.shape)} has "
+                "a gradient and belongs to no prepared model, so every process would train one of its own. A layer that is "
+                "added or replaced after prepare() does not take part: build the whole model first."
+            )
         self._has_stepped = self.turn is not None
         return self.ends_step
+
+    def _find_stranger(self, optimizer: Optimizer) -> torch.Tensor | None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        return next((p for p in parameters if p.grad is not None and p not in self._parameters), None)
 
     def guard(self, what: str) -> None:
         """Refuse a collective that some rank cannot take part in.
@@ -183,7 +202,7 @@ class Loop:
             return
         self._end_step()
         if turn.num_active_ranks < self._collectives.size:
-            self._send(_STATE, self._state_of())
+            self._send(_STATE, takes_state=True)
         self._step_done(turn.step_samples)
         self._stop_if_told()
 
@@ -200,11 +219,14 @@ class Loop:
             self._calls_of_step = calls
         self._has_trained = self._has_trained or calls > 0
         if calls != self._calls_of_step or (calls == 0 and self._has_trained and self._num_shards > 1):
-            raise UsageError(
-                f"micro-step {turn.index + 1} of step {turn.step} called backward() {calls} times, where "
-                f"{self._calls_of_step or 'one or more'} were expected: the shards of a step meet in these calls, so all must "
-                "make the same ones. To leave a shard out, call team.backward(loss, weight=0) instead of skipping it."
-            )
+            self._refuse_calls(turn, calls)
+
+    def _refuse_calls(self, turn: MicroStep, calls: int) -> None:
+        raise UsageError(
+            f"micro-step {turn.index + 1} of step {turn.step} called backward() {calls} times, where "
+            f"{self._calls_of_step or 'one or more'} were expected: the shards of a step meet in these calls, so all must "
+            "make the same ones. To leave a shard out, call team.backward(loss, weight=0) instead of skipping it."
+        )
 
     def follow(self, absence: Absence) -> bool:
         """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
@@ -271,12 +293,15 @@ class Loop:
                 )
         if turn.num_active_ranks < self._collectives.size:
             # The ranks that follow cannot see the break.
-            self._send(_LEFT, self._state_of() if counts else None)
+            self._send(_LEFT, takes_state=counts)
         if counts:
             self._step_done(turn.step_samples)
 
-    def _send(self, kind: str, state: list[Any] | None) -> None:
-        self._collectives.broadcast_object((kind, state) if self._collectives.rank == 0 else None)
+    def _send(self, kind: str, *, takes_state: bool) -> None:
+        if self._collectives.rank == 0:
+            self._collectives.broadcast_object((kind, self._state_of() if takes_state else None))
+        else:
+            self._collectives.broadcast_object(None)
 
     def _step_done(self, num_samples: int) -> None:
         self._log.tick(self.step)
@@ -319,13 +344,18 @@ class Loop:
             )
         if weight != 0:  # the mean over no tokens is NaN, and counts for nothing
             self._nan_watch.look(loss, turn.step, turn.shard)
+        if turn.index > 0 and self._num_backwards == self._calls_of_step:
+            self._refuse_calls(turn, self._num_backwards + 1)
         self._num_backwards += 1
         self.weight = weight
-        if self._recorder is None:
-            self._sync.backward(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
-        else:
+        if self._recorder is not None:
             self._recorder.before_backward(loss, weight)
+        self._in_backward = True
+        try:
             self._sync.backward(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
+        finally:
+            self._in_backward = False
+        if self._recorder is not None:
             self._recorder.after_backward()
 
     def note_values(self, weight: float | None, values: Mapping[str, Any]) -> None:

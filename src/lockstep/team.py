@@ -32,7 +32,7 @@ from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.progress import choose_display
 from lockstep.measure.usage import num_cores
-from lockstep.plan.shards import block
+from lockstep.plan.shards import MicroStep, block
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
 from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
@@ -104,7 +104,7 @@ def _agree(
             exact=config.strategy == "exact" or (config.strategy == "auto" and config.shards is not None),
             accumulate=config.accumulate,
             seed=config.seed,
-            threads=config.threads or _default_threads(config.shards or world.world_size, world),
+            threads=config.threads or _default_threads(config.shards or world.world_size),
             precision=config.precision,
             device=device.type,
         )
@@ -167,6 +167,7 @@ class Team:
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting)
         self._journal = Journal(run_dir if self.is_main else None)
         self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
+        self._parameters: set[nn.Parameter] = set()
         # Not guarded: the loop's own collectives come where all ranks are known to be.
         self._inner = Collectives(default_group(), meeting)
         self._recorder = None if config.trace == "off" else self._open_trace()
@@ -180,6 +181,7 @@ class Team:
             journal=self._journal,
             display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
             collectives=self._inner,
+            parameters=self._parameters,
             state_of=lambda: [state_of(thing) for thing in self._stateful],
             load_state=self._load_state,
             recorder=self._recorder,
@@ -187,10 +189,12 @@ class Team:
         self._outer = Collectives(default_group(), meeting, self._loop.guard)
         self._prepared: dict[int, Any] = {}
         self._stateful: list[Any] = [] if self._scaling is None else [self._scaling.scaler]
-        self._parameters: set[nn.Parameter] = set()
         self._num_loaders = 0
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
-        self._any_so_far = False
+        self._any_so_far: dict[int, bool] = {}
+        """What ``any`` was given in this step, for each of its calls in the body."""
+        self._any_turn: MicroStep | None = None
+        self._any_calls = 0
         self._announced = False
         self._closed = False
         self._write_start()
@@ -428,11 +432,16 @@ class Team:
 
         In a loop's body it answers when the step ends, for all its micro-steps; before, it is False.
         """
-        if not self.ends_step:
-            self._any_so_far = self._any_so_far or bool(condition)
-            return False
-        so_far, self._any_so_far = self._any_so_far, False
-        return self._outer.any(so_far or bool(condition))
+        turn = self._loop.turn
+        if turn is None:
+            return self._outer.any(condition)
+        if turn is not self._any_turn:
+            self._any_turn, self._any_calls = turn, 0
+            if turn.index == 0:
+                self._any_so_far.clear()
+        call, self._any_calls = self._any_calls, self._any_calls + 1
+        self._any_so_far[call] = self._any_so_far.get(call, False) or bool(condition)
+        return self._outer.any(self._any_so_far[call]) if turn.is_last else False
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """See ``Collectives.all_reduce``."""
@@ -576,9 +585,9 @@ class Team:
         self.close()
 
 
-def _default_threads(num_shards: int, world: World) -> int:
-    """The cores divided among as many processes as this machine can get. (The number there are now must not matter.)"""
-    return max(1, num_cores() // -(-num_shards // world.num_nodes))
+def _default_threads(num_shards: int) -> int:
+    """The cores of a machine divided by all shards. (How many processes and machines there are now must not matter.)"""
+    return max(1, num_cores() // num_shards)
 
 
 def _version() -> str:

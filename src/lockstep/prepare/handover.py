@@ -15,10 +15,11 @@ def state_of(thing: Any) -> Any:
     """The state of a prepared object after a step, with tensors on the CPU (they go to other processes)."""
     if isinstance(thing, nn.Module):
         # Tensors instead of a state dict: buffers that are not saved count too, and so do gradients that are kept.
-        tensors = [*thing.parameters(), *thing.buffers()]
+        parameters = [parameter.detach() for parameter in thing.parameters()]
+        buffers = {name: buffer.detach() for name, buffer in thing.named_buffers()}
         gradients = [parameter.grad for parameter in thing.parameters()]
         learns = [parameter.requires_grad for parameter in thing.parameters()]  # scripts freeze and thaw in the body
-        return _to_cpu([tensor.detach() for tensor in tensors]), _to_cpu(gradients), learns
+        return _to_cpu((parameters, buffers, gradients)), learns
     return _to_cpu(thing.state_dict())
 
 
@@ -26,16 +27,27 @@ def state_of(thing: Any) -> Any:
 def load_state(thing: Any, state: Any) -> None:
     """Give an object the state that its equal has on another rank."""
     if isinstance(thing, nn.Module):
-        values, gradients, learns = state
-        for tensor, value in zip([*thing.parameters(), *thing.buffers()], values, strict=True):
-            tensor.copy_(value)
-        for parameter, gradient, yes in zip(thing.parameters(), gradients, learns, strict=True):
+        (values, buffers, gradients), learns = state
+        for name, value in buffers.items():
+            owner, _, last = name.rpartition(".")
+            _put_buffer(thing.get_submodule(owner), last, value)
+        for parameter, value, gradient, yes in zip(thing.parameters(), values, gradients, learns, strict=True):
+            parameter.copy_(value)
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             parameter.requires_grad_(yes)
         return
     thing.load_state_dict(state)
     if isinstance(thing, Optimizer):
         _restore_dtypes(thing, state)
+
+
+def _put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    buffer = getattr(module, name)
+    if buffer is None:  # it was made in the step that this rank has not seen
+        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        setattr(module, name, value.to(device))
+    else:
+        buffer.copy_(value)
 
 
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -49,4 +61,5 @@ def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _to_cpu(state: Any) -> Any:
-    return map_tensors(lambda tensor: tensor.cpu(), state)
+    # Copies: a gradient is a view into its bucket, and would be sent with all of it.
+    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)

@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor, amp
 from torch.optim import Optimizer
 
+from lockstep.errors import UsageError
+
 
 class LossScaling:
     """The scaler of a run with ``precision="16-mixed"``: the script has none of its own, and sees true losses.
@@ -24,7 +26,7 @@ class LossScaling:
         self.scaler = amp.GradScaler(device)
         self._optimizers: list[Optimizer] = []
         self._unscaled: set[int] = set()
-        self._has_stepped = False
+        self._stepped: set[int] = set()
         self._acting = False
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -62,11 +64,23 @@ class LossScaling:
             self.scaler.step(optimizer)
         finally:
             self._acting = False
-        self._has_stepped = True
+        self._stepped.add(id(optimizer))
 
     def end_step(self) -> None:
-        """The step is over: after an overflow the scale becomes smaller, and after many good steps larger."""
-        if self._has_stepped or self._unscaled:
+        """The step is over: after an overflow the scale becomes smaller, and after many good steps larger.
+
+        Raises:
+            UsageError: gradients were clipped and kept for another step: they are true ones, and those to come are scaled.
+        """
+        for optimizer in self._optimizers:
+            gradients = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+            if id(optimizer) in self._unscaled - self._stepped and next(gradients, None) is not None:
+                raise UsageError(
+                    f"clip_grad_norm_() in a step without {type(optimizer).__name__}.step(), with precision='16-mixed': the "
+                    "gradients that are kept are unscaled, and those of the next step will be scaled. Clip only when the "
+                    "optimizer steps; to add up several batches use accumulate=k."
+                )
+        if self._stepped or self._unscaled:
             self.scaler.update()
         self._unscaled.clear()
-        self._has_stepped = False
+        self._stepped.clear()

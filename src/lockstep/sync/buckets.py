@@ -70,7 +70,7 @@ class Bucket:
         size, strides, start = self._places[place]
         if self.parameters[place].is_complex():
             pairs = data[start : start + 2 * size.numel()].view(-1, 2)
-            return torch.view_as_complex(pairs).as_strided(size, strides, 0)
+            return torch.view_as_complex(pairs).as_strided(size, strides, start // 2)  # counted from the memory's start
         return data.as_strided(size, strides, start)
 
     def take(self) -> Flat:

@@ -70,7 +70,19 @@ class _Slot:
         self.change = change if self.change is None else self.change.add_(change)
 
     def weighted(self, fraction: float, *, is_lowest_shard: bool) -> Tensor:
-        """A shard's change, as it is to be added up."""
+        """A shard's change, as it is to be added up.
+
+        Raises:
+            ModelError: the shard gave the buffer another shape or dtype.
+        """
+        tensor = self.tensor
+        if tensor.shape != self.start.shape or tensor.dtype != self.start.dtype:
+            raise ModelError(
+                f"the buffer {self.name!r} of {type(self.module).__name__} became {tuple(tensor.shape)}, {tensor.dtype} in a "
+                f"forward pass, and was {tuple(self.start.shape)}, {self.start.dtype} when the step began: what the shards "
+                "make of it cannot be put together. Make it at its largest size before training, or keep it in a plain "
+                "attribute if it is only a cache."
+            )
         change = _difference(self.tensor, self.start)
         if self.start.is_floating_point() or self.start.is_complex():
             return change.mul_(fraction)
@@ -78,6 +90,8 @@ class _Slot:
 
     def put(self, value: Tensor) -> None:
         tensor = self.tensor
+        if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is self._seen:
+            return  # to write the same would spoil a second backward pass through what was computed from it
         if tensor.shape == value.shape:
             # As PyTorch's normalisations do it: they do not count it as a change, since no backward pass needs the values
             # that are written here. So a second backward pass through one forward pass works as it does without us.
@@ -95,10 +109,16 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.long()
 
 
+def _base(start: Tensor) -> Tensor:
+    """What changes are counted from: where the step begins with no number (inf, for a minimum to come), it is 0."""
+    wide = _wide(start)
+    return wide.nan_to_num(0.0, 0.0, 0.0) if wide.is_floating_point() else wide
+
+
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """-0.0 where nothing has changed, also where that is an infinity: adding it changes nothing, not even a sign."""
-    after, before = _wide(after), _wide(before)
-    return torch.where(after == before, torch.full_like(after, -0.0), after - before)
+    """-0.0 where nothing has changed: adding it changes nothing, not even a sign."""
+    after, base = _wide(after), _base(before)
+    return torch.where(after == base, torch.full_like(after, -0.0), after - base)
 
 
 def _narrow(wide: Tensor, like: Tensor) -> Tensor:
@@ -208,7 +228,7 @@ class ShardBuffers:
                 parts = torch.split(flat, [part.numel() for part in packed])
                 changes = [_unpack(part, change) for part, change in zip(parts, changes, strict=True)]
             for slot, change in zip(here, changes, strict=True):
-                slot.put(_narrow(_wide(slot.start) + change, slot.start))
+                slot.put(_narrow(_base(slot.start) + change, slot.start))
                 slot.restart()
                 slot.change = None
 
@@ -234,7 +254,7 @@ class ShardBuffers:
         """Give buffers their new values: what they were when the step began, and the changes added up over all shards."""
         for number, change in changes.items():
             slots = self._owners[number].slots
-            wide = [_wide(slot.start) for slot in slots]
+            wide = [_base(slot.start) for slot in slots]
             sizes = [_pack(value).numel() for value in wide]
             for slot, value, part in zip(slots, wide, torch.split(change, sizes), strict=True):
                 slot.put(_narrow(value + _unpack(part, value), slot.start))

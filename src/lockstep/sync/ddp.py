@@ -9,7 +9,6 @@ and in a step in which some ranks have no samples.
 from __future__ import annotations
 
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.gradients import Gradients, widen
 from lockstep.sync.sharded import ShardedSync
+from lockstep.sync.start import take_from_rank_0
 
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
@@ -117,8 +117,7 @@ class DataParallel(ShardedSync):
     # How a model runs
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+        take_from_rank_0(model)
         engine = _Engine(model)
         own = set(model.parameters())
         for other in self._engines:

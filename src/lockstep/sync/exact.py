@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
@@ -23,15 +22,18 @@ from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buckets import ABSENT, Bucket, Flat, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.exchange import Exchange, Roots
-from lockstep.sync.gradients import Gradients, check_total, put_back, set_aside
+from lockstep.sync.gradients import check_total, put_back, set_aside
 from lockstep.sync.ordered import OrderedExchange
+from lockstep.sync.start import take_from_rank_0
 
 
 class _Sum:
     """What a process has added up of one bucket so far, for one backward call of the body."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
         self._bucket = bucket
+        self._empty = list(ended)
+        """This process's shards of the step so far, as long as none has had a gradient: leaves that need no memory yet."""
         self._leaf: Flat | None = None
         """The shard at hand: with ``accumulate``, over its turns so far."""
         self._in_leaf: set[int] = set()
@@ -55,6 +57,22 @@ class _Sum:
 
     def end_shard(self, shard: int) -> None:
         """The leaf is whole: put it into the tree."""
+        if self._leaf is None and not self.stack:
+            self._empty.append(shard)
+            return
+        self.make_whole()
+        self._push(shard)
+
+    def make_whole(self) -> None:
+        """Put leaves into the tree for the shards without any gradient so far."""
+        empty, self._empty = self._empty, []
+        leaf, in_leaf = self._leaf, self._in_leaf
+        for shard in empty:
+            self._leaf, self._in_leaf = None, set()
+            self._push(shard)
+        self._leaf, self._in_leaf = leaf, in_leaf
+
+    def _push(self, shard: int) -> None:
         flat = self._leaf if self._leaf is not None else self._bucket.take()
         num_places = len(flat.views)
         flat.counts.fill_(1.0)
@@ -76,7 +94,7 @@ class _Sum:
         flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
         for flat in flats:
             self._bucket.give_back(flat)
-        self._leaf, self._in_leaf, self.stack = None, set(), []
+        self._leaf, self._in_leaf, self._empty, self.stack = None, set(), [], []
 
 
 class _Weights:
@@ -132,19 +150,21 @@ class Exact:
         self._cards = cards
         self._names: dict[Parameter, str] = {}
         self._buckets: list[Bucket] = []
-        self._trainable: list[bool] = []
+        self._layout: list[tuple[bool, torch.dtype]] = []
+        """Whether it learns and what it is made of, for each parameter, when the buckets were made."""
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
         """For each bucket, the places whose gradients the backward pass at hand has not yet brought."""
         self._buffers = ShardBuffers()
         self._learnt = _Learnt()
-        self._learnt_in: dict[tuple[bool, ...], dict[int, set[int]]] = {}
-        """What was learnt about buckets, by which parameters learn."""
+        self._learnt_in: dict[tuple[tuple[bool, torch.dtype], ...], dict[int, set[int]]] = {}
+        """What was learnt about buckets, by layout."""
         self._turn: MicroStep | None = None
         self._calls = 0
         self._weighted: dict[int, bool] = {}
         self._listening = False
         self._share = 1.0
+        self._last_shard = 0
         keep_freed_memory()
         self._forget_step()
 
@@ -154,15 +174,15 @@ class Exact:
         self._weights: dict[int, _Weights] = {}
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
-        self._carried: Gradients = {}
+        self._ended: list[int] = []
+        """This process's shards whose turns are over."""
 
     # The protocol
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
         if self._world_size > 1:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.detach(), src=0)
+            take_from_rank_0(model)
         for name, parameter in model.named_parameters():
             self._names.setdefault(parameter, name)
         self._buffers.attach(model)
@@ -175,7 +195,7 @@ class Exact:
         self._calls = 0
         if turn.index == 0:
             self._buffers.begin_step()
-            if [parameter.requires_grad for parameter in self._names] != self._trainable:
+            if _layout_of(self._names) != self._layout:
                 self._lay_out()
             roots = _roots_of_ranks(turn, self._world_size, self._num_shards)
             self._exchange.begin_step(turn.step, roots)
@@ -185,6 +205,9 @@ class Exact:
             self._buffers.restart_shard()
         if turn.begins_shard:
             self._shard_samples = 0
+        if turn.index > 0 and turn.begins_shard:
+            self._ended.append(self._last_shard)
+        self._last_shard = turn.shard
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
@@ -204,7 +227,7 @@ class Exact:
             if call == 0 and turn.ends_shard:
                 self._buffers.rewind()  # also what checkpoint() has run again in the backward pass
             if not turn.is_last:
-                self._carried.update(carried)
+                put_back(carried)
                 return
             sent = self._send_rest(call)
             self._finish()
@@ -217,9 +240,7 @@ class Exact:
                     self._sums[call, index].stack[0].value.data.div_(total)
             for index in sent:
                 self._hand_out(index, self._sums.pop((call, index)))
-            put_back(self._carried)
             put_back(carried)
-            self._carried = {}
             self._learn(turn, call, sent, changes)
 
     def end_step(self) -> None:
@@ -232,7 +253,6 @@ class Exact:
 
     def drop(self) -> None:
         """See Sync."""
-        put_back(self._carried)
         self.end_step()
 
     def close(self) -> None:
@@ -244,18 +264,26 @@ class Exact:
     # The layout
 
     def _lay_out(self) -> None:
-        """Put the parameters that learn into buckets, and have each tell when its gradient is there."""
+        """Put the parameters into buckets, and have each tell when its gradient is there.
+
+        Those that do not learn now, and may be thawed in the loop's body, are in buckets of their own: as long as they
+        have no gradients, nothing is kept or sent for them.
+        """
         self.close()
-        self._trainable = [parameter.requires_grad for parameter in self._names]
-        self._buckets = make_buckets([parameter for parameter in self._names if parameter.requires_grad])
+        self._layout = _layout_of(self._names)
+        can_learn = [p for p in self._names if p.is_floating_point() or p.is_complex()]
+        self._buckets = make_buckets([p for p in can_learn if p.requires_grad])
+        self._buckets += make_buckets([p for p in can_learn if not p.requires_grad])
         self._missing = [set() for _ in self._buckets]
         # By layout: a rank that was absent may not have seen each change, and must know what the others know.
-        self._learnt.buckets = self._learnt_in.setdefault(tuple(self._trainable), {})
+        self._learnt.buckets = self._learnt_in.setdefault(tuple(self._layout), {})
         for index, bucket in enumerate(self._buckets):
             for place, parameter in enumerate(bucket.parameters):
+                learns = parameter.requires_grad
+                parameter.requires_grad_(True)  # a frozen one takes no hook, but keeps it
                 arrived = functools.partial(self._arrived, index, place)
-                hook = parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
+                parameter.requires_grad_(learns)
 
     # The backward pass
 
@@ -282,7 +310,7 @@ class Exact:
         for index, bucket in enumerate(self._buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
             if (call, index) not in self._sums:
-                self._sums[call, index] = _Sum(bucket)
+                self._sums[call, index] = _Sum(bucket, self._ended)
         self._call, self._share = call, share
         self._at_once = sorted(self._known(turn).buckets.get(call, ())) if turn.is_last else []
         self._num_sent = 0
@@ -302,7 +330,11 @@ class Exact:
         if not self._listening:
             return
         gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
+        if gradient is None:
+            raise ModelError(
+                f"a hook of the script's own took the gradient of {self._names[parameter]!r} away in the backward pass, before "
+                "it met those of the other shards: act after team.backward(), when the step ends"
+            )
         if gradient.is_sparse:
             raise ModelError(
                 f"parameter {self._names[parameter]!r} has a sparse gradient, which has no place in the fixed tree: use a "
@@ -347,7 +379,9 @@ class Exact:
             self._on_cards.finish()
 
     def _nodes(self, call: int, index: int) -> list[Tensor]:
-        return [node.value.data for node in self._sums[call, index].stack]
+        added = self._sums[call, index]
+        added.make_whole()
+        return [node.value.data for node in added.stack]
 
     def _send_rest(self, call: int) -> list[int]:
         """Send the buckets of which it was not known that some shard has gradients in them. All that were sent."""
@@ -453,6 +487,10 @@ class Exact:
             self._learnt.buckets.setdefault(call, set()).update(buckets)
             self._learnt.owners.update(owners)
             self._learnt.calls.add(call)
+
+
+def _layout_of(parameters: Iterable[Parameter]) -> list[tuple[bool, torch.dtype]]:
+    return [(parameter.requires_grad, parameter.dtype) for parameter in parameters]
 
 
 def _add_changes(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.errors import PeerError
 from lockstep.plan.tree import Node, fold, push
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
@@ -183,8 +184,7 @@ class _Underway:
 
     def add(self) -> None:
         """Wait for the others' nodes, add up this rank's slice, and begin to hand it out."""
-        for work in self._receives:
-            work.wait()
+        _wait(self._receives)
         if self._is_broad:  # the sum takes the place of what is sent
             self._wait_sent()
         result = self._nodes[0][self._mine]
@@ -212,13 +212,24 @@ class _Underway:
 
     def finish(self) -> None:
         """Wait for the other slices of the sum, and until all that was sent has left."""
-        for work in self._gathers:
-            work.wait()
+        _wait(self._gathers)
         self._wait_sent()
         if self._on_card is not None:
             self._on_card[0].copy_(self._nodes[0])
 
     def _wait_sent(self) -> None:
-        for work in self._sends:
-            work.wait()
+        _wait(self._sends)
         self._sends = []
+
+
+def _wait(works: list[dist.Work]) -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        if "imed out" not in str(error):
+            raise
+        raise PeerError(
+            f"another rank did not come to this backward() call within the timeout ({error}). All shards of a step must "
+            "make the same backward() calls, with a weight in all or in none; a rank may also be stuck (loading data, say)."
+        ) from error
