@@ -169,9 +169,7 @@ def train(
     network = MODELS[model]()
     optimizer = OPTIMIZERS[optimizer](network.parameters())
     schedule = SCHEDULES[schedule](optimizer)
-    network, optimizer, schedule, loader = team.prepare(
-        network, optimizer, schedule, loader_of(loader, length, batch_size, 1 if loader == "samples" else 0)
-    )
+    network, optimizer, schedule, loader = team.prepare(network, optimizer, schedule, loader_of(loader, length, batch_size))
     seen = Seen(team)
     for _ in team.epochs(epochs):
         for inputs, targets, indices in loader:

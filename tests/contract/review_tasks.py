@@ -88,17 +88,6 @@ def thaw_at_a_step():
     return state_of(model)
 
 
-def zero_at_the_end():
-    """Gradients are cleared in the last turn of a step only, before the backward pass."""
-    team, model, optimizer, loader = _prepare(Two())
-    for x in loader:
-        if team.ends_step:
-            optimizer.zero_grad()
-        team.backward(model(x).square().mean())
-        optimizer.step()
-    return state_of(model)
-
-
 def late_parameter():
     team, model, optimizer, loader = _prepare(Two())
     model.c = nn.Linear(3, 3)

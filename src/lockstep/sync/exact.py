@@ -22,7 +22,7 @@ from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buckets import ABSENT, Bucket, Flat, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.exchange import Exchange, Roots
-from lockstep.sync.gradients import check_total, put_back, set_aside
+from lockstep.sync.gradients import Gradients, check_total, put_back, set_aside
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.start import take_from_rank_0
 
@@ -61,28 +61,24 @@ class _Sum:
             self._empty.append(shard)
             return
         self.make_whole()
-        self._push(shard)
+        self._push(shard, self._leaf, self._in_leaf)
+        self._leaf, self._in_leaf = None, set()
 
     def make_whole(self) -> None:
-        """Put leaves into the tree for the shards without any gradient so far."""
-        empty, self._empty = self._empty, []
-        leaf, in_leaf = self._leaf, self._in_leaf
-        for shard in empty:
-            self._leaf, self._in_leaf = None, set()
-            self._push(shard)
-        self._leaf, self._in_leaf = leaf, in_leaf
+        """Put leaves into the tree for the shards before the first that had a gradient."""
+        for shard in self._empty:
+            self._push(shard, None, set())
+        self._empty = []
 
-    def _push(self, shard: int) -> None:
-        flat = self._leaf if self._leaf is not None else self._bucket.take()
-        num_places = len(flat.views)
+    def _push(self, shard: int, leaf: Flat | None, filled: set[int]) -> None:
+        flat = leaf if leaf is not None else self._bucket.take()
         flat.counts.fill_(1.0)
-        if len(self._in_leaf) < num_places:
-            for place in set(range(num_places)) - self._in_leaf:
+        for place in range(len(flat.views)) if len(filled) < len(flat.views) else ():
+            if place not in filled:
                 flat.views[place].fill_(ABSENT)
                 flat.counts[place] = 0.0
         push(self.stack, Node(shard, 1, flat), self._add)
-        self.used |= self._in_leaf
-        self._leaf, self._in_leaf = None, set()
+        self.used |= filled
 
     def _add(self, left: Flat, right: Flat) -> Flat:
         left.data.add_(right.data)
@@ -174,6 +170,8 @@ class Exact:
         self._weights: dict[int, _Weights] = {}
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
+        self._carried: Gradients = {}
+        """Gradients from before the step, out of reach of a zero_grad() that is not meant for them."""
         self._ended: list[int] = []
         """This process's shards whose turns are over."""
 
@@ -227,7 +225,7 @@ class Exact:
             if call == 0 and turn.ends_shard:
                 self._buffers.rewind()  # also what checkpoint() has run again in the backward pass
             if not turn.is_last:
-                put_back(carried)
+                self._carried.update(carried)
                 return
             sent = self._send_rest(call)
             self._finish()
@@ -240,7 +238,9 @@ class Exact:
                     self._sums[call, index].stack[0].value.data.div_(total)
             for index in sent:
                 self._hand_out(index, self._sums.pop((call, index)))
+            put_back(self._carried)
             put_back(carried)
+            self._carried = {}
             self._learn(turn, call, sent, changes)
 
     def end_step(self) -> None:
@@ -253,6 +253,7 @@ class Exact:
 
     def drop(self) -> None:
         """See Sync."""
+        put_back(self._carried)
         self.end_step()
 
     def close(self) -> None:

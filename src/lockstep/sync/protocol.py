@@ -31,7 +31,7 @@ class Sync(Protocol):
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """Run the backward pass of one shard.
 
-        After an earlier micro-step of the step, ``.grad`` of every parameter is what it was before. After the last one it is
+        After an earlier micro-step of the step, ``.grad`` of every parameter is None. After the last one it is
         ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks (plus what it was before the step): the same on every
         rank; None if no shard used the parameter. Buffers are then the same on every rank too.
 

@@ -24,6 +24,7 @@ class ShardedSync(ABC):
         self._buffers = ShardBuffers()
         self._sums = ShardSums()
         self._totals: dict[int, float] = {}
+        self._carried: Gradients = {}
         self._turn: MicroStep | None = None
         self._calls = 0
         self._shard_fraction = 0.0
@@ -61,7 +62,7 @@ class ShardedSync(ABC):
         if not turn.is_last:
             loss.backward(**options)  # type: ignore[no-untyped-call]
             self._sums.add(call, self._parameters, share)
-            put_back(carried)
+            self._carried.update(carried)
             if turn.ends_shard:  # until then the shard's turns go on from each other's buffers
                 self._buffers.note(self._shard_fraction, is_lowest_shard=turn.shard == 0)
             return
@@ -76,7 +77,9 @@ class ShardedSync(ABC):
             divide((p.grad for p in self._parameters if p.grad is not None), total)
             divide(sums.values(), total)
         install(sums)
+        put_back(self._carried)
         put_back(carried)
+        self._carried = {}
         if any(changed):
             self._buffers.note(self._shard_fraction, is_lowest_shard=turn.shard == 0)
             self._buffers.combine(changed, self._buffer_reduction())
@@ -97,6 +100,8 @@ class ShardedSync(ABC):
 
     def drop(self) -> None:
         """See Sync."""
+        put_back(self._carried)
+        self._carried = {}
         self.end_step()
 
     @abstractmethod
