@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 from _crew import Host
@@ -22,6 +24,7 @@ def slow_link(megabits: int) -> Iterator[list[Host]]:
     names = [f"lockstep-bench-{os.getpid()}-{end}" for end in "ab"]
     interfaces = [f"lb{os.getpid() % 100000}{end}" for end in "ab"]
     hosts = []
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts are taken away then too
     try:
         for name in names:
             _run("ip", "netns", "add", name)
@@ -37,6 +40,7 @@ def slow_link(megabits: int) -> Iterator[list[Host]]:
             hosts.append(Host(("ip", "netns", "exec", name), address, interface))
         yield hosts
     finally:
+        signal.signal(signal.SIGTERM, before)
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
