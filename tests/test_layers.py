@@ -26,6 +26,7 @@ SPINE = (
     ("prepare",),  # what team.prepare hands back
     ("loop",),
     ("team",),  # the only composer
+    ("joining",),  # how a process comes to its team
 )
 
 # Beside the run: what each of these may import, by prefix. "" is everything.

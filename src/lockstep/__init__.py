@@ -20,8 +20,9 @@ if TYPE_CHECKING:
         PeerError,
         UsageError,
     )
+    from lockstep.joining import join
     from lockstep.launch.function import launch
-    from lockstep.team import Team, join
+    from lockstep.team import Team
     from lockstep.world import World
 
 _PLACES = {
@@ -39,7 +40,7 @@ _PLACES = {
     "Team": "lockstep.team",
     "UsageError": "lockstep.errors",
     "World": "lockstep.world",
-    "join": "lockstep.team",
+    "join": "lockstep.joining",
     "launch": "lockstep.launch.function",
 }
 

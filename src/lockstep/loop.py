@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.comm.collectives import Collectives
+from lockstep.data.batches import length_of
 from lockstep.data.sources import Absence
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError, LossError, UsageError
@@ -160,7 +161,7 @@ class Loop:
         self._leader = loader
         if self._recorder is not None:
             self._recorder.enter(self.epoch)
-        length = _length(loader)
+        length = length_of(loader)
         self._pass = Pass(self.epoch, length, warm_up=self._first_pass)
         self._first_pass = False
         title = f"epoch {self.epoch + 1}" + (f"/{self.num_epochs}" if self.num_epochs else "")
@@ -403,10 +404,3 @@ class Loop:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,120 +17,33 @@ from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import Meeting, choose_device, choose_meeting, close_group, default_group, open_group
+from lockstep.comm.group import Meeting, close_group, default_group
 from lockstep.config import RunConfig
+from lockstep.data.batches import length_of
 from lockstep.data.evaluation import Evaluation, EvaluationSource
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import ConfigError, LockstepError, PeerError, UsageError
+from lockstep.errors import ConfigError, PeerError, UsageError
 from lockstep.loop import Loop
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.progress import choose_display
 from lockstep.measure.usage import num_cores
-from lockstep.plan.shards import MicroStep, block
+from lockstep.plan.shards import MicroStep
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
 from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from lockstep.prepare.handover import load_state, state_of
 from lockstep.prepare.model import stand_in, unwrap
 from lockstep.prepare.scaling import LossScaling
-from lockstep.rundir import Birth, open_run_dir
-from lockstep.sync.table import make_sync, resolve_strategy
-from lockstep.world import World, read_environment
+from lockstep.sync.table import make_sync, promises_bits
+from lockstep.world import World
 
 if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
-
-_joined: Team | None = None
-
-
-def join(**settings: Any) -> Team:
-    """Join the run that this process was started for: alone, or one of many. Call it once, first thing.
-
-    Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
-    threads and the random streams, and opens the run's directory.
-
-    Args:
-        settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``,
-            ``device``, ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``,
-            ``progress``, ``workers``, ``trace``, ``trace_until``.
-
-    Raises:
-        ConfigError: a setting cannot be meant, or cannot be had here.
-        UsageError: this process has joined before, or has opened a process group of its own.
-        MismatchError: the ranks were started with different settings.
-    """
-    global _joined
-    if _joined is not None:
-        raise UsageError("join() was called before in this process: keep the team it returned, there is one a process")
-    environment = read_environment()
-    explicit = {**settings, **environment.settings}
-    config = RunConfig.merge(environment.settings, settings)
-    world = environment.world
-    resolve_strategy(config.strategy, world.world_size, is_exact=False)  # what cannot be is said before anything is opened
-    device = choose_device(config, world)
-    meeting = choose_meeting(config, world, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    open_group(config, world, meeting, device)
-    collectives = Collectives(default_group(), meeting)
-    try:
-        config, run_dir = _agree(config, explicit, world, device, collectives)
-        on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(config, world, device, meeting, run_dir, on_terminal)
-    except BaseException:
-        collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
-        close_group()
-        raise
-    _joined = team
-    atexit.register(team.close)
-    return team
-
-
-def _agree(
-    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
-) -> tuple[RunConfig, Path]:
-    """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
-    found: tuple[Path, Birth] | LockstepError | None = None
-    if world.rank == 0:
-        born_with = Birth(
-            shards=config.shards or world.world_size,
-            exact=config.strategy == "exact" or (config.strategy == "auto" and config.shards is not None),
-            accumulate=config.accumulate,
-            seed=config.seed,
-            threads=config.threads or _default_threads(config.shards or world.world_size),
-            precision=config.precision,
-            device=device.type,
-        )
-        try:
-            block(0, world.world_size, born_with.shards)
-            found = open_run_dir(config, explicit, born_with)
-        except LockstepError as error:
-            found = error
-    found = collectives.broadcast_object(found)
-    if isinstance(found, LockstepError):
-        raise found  # on every rank: they all end with the reason
-    assert found is not None
-    run_dir, birth = found
-    block(world.rank, world.world_size, birth.shards)
-    return (
-        dataclasses.replace(
-            config,
-            strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact),
-            shards=birth.shards,
-            accumulate=birth.accumulate,
-            seed=birth.seed,
-            threads=birth.threads,
-            precision=birth.precision,
-            run_dir=str(run_dir),
-        ),
-        run_dir,
-    )
 
 
 class Team:
@@ -227,7 +139,7 @@ class Team:
         for thing in objects:
             if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
                 on_cpu = self.device.type == "cpu"
-                is_exact = self.config.strategy == "exact"
+                is_exact = promises_bits(self.config.strategy, shards_given=True)
                 shape = {"num_shards": self.num_shards, "world_size": self.world_size}
                 check_model(thing, **shape, on_cpu=on_cpu, is_exact=is_exact)
         check_optimizers(objects, self._parameters)
@@ -277,7 +189,7 @@ class Team:
     def _make_loader(self, batches: Iterable[Any]) -> PreparedLoader:
         set_workers(batches, self.config.workers)
         if self._recorder is not None:
-            self._recorder.watch_loader(batches)
+            self._recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
         return PreparedLoader(batches, self._share(), self._loop, self.device)
 
     def _share(self) -> Share:
@@ -497,6 +409,11 @@ class Team:
 
     # Beginning and end
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is over for this process."""
+        return self._closed
+
     def _write_start(self) -> None:
         host = self.world.host
         hosts = self._inner.all_gather_object(host) if self.world.num_nodes > 1 else [host] * self.world_size
@@ -556,11 +473,9 @@ class Team:
 
         Every rank must call it, unless the script has failed: then nothing is said to the others.
         """
-        global _joined
         if self._closed:
             return
         self._closed = True
-        _joined = None
         atexit.unregister(self.close)
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
@@ -583,11 +498,6 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _default_threads(num_shards: int) -> int:
-    """The cores of a machine divided by all shards. (How many processes and machines there are now must not matter.)"""
-    return max(1, num_cores() // num_shards)
 
 
 def _version() -> str:

@@ -99,6 +99,14 @@ def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield from found
 
 
+def length_of(thing: Any) -> int | None:
+    """``len(thing)``; None if it has none, or does not know it."""
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):  # PyTorch's samplers raise either
+        return None
+
+
 def count_samples(batch: Any) -> int:
     """How many samples a ready batch holds: the common length of dimension 0 of all that is in it.
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lockstep.data.batches import count_samples, cut
+from lockstep.data.batches import count_samples, cut, length_of
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.streams import Purpose, reseed
@@ -339,13 +339,8 @@ class ReadySource:
 
 
 def _lengths(*named: tuple[str, object]) -> list[str]:
-    lines = []
-    for name, thing in named:
-        try:
-            lines.append(f"{name} of length {len(thing)}")  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            lines.append(f"{name} of unknown length")
-    return lines
+    lengths = [(name, length_of(thing)) for name, thing in named]
+    return [f"{name} of {'unknown length' if length is None else f'length {length}'}" for name, length in lengths]
 
 
 def choose_source(batches: Iterable[Any], share: Share) -> Source:

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.worker import Request, run_worker
 
-PRELOAD = ("torch", "torch.distributed", "lockstep.team")
+PRELOAD = ("torch", "torch.distributed", "lockstep.joining")
 """What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
 PRELOAD_IDLE = ("torch._dynamo",)
 """What is imported when the first workers have ended, for those that may follow. (PyTorch imports it with the first

@@ -82,18 +82,14 @@ class Recorder:
             if self._witness is not None:
                 self._witness.watch_model(prefix, thing)
 
-    def watch_loader(self, batches: Iterable[Any]) -> None:
-        """Note what a prepared loader draws from."""
+    def watch_loader(self, batches: Iterable[Any], length: int | None) -> None:
+        """Note what a prepared loader draws from: samples, or ready batches, ``length`` of them if that is known."""
         self._num_loaders += 1
         dataset = getattr(batches, "dataset", batches)
         sampler = getattr(batches, "sampler", None)
         replacement = getattr(sampler, "replacement", None)
         if replacement is None and type(sampler).__module__ == "torch.utils.data.sampler":
             replacement = False  # none of PyTorch's draws twice unless it says so
-        try:
-            length: int | None = len(dataset)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            length = None
         self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
         if self._witness is not None:
             self._witness.watch_dataset(dataset)

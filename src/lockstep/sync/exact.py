@@ -19,78 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, block
 from lockstep.plan.tree import Node, push, roots
-from lockstep.sync.buckets import ABSENT, Bucket, Flat, keep_freed_memory, make_buckets
+from lockstep.sync.bucket_sum import BucketSum
+from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.exchange import Exchange, Roots
 from lockstep.sync.gradients import Gradients, check_total, put_back, set_aside
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.start import take_from_rank_0
-
-
-class _Sum:
-    """What a process has added up of one bucket so far, for one backward call of the body."""
-
-    def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
-        self._bucket = bucket
-        self._empty = list(ended)
-        """This process's shards of the step so far, as long as none has had a gradient: leaves that need no memory yet."""
-        self._leaf: Flat | None = None
-        """The shard at hand: with ``accumulate``, over its turns so far."""
-        self._in_leaf: set[int] = set()
-        """The places of which it has a gradient."""
-        self.stack: list[Node[Flat]] = []
-        self.used: set[int] = set()
-        """The places of which one of this process's shards has a gradient."""
-
-    def take(self, place: int, gradient: Tensor, share: float) -> None:
-        """Weight a gradient, and put it into the leaf."""
-        if self._leaf is None:
-            self._leaf = self._bucket.take()
-        view = self._leaf.views[place]
-        if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
-            gradient = gradient.to(view.dtype)
-        if place in self._in_leaf:
-            view.add_(gradient.mul_(share))
-        else:
-            torch.mul(gradient, share, out=view)
-            self._in_leaf.add(place)
-
-    def end_shard(self, shard: int) -> None:
-        """The leaf is whole: put it into the tree."""
-        if self._leaf is None and not self.stack:
-            self._empty.append(shard)
-            return
-        self.make_whole()
-        self._push(shard, self._leaf, self._in_leaf)
-        self._leaf, self._in_leaf = None, set()
-
-    def make_whole(self) -> None:
-        """Put leaves into the tree for the shards before the first that had a gradient."""
-        for shard in self._empty:
-            self._push(shard, None, set())
-        self._empty = []
-
-    def _push(self, shard: int, leaf: Flat | None, filled: set[int]) -> None:
-        flat = leaf if leaf is not None else self._bucket.take()
-        flat.counts.fill_(1.0)
-        for place in range(len(flat.views)) if len(filled) < len(flat.views) else ():
-            if place not in filled:
-                flat.views[place].fill_(ABSENT)
-                flat.counts[place] = 0.0
-        push(self.stack, Node(shard, 1, flat), self._add)
-        self.used |= filled
-
-    def _add(self, left: Flat, right: Flat) -> Flat:
-        left.data.add_(right.data)
-        self._bucket.give_back(right)
-        return left
-
-    def clear(self) -> None:
-        """Forget it all."""
-        flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
-        for flat in flats:
-            self._bucket.give_back(flat)
-        self._leaf, self._in_leaf, self._empty, self.stack = None, set(), [], []
 
 
 class _Weights:
@@ -160,20 +95,17 @@ class Exact:
         self._weighted: dict[int, bool] = {}
         self._listening = False
         self._share = 1.0
-        self._last_shard = 0
         keep_freed_memory()
         self._forget_step()
 
     def _forget_step(self) -> None:
-        self._sums: dict[tuple[int, int], _Sum] = {}
+        self._sums: dict[tuple[int, int], BucketSum] = {}
         """By backward call and bucket."""
         self._weights: dict[int, _Weights] = {}
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
         self._carried: Gradients = {}
         """Gradients from before the step, out of reach of a zero_grad() that is not meant for them."""
-        self._ended: list[int] = []
-        """This process's shards whose turns are over."""
 
     # The protocol
 
@@ -195,7 +127,7 @@ class Exact:
             self._buffers.begin_step()
             if _layout_of(self._names) != self._layout:
                 self._lay_out()
-            roots = _roots_of_ranks(turn, self._world_size, self._num_shards)
+            roots = _roots(turn.num_active_ranks, turn.num_filled_shards, self._world_size, self._num_shards)
             self._exchange.begin_step(turn.step, roots)
             if self._on_cards is not None:
                 self._on_cards.begin_step(roots)
@@ -203,9 +135,6 @@ class Exact:
             self._buffers.restart_shard()
         if turn.begins_shard:
             self._shard_samples = 0
-        if turn.index > 0 and turn.begins_shard:
-            self._ended.append(self._last_shard)
-        self._last_shard = turn.shard
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
@@ -311,7 +240,7 @@ class Exact:
         for index, bucket in enumerate(self._buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
             if (call, index) not in self._sums:
-                self._sums[call, index] = _Sum(bucket, self._ended)
+                self._sums[call, index] = BucketSum(bucket, self._own_before(turn))
         self._call, self._share = call, share
         self._at_once = sorted(self._known(turn).buckets.get(call, ())) if turn.is_last else []
         self._num_sent = 0
@@ -325,6 +254,10 @@ class Exact:
                 if missing:
                     self._missing[index] = set()
                     self._fill(index)
+
+    def _own_before(self, turn: MicroStep) -> range:
+        """This process's shards whose turns in this step are over."""
+        return range(block(self._rank, self._world_size, self._num_shards).start, turn.shard)
 
     def _arrived(self, index: int, place: int, parameter: Parameter) -> None:
         """A gradient is there: into its bucket, before it leaves the cache. (Called by autograd, in the backward pass.)"""
@@ -400,7 +333,7 @@ class Exact:
                 self._sums.pop((call, index)).clear()
         return [*self._at_once, *more]
 
-    def _hand_out(self, index: int, added: _Sum) -> None:
+    def _hand_out(self, index: int, added: BucketSum) -> None:
         """Make the sum of a bucket the gradients of its parameters: of those that some shard had one of."""
         bucket, flat = self._buckets[index], added.stack[0].value
         for node in added.stack[1:]:
@@ -498,10 +431,6 @@ def _add_changes(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int,
     for owner, change in right.items():
         left[owner] = left[owner] + change if owner in left else change
     return left
-
-
-def _roots_of_ranks(turn: MicroStep, world_size: int, num_shards: int) -> Roots:
-    return _roots(turn.num_active_ranks, turn.num_filled_shards, world_size, num_shards)
 
 
 @functools.lru_cache(maxsize=256)

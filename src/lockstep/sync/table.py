@@ -16,6 +16,11 @@ from lockstep.sync.protocol import Sync
 from lockstep.sync.single import Single
 
 
+def promises_bits(strategy: str, *, shards_given: bool) -> bool:
+    """Whether a run with this strategy (definite, or ``auto``) promises its answer to the bit at every world size."""
+    return strategy == "exact" or (strategy == "auto" and shards_given)
+
+
 def resolve_strategy(name: str, world_size: int, *, is_exact: bool) -> str:
     """``auto`` made definite, and checked against the number of processes.
 
