@@ -3,6 +3,8 @@
 PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 DEMO_ARGS ?= --nproc 1,2# options of the comparison in make demo
+N ?=#                     rounds of make soak
+SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
 GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
@@ -19,7 +21,7 @@ BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install demo test test-all check bench bench-install gpu wheel clean
+.PHONY: help install demo test test-all soak check bench bench-install gpu wheel clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -34,6 +36,9 @@ test: $(STAMP) ## the tests, without the long ones and those that need a card
 
 test-all: $(STAMP) ## the tests, with the long ones
 	$(PYTEST) -m "not cuda" $(ARGS)
+
+soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
+	$(VENV)/bin/python tests/recovery/soak.py $(or $(N),20) $(SOAK_ARGS)
 
 check: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .

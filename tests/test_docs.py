@@ -68,6 +68,33 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def sessions():
+    """Blocks of commands that belong together."""
+    for page in PAGES:
+        for number, block in enumerate(re.findall(r"```console session\n(.*?)```", page.read_text(), flags=re.DOTALL), 1):
+            yield pytest.param("\n".join(re.findall(r"^\$ (.*)", block, flags=re.MULTILINE)), id=f"{page.name}-{number}")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("session", list(sessions()))
+def test_a_session_of_the_documentation_runs_as_written_and_ends_with_equal_digests(session, tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", session],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    digests = re.findall(r"^[0-9a-f]{64}(?=  )", done.stdout, flags=re.MULTILINE)
+    assert len(digests) > 1
+    assert len(set(digests)) == 1, done.stdout
+
+
 @pytest.mark.parametrize("command", [command for command in commands() if command.startswith("make ")])
 def test_a_target_of_the_documentation_exists(command):
     done = subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=30)

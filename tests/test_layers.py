@@ -24,8 +24,10 @@ SPINE = (
     ("comm",),
     ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
     ("prepare",),  # what team.prepare hands back
+    ("recovery",),  # the state of all that into checkpoints, and back
     ("loop",),
     ("team",),  # the only composer
+    ("opening",),  # which run a launch is
     ("joining",),  # how a process comes to its team
 )
 

@@ -6,10 +6,12 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lockstep.checkpoint.weights import load_weights
     from lockstep.comm.collectives import Collectives
     from lockstep.config import RunConfig
     from lockstep.data.evaluation import Evaluation
     from lockstep.errors import (
+        CheckpointError,
         ConfigError,
         DataError,
         LaunchError,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from lockstep.world import World
 
 _PLACES = {
+    "CheckpointError": "lockstep.errors",
     "Collectives": "lockstep.comm.collectives",
     "ConfigError": "lockstep.errors",
     "DataError": "lockstep.errors",
@@ -42,9 +45,11 @@ _PLACES = {
     "World": "lockstep.world",
     "join": "lockstep.joining",
     "launch": "lockstep.launch.function",
+    "load_weights": "lockstep.checkpoint.weights",
 }
 
 __all__ = [
+    "CheckpointError",
     "Collectives",
     "ConfigError",
     "DataError",
@@ -61,6 +66,7 @@ __all__ = [
     "World",
     "join",
     "launch",
+    "load_weights",
 ]
 
 

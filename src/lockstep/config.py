@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ DEVICES = ("auto", "cpu", "cuda")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "calls", "kernels")
+ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,22 @@ class RunConfig:
     trace_until: int | None = None
     """With ``trace``: end the script in order, with exit status 0, after this step. None: let it come to its own end."""
 
+    checkpoint_every: int | str | datetime.timedelta = "10m"
+    """When the run's state is saved, besides at its end: every so many steps (a whole number), every so often (a
+    ``timedelta``, or a text such as ``30s``, ``10m``, ``2h``), or ``off`` (never, and not at the end either)."""
+    keep: int = 2
+    """How many checkpoints stay: the newest ones. (The best one, see ``Team.best``, stays besides.)"""
+    fresh: bool = False
+    """Start a new run, also where an interrupted one could be gone on with. A run that is already in ``run_dir`` is set
+    aside under another name, never deleted."""
+    allow: Sequence[str] = ()
+    """What may differ from the run that is gone on with, although the answer may be another then: any of ``data`` (length of
+    the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's own switches), ``optimizer`` (its options: those
+    of now apply), ``precision``, ``shards``, ``threads``."""
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
+        object.__setattr__(self, "allow", _check_allowed(self.allow))
         for kind, name, valid in (
             ("strategy", self.strategy, STRATEGIES),
             ("precision", self.precision, PRECISIONS),
@@ -87,12 +106,15 @@ class RunConfig:
             ("log_every", 1),
             ("workers", 0),
             ("trace_until", 1),
+            ("keep", 1),
         ):
             value = getattr(self, field)
             if value is None and field in ("shards", "threads", "workers", "trace_until"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        if not isinstance(self.fresh, bool):
+            raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")
         if self.seed >= 2**63:
@@ -100,6 +122,11 @@ class RunConfig:
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
         if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
+
+    @property
+    def interval(self) -> int | str:
+        """``checkpoint_every`` in one form: steps, seconds with ``s`` behind them, or ``off``."""
+        return _check_interval(self.checkpoint_every)
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
@@ -114,9 +141,49 @@ class RunConfig:
             if name not in known:
                 raise unknown_name("setting", name, sorted(known))
         for name in command.keys() & script.keys():
-            if command[name] != script[name]:
+            if _plain(name, command[name]) != _plain(name, script[name]):
                 raise ConfigError(
                     f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line: "
                     "neither may win silently. Leave one of them out."
                 )
         return cls(**{**script, **command})
+
+
+def _check_interval(value: Any) -> int | str:
+    """``checkpoint_every`` in one form: a number of steps, a number of seconds with ``s`` behind it, or ``off``.
+
+    (One form, so that settings can be compared, and travel as text.)
+    """
+    if isinstance(value, datetime.timedelta):
+        value = f"{value.total_seconds():.15g}s"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if value == "off":
+        return "off"
+    if isinstance(value, str):
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
+        seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+        if 0 < seconds < math.inf:
+            return f"{seconds:.15g}s"
+    raise ConfigError(
+        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
+        "2h), or 'off'"
+    )
+
+
+def _check_allowed(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if name not in ALLOWABLE:
+            raise unknown_name("name in allow", name, ALLOWABLE)
+    return tuple(sorted(set(names)))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "checkpoint_every":
+        return _check_interval(value)
+    return _check_allowed(value) if name == "allow" else value

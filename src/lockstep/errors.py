@@ -9,6 +9,7 @@
     ├── DataError        a loader, data set or batch that cannot be dealt out  (also a ValueError)
     ├── ModelError       a model that cannot be trained as it is               (also a RuntimeError)
     ├── LossError        a loss that is not a scalar, or not a number          (also an ArithmeticError)
+    ├── CheckpointError  a checkpoint that cannot be read, or was damaged       (also a RuntimeError)
     ├── PeerError        another rank failed, and this one cannot go on alone   (also a RuntimeError)
     └── LaunchError      worker processes that could not be started, or failed (also a RuntimeError)
 
@@ -46,6 +47,10 @@ class ModelError(LockstepError, RuntimeError):
 
 class LossError(LockstepError, ArithmeticError):
     """A loss that is not a scalar, or not a number."""
+
+
+class CheckpointError(LockstepError, RuntimeError):
+    """A checkpoint that cannot be read, was damaged, or belongs to another version of lockstep."""
 
 
 class PeerError(LockstepError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from lockstep.comm.group import choose_device, choose_meeting, close_group, defa
 from lockstep.config import RunConfig
 from lockstep.errors import LockstepError, UsageError
 from lockstep.measure.usage import num_cores
+from lockstep.opening import Launch, open_run
 from lockstep.plan.shards import block
-from lockstep.rundir import Birth, open_run_dir
+from lockstep.recovery.resuming import Checkpoint
+from lockstep.rundir.birth import Birth, Command
+from lockstep.rundir.lock import RunLock
 from lockstep.sync.table import promises_bits, resolve_strategy
-from lockstep.team import Team
+from lockstep.team import Place, Team
 from lockstep.world import World, read_environment
 
 _joined: Team | None = None
+_num_joined = 0
 
 
 def join(**settings: Any) -> Team:
@@ -34,14 +39,15 @@ def join(**settings: Any) -> Team:
     Args:
         settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``,
             ``device``, ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``,
-            ``progress``, ``workers``, ``trace``, ``trace_until``.
+            ``progress``, ``workers``, ``trace``, ``trace_until``, ``checkpoint_every``, ``keep``, ``fresh``, ``allow``.
 
     Raises:
         ConfigError: a setting cannot be meant, or cannot be had here.
         UsageError: this process has joined before, or has opened a process group of its own.
         MismatchError: the ranks were started with different settings.
+        CheckpointError: the run that would go on has checkpoints, and all of them are damaged.
     """
-    global _joined
+    global _joined, _num_joined
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team it returned, there is one a process")
     environment = read_environment()
@@ -56,24 +62,27 @@ def join(**settings: Any) -> Team:
     open_group(config, world, meeting, device)
     collectives = Collectives(default_group(), meeting)
     try:
-        config, run_dir = _agree(config, explicit, world, device, collectives)
+        config, place = _agree(config, explicit, world, device, collectives)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(config, world, device, meeting, run_dir, on_terminal)
+        team = Team(config, world, device, meeting, place, on_terminal)
     except BaseException:
         collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()
         raise
     _joined = team
+    _num_joined += 1
     atexit.register(team.close)
     return team
 
 
 def _agree(
     config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
-) -> tuple[RunConfig, Path]:
+) -> tuple[RunConfig, Place]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
-    found: tuple[Path, Birth] | LockstepError | None = None
+    found: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
+    lock: RunLock | None = None
+    is_new, notices = True, list[str]()
     if world.rank == 0:
         born_with = Birth(
             shards=config.shards or world.world_size,
@@ -86,27 +95,38 @@ def _agree(
         )
         try:
             block(0, world.world_size, born_with.shards)
-            found = open_run_dir(config, explicit, born_with)
+            run = open_run(
+                Launch(
+                    config=config,
+                    explicit=explicit,
+                    born_with=born_with,
+                    command=Command.of_this_process(_num_joined, is_program=world.is_program),
+                    world=world,
+                )
+            )
+            found = (run.run_dir, run.birth, run.checkpoint)
+            lock, is_new, notices = run.lock, run.is_new, run.notices
         except LockstepError as error:
             found = error
     found = collectives.broadcast_object(found)
     if isinstance(found, LockstepError):
         raise found  # on every rank: they all end with the reason
     assert found is not None
-    run_dir, birth = found
+    run_dir, birth, checkpoint = found
+    config = dataclasses.replace(
+        config,
+        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact),
+        shards=birth.shards,
+        accumulate=birth.accumulate,
+        seed=birth.seed,
+        threads=birth.threads,
+        precision=birth.precision,
+        run_dir=str(run_dir),
+    )
     block(world.rank, world.world_size, birth.shards)
-    return (
-        dataclasses.replace(
-            config,
-            strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact),
-            shards=birth.shards,
-            accumulate=birth.accumulate,
-            seed=birth.seed,
-            threads=birth.threads,
-            precision=birth.precision,
-            run_dir=str(run_dir),
-        ),
-        run_dir,
+    token = collectives.broadcast_object(secrets.token_hex(4))
+    return config, Place(
+        run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=notices
     )
 
 

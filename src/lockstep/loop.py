@@ -21,6 +21,8 @@ from lockstep.measure.passes import Pass, merge_passes
 from lockstep.measure.progress import Display
 from lockstep.plan.shards import MicroStep
 from lockstep.prepare.scaling import LossScaling
+from lockstep.recovery.position import Route
+from lockstep.recovery.saving import Saver
 from lockstep.sync.protocol import Sync
 
 if TYPE_CHECKING:  # imported where a run is traced
@@ -48,6 +50,9 @@ class Loop:
         parameters: Collection[torch.Tensor],
         state_of: Callable[[], list[Any]],
         load_state: Callable[[list[Any]], None],
+        route: Route,
+        saver: Saver,
+        resume: Callable[[bool], None],
         recorder: Recorder | None = None,
     ) -> None:
         self.step = 0
@@ -69,9 +74,15 @@ class Loop:
         """Those of all prepared models (more may come)."""
         self._state_of = state_of
         self._load_state = load_state
+        self._route = route
+        self._saver = saver
+        self._resume = resume
+        """Puts the state of the run's checkpoint back; told whether all of it must be there by now."""
         self._recorder = recorder
         self._leader: object | None = None
         self._pass: Pass | None = None
+        self._num_before = 0
+        """Steps of the pass at hand that were taken before the run was interrupted."""
         self._passes: list[Pass] = []
         self._first_pass = True
         self._notice = ""
@@ -83,6 +94,9 @@ class Loop:
         self._has_trained = False
         self._has_stepped = False
         """Whether an optimizer's step() was called in the micro-step at hand."""
+        self._told_of_skipping = False
+        self._owes_tick = False
+        """Whether the ranks have still to talk about the last step, because the loop was left in it."""
         self._error_before = getattr(sys, "last_value", None)
 
     # Where the run is
@@ -148,7 +162,69 @@ class Loop:
                 "do not run the body, and would never answer. Use drop_last=True, or call it after the loop."
             )
 
+    # Going on with an interrupted run, and being interrupted
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether what runs was done already before the interruption, so that nothing of it is noted again."""
+        return self._route.target is not None
+
+    def enter_epochs(self, num_epochs: int) -> int:
+        """A loop over ``team.epochs()`` begins: returns its first epoch."""
+        self._arrive()  # at the end of an earlier launch that had not come here
+        first = self._route.enter_epochs(num_epochs)
+        if self._route.arrives(num_epochs):  # no epoch is left
+            self._resume(True)
+        elif self._route.target is not None and self._route.target.in_pass and first < num_epochs:
+            self._resume(False)  # for the script's code before the pass, which sees the state again when that begins
+        return first
+
+    def begin_epoch(self, epoch: int, num_epochs: int) -> None:
+        """An epoch begins: what was drawn before it must not matter to one that is begun again after an interruption."""
+        self.num_epochs = num_epochs
+        self.epoch = epoch
+        self._route.begin_epoch(epoch)
+        self._arrive()
+        if self._leader is None:
+            reseed(self._seed, Purpose.EPOCH, self._route.here().section, epoch)
+
+    def end_epoch(self, epoch: int) -> None:
+        """It is over. Every rank must call it."""
+        self.report_passes()
+        if self._leader is None and self._saver.is_due:
+            self._saver.cut(self._route.after_epoch(epoch), self.step, self.epoch)
+
+    def leave_epochs(self, num_epochs: int | None) -> None:
+        """The loop over epochs has come to its end; or it was left before, with None."""
+        self._route.leave_epochs(num_epochs)
+        if num_epochs is not None:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        if self._route.arrives():
+            self._resume(True)
+
+    def _save_if_due(self) -> None:
+        """Between two steps of a pass: the batch of the next one is there, and nothing of it has been done."""
+        if self._saver.is_due:
+            self._log.flush()
+            self._saver.cut(self._route.here(), self.step, self.epoch)
+
     # Driver: told by the loader
+
+    def skips(self) -> bool:
+        """See Driver."""
+        if self._leader is not None or not self._route.skips():
+            return False
+        if not self._told_of_skipping and self._collectives.rank == 0 and self._route.here().section % 2 == 0:
+            print(
+                "lockstep: passes over the training loader that were made before the interruption are left out, but the code "
+                "around them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch.",
+                flush=True,
+            )
+            self._told_of_skipping = True
+        self._arrive()
+        return True
 
     def enter(self, loader: Any) -> bool:
         """See Driver."""
@@ -158,11 +234,16 @@ class Loop:
             return False
         self.report_passes()
         self._stop_if_told()
+        done = 0
+        if self._route.begin_pass():
+            self._resume(True)
+            done = loader.num_skipped
         self._leader = loader
         if self._recorder is not None:
             self._recorder.enter(self.epoch)
         length = length_of(loader)
-        self._pass = Pass(self.epoch, length, warm_up=self._first_pass)
+        self._pass = Pass(self.epoch, None if length is None else length - done, warm_up=self._first_pass)
+        self._num_before = done
         self._first_pass = False
         title = f"epoch {self.epoch + 1}" + (f"/{self.num_epochs}" if self.num_epochs else "")
         self._display.begin(title, length)
@@ -170,6 +251,8 @@ class Loop:
 
     def begin(self, turn: MicroStep) -> None:
         """See Driver."""
+        if turn.step != self.step:
+            self._save_if_due()
         self.turn = turn
         self.step = turn.step
         self.weight = None
@@ -231,13 +314,14 @@ class Loop:
 
     def follow(self, absence: Absence) -> bool:
         """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
+        self._save_if_due()
         self.step = absence.step
         kind, state = self._collectives.broadcast_object(None)
         if state is None:
             self.step -= 1
         else:
             self._load_state(state)
-            self._step_done(0)
+            self._step_done(0, is_left=kind == _LEFT)
         if kind == _STATE:
             self._stop_if_told()
         return bool(kind == _STATE)
@@ -262,10 +346,13 @@ class Loop:
         if exhausted:  # then every rank is here
             self._log.flush()
         self._display.end()
+        self._route.end_pass()
+        if exhausted and self._route.here().section % 2 == 0:
+            self._save_if_due()  # in a loop over team.epochs() that waits until the epoch's tail is over
         if self._pass is not None:
-            self._pass.end()
+            self._pass.end(self.step)
             self._passes.append(self._pass)
-            is_empty, self._pass = self._pass.num_steps == 0, None
+            is_empty, self._pass = self._pass.num_steps + self._num_before == 0, None
             if exhausted and is_empty:
                 raise DataError(
                     "a pass over a prepared loader had no global batch, so nothing was learnt: the data set is empty, its "
@@ -296,7 +383,7 @@ class Loop:
             # The ranks that follow cannot see the break.
             self._send(_LEFT, takes_state=counts)
         if counts:
-            self._step_done(turn.step_samples)
+            self._step_done(turn.step_samples, is_left=True)
 
     def _send(self, kind: str, *, takes_state: bool) -> None:
         if self._collectives.rank == 0:
@@ -304,14 +391,23 @@ class Loop:
         else:
             self._collectives.broadcast_object(None)
 
-    def _step_done(self, num_samples: int) -> None:
-        self._log.tick(self.step)
+    def _step_done(self, num_samples: int, *, is_left: bool = False) -> None:
         self._nan_watch.tick(self.step)
+        if is_left:
+            # `break`, or an error that ends the script: they look alike, and after an error nobody may be waited for.
+            self._owes_tick = True
+        else:
+            self._tick()
         if self._recorder is not None:
             self._recorder.end_step(self.step, num_samples or None)
         if self._pass is not None:
             self._pass.count(num_samples)
-            self._display.step(self._pass.num_steps)
+            self._display.step(self._num_before + self._pass.num_steps)
+
+    def _tick(self) -> None:
+        self._owes_tick = False
+        self._log.tick(self.step)
+        self._saver.tick(self.step)
 
     def _stop_if_told(self) -> None:
         """End the script in order after the last step that is to be traced. All ranks come here after the same step."""
@@ -361,6 +457,8 @@ class Loop:
 
     def note_values(self, weight: float | None, values: Mapping[str, Any]) -> None:
         """Note logged values of the shard at hand, with its weight."""
+        if self.is_replaying:
+            return
         turn = self.turn
         if weight is None:
             weight = self.weight if self.weight is not None else (1.0 if turn is None else float(turn.num_samples))
@@ -379,6 +477,8 @@ class Loop:
         if self._notice and self._collectives.rank == 0:
             print(self._notice, flush=True)
         self._notice = ""
+        if self._owes_tick:
+            self._tick()
         self._nan_watch.flush()
         self._log.flush()
         passes, self._passes = self._passes, []
@@ -400,6 +500,14 @@ class Loop:
         self._display.end()
         if not failed:
             self.report_passes()
+        if self._route.target is not None and not failed and self._collectives.rank == 0:
+            print(
+                f"lockstep: WARNING: the run was interrupted at {self._route.target}, and the script did not come there: "
+                "nothing was gone on with, and no checkpoint is written.",
+                flush=True,
+            )
+        if self._route.target is None:
+            self._saver.close(self._route.end(), self.step, self.epoch, failed=failed)
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from torch import Tensor, amp, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, close_group, default_group
 from lockstep.config import RunConfig
 from lockstep.data.batches import length_of
-from lockstep.data.evaluation import Evaluation, EvaluationSource
+from lockstep.data.evaluation import Evaluation, EvaluationSource, Occasion
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Share
@@ -35,15 +37,41 @@ from lockstep.measure.usage import num_cores
 from lockstep.plan.shards import MicroStep
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
+from lockstep.prepare.contents import options_of
 from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from lockstep.prepare.handover import load_state, state_of
 from lockstep.prepare.model import stand_in, unwrap
+from lockstep.prepare.registered import check_registered
 from lockstep.prepare.scaling import LossScaling
+from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.position import Route
+from lockstep.recovery.resuming import Checkpoint, Resumption
+from lockstep.recovery.saving import Saver, version
+from lockstep.rundir.birth import Birth
+from lockstep.rundir.lock import RunLock
 from lockstep.sync.table import make_sync, promises_bits
 from lockstep.world import World
 
 if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The run that a team works in."""
+
+    run_dir: Path
+    birth: Birth
+    checkpoint: Checkpoint | None
+    """That the run goes on from; None: it is new."""
+    lock: RunLock | None
+    """Of rank 0."""
+    token: str
+    """Of this launch, the same on every rank."""
+    is_new: bool
+    """Whether no launch has run in its directory before. (Known on rank 0.)"""
+    notices: Sequence[str]
+    """What rank 0 tells the user first."""
 
 
 class Team:
@@ -55,7 +83,7 @@ class Team:
         world: World,
         device: torch.device,
         meeting: Meeting,
-        run_dir: Path,
+        place: Place,
         on_terminal: bool,
     ) -> None:
         assert config.shards is not None
@@ -69,7 +97,7 @@ class Team:
         self.is_main = world.rank == 0
         """Whether this is rank 0, which prints and writes."""
         self.device = device
-        self.run_dir = run_dir
+        self.run_dir = run_dir = place.run_dir
         self.num_shards = config.shards
         torch.set_num_threads(config.threads)
         reseed(config.seed, Purpose.START)
@@ -77,12 +105,21 @@ class Team:
         self._precision = find_precision(config.precision)
         self._scaling = LossScaling(device.type) if self._precision.scales_loss else None
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting)
-        self._journal = Journal(run_dir if self.is_main else None)
+        checkpoint = place.checkpoint
+        self._journal = Journal(run_dir if self.is_main else None, checkpoint.manifest.step if checkpoint else None)
         self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
         self._parameters: set[nn.Parameter] = set()
         # Not guarded: the loop's own collectives come where all ranks are known to be.
         self._inner = Collectives(default_group(), meeting)
         self._recorder = None if config.trace == "off" else self._open_trace()
+        self._lock = place.lock
+        self._holdings = Holdings()
+        if self._scaling is not None:
+            self._keep(self._scaling.scaler)
+        self._saver = self._make_saver(place)
+        self._resumption = None
+        if checkpoint is not None:
+            self._resumption = Resumption(checkpoint=checkpoint, holdings=self._holdings, allow=config.allow)
         self._loop = Loop(
             seed=config.seed,
             num_shards=self.num_shards,
@@ -94,14 +131,18 @@ class Team:
             display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
             collectives=self._inner,
             parameters=self._parameters,
-            state_of=lambda: [state_of(thing) for thing in self._stateful],
+            state_of=lambda: [state_of(thing) for thing in self._holdings.objects],
             load_state=self._load_state,
+            route=Route(None if checkpoint is None else checkpoint.position),
+            saver=self._saver,
+            resume=self._resume,
             recorder=self._recorder,
         )
         self._outer = Collectives(default_group(), meeting, self._loop.guard)
         self._prepared: dict[int, Any] = {}
-        self._stateful: list[Any] = [] if self._scaling is None else [self._scaling.scaler]
-        self._num_loaders = 0
+        self._evaluated_since: tuple[int, bool] = (0, False)
+        """Since which step, and whether in its body, the evaluations of ``_repeats`` were begun."""
+        self._repeats: dict[int, int] = {}
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
         self._any_so_far: dict[int, bool] = {}
         """What ``any`` was given in this step, for each of its calls in the body."""
@@ -110,6 +151,25 @@ class Team:
         self._announced = False
         self._closed = False
         self._write_start()
+        for notice in place.notices:
+            self.print(f"lockstep: {notice}")
+        if checkpoint is not None:
+            self._journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
+        elif not place.is_new:
+            self._journal.write("resume", step=0, checkpoint=None)
+
+    def _make_saver(self, place: Place) -> Saver:
+        return Saver(
+            store=Store(place.run_dir),
+            every="off" if self.config.trace != "off" else self.config.interval,
+            keep=self.config.keep,
+            token=place.token,
+            birth=place.birth,
+            holdings=self._holdings,
+            collectives=self._inner,
+            journal=self._journal,
+            is_main=self.is_main,
+        )
 
     # Preparing
 
@@ -144,13 +204,19 @@ class Team:
                 check_model(thing, **shape, on_cpu=on_cpu, is_exact=is_exact)
         check_optimizers(objects, self._parameters)
         results: dict[int, Any] = {}
-        loaders = {id(thing): self._make_loader(thing) for thing in objects if is_loader(thing)}
+        batches = [thing for thing in objects if is_loader(thing)]
+        first = len(self._holdings.loaders) + 1
+        loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
         compare_ranks("objects to prepare", describe(objects, loaders), self._inner)
         for thing in sorted(objects, key=preparing_order):
             results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
         for thing in objects:
             self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
             self._prepared[id(results[id(thing)])] = results[id(thing)]
+        self._holdings.loaders += loaders.values()
+        if self._resumption is not None:
+            self._resumption.check_objects()
+            self._resumption.check_loaders()
         for loader in loaders.values():
             self._announce(loader)
         prepared = tuple(results[id(thing)] for thing in objects)
@@ -182,24 +248,24 @@ class Team:
         return thing
 
     def _keep(self, thing: Any) -> None:
-        self._stateful.append(thing)
+        self._holdings.options[len(self._holdings.objects)] = options_of(thing)
+        self._holdings.objects.append(thing)
         if self._recorder is not None:
             self._recorder.watch(thing)
 
-    def _make_loader(self, batches: Iterable[Any]) -> PreparedLoader:
+    def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_workers(batches, self.config.workers)
         if self._recorder is not None:
             self._recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
-        return PreparedLoader(batches, self._share(), self._loop, self.device)
+        return PreparedLoader(batches, self._share(number), self._loop, self.device)
 
-    def _share(self) -> Share:
-        self._num_loaders += 1
+    def _share(self, loader: int) -> Share:
         return Share(
             rank=self.rank,
             world_size=self.world_size,
             num_shards=self.num_shards,
             seed=self.config.seed,
-            loader=self._num_loaders,
+            loader=loader,
             accumulate=self.config.accumulate,
         )
 
@@ -207,8 +273,58 @@ class Team:
         return self._loop.ends_step
 
     def _load_state(self, states: list[Any]) -> None:
-        for thing, state in zip(self._stateful, states, strict=True):
+        for thing, state in zip(self._holdings.objects, states, strict=True):
             load_state(thing, state)
+
+    def _resume(self, is_final: bool) -> None:
+        """Put the state of the run's checkpoint back."""
+        resumption = self._resumption
+        assert resumption is not None
+        resumption.apply(is_final=is_final)
+        self._loop.step = resumption.checkpoint.manifest.step
+        self._saver.best = resumption.best
+        if is_final:
+            self._resumption = None
+
+    def register(self, name: str, thing: Any) -> Any:
+        """Make something of the script's own part of the run's state: it is in every checkpoint, and put back from it.
+
+        Every rank must call it, before the training loop, with things that are the same on all ranks.
+
+        Args:
+            name: by which it is found again.
+            thing: a tensor, a list or a dict (of tensors and plain values; they are filled again in place), a random
+                generator, or an object with ``state_dict()`` and ``load_state_dict()``.
+
+        Returns:
+            The thing itself.
+
+        Raises:
+            UsageError: the name is taken, or the thing is of another kind.
+        """
+        if name in self._holdings.registered:
+            raise UsageError(f"register({name!r}, ...): the name is taken, give each thing one of its own")
+        check_registered(name, thing)
+        self._holdings.registered[name] = thing
+        return thing
+
+    def best(self, metric: float, mode: str = "max") -> bool:
+        """Keep the weights of all models in ``<run>/best`` if the metric is better than ever before in this run.
+
+        Every rank must call it, outside of the loop's body, with the same value: a result of ``evaluate``, say. The weights
+        are written while training goes on; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
+
+        Args:
+            metric: a number. NaN is never the best.
+            mode: ``max`` if a larger one is better, ``min`` if a smaller one is.
+
+        Returns:
+            Whether it was the best.
+        """
+        self._loop.guard("best()")
+        if self._loop.is_replaying:
+            return False
+        return self._saver.keep_best(float(metric), mode, self.step, self.epoch)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
@@ -232,14 +348,22 @@ class Team:
         return self._loop.ends_step
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """The epoch numbers, 0 to ``num_epochs - 1``. Every rank must iterate it to its end, or leave it alike."""
+        """The epoch numbers, 0 to ``num_epochs - 1``. Every rank must iterate it to its end, or leave it alike.
+
+        In a run that was interrupted they begin with the epoch in which that happened.
+        """
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
-        self._loop.num_epochs = num_epochs
-        for epoch in range(num_epochs):
-            self._loop.epoch = epoch
-            yield epoch
-            self._loop.report_passes()
+        first = self._loop.enter_epochs(num_epochs)
+        completed = False
+        try:
+            for epoch in range(first, num_epochs):
+                self._loop.begin_epoch(epoch, num_epochs)
+                yield epoch
+                self._loop.end_epoch(epoch)
+            completed = True
+        finally:
+            self._loop.leave_epochs(max(first, num_epochs) if completed else None)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: Any) -> None:
         """The backward pass of one shard, in place of ``loss.backward()``. Communicates in the last one of a step.
@@ -305,12 +429,22 @@ class Team:
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         if id(batches) not in self._evaluations:
             set_workers(batches, self.config.workers)
-            self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share()))
+            self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share(0)))
         models = [model] if isinstance(model, nn.Module) else list(model)
         source = self._evaluations[id(batches)][1]
-        return Evaluation(models, source, self._inner, self.device, self._evaluated, metrics)
+        return Evaluation(models, source, self._inner, self.device, self._evaluated, self._next_occasion(id(batches)), metrics)
+
+    def _next_occasion(self, loader: int) -> Occasion:
+        since = (self.step, self._loop.turn is not None)
+        if since != self._evaluated_since:
+            self._evaluated_since = since
+            self._repeats.clear()
+        repeat = self._repeats[loader] = self._repeats.get(loader, -1) + 1
+        return Occasion(step=self.step, number=list(self._repeats).index(loader), repeat=repeat)
 
     def _evaluated(self, results: dict[str, float]) -> None:
+        if self._loop.is_replaying:
+            return
         self._journal.scalars("evaluate", self.epoch, self.step, results)
         if self._recorder is not None:
             self._recorder.evaluated(self.step, results)
@@ -436,7 +570,7 @@ class Team:
             num_cores=num_cores(),
             torch=torch.__version__,
             python=platform.python_version(),
-            lockstep=_version(),
+            lockstep=version(),
         )
 
     def _open_trace(self) -> Recorder:
@@ -486,6 +620,8 @@ class Team:
                 self._journal.write("end", step=self.step)
         finally:
             self._journal.close()
+            if self._lock is not None:
+                self._lock.release()
             if self._recorder is not None:
                 self._recorder.close(self.step, failed=failed)
             self._sync.close()
@@ -498,15 +634,6 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch-lockstep")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "unknown"
 
 
 def _check_weight(weight: float | Tensor) -> float:

@@ -18,6 +18,12 @@ STORE = "LOCKSTEP_STORE"
 TERMINAL = "LOCKSTEP_TERMINAL"
 """``1`` if what rank 0 prints goes to a terminal, although its own standard output may be a pipe."""
 
+CALL = "LOCKSTEP_CALL"
+"""Set where ``lockstep.launch`` runs a function in this process, and not a script of its own."""
+LAUNCH = "LOCKSTEP_LAUNCH"
+"""A name for one launch, the same for all of its restarts."""
+_RESTART = "TORCHELASTIC_RESTART_COUNT"
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -32,6 +38,12 @@ class World:
     num_nodes: int = 1
     launcher: str = "python"
     """Who started this process: ``lockstep``, ``torchrun``, ``env`` (anyone who sets RANK), or ``python``."""
+    is_program: bool = True
+    """Whether this process runs a script, that the same command would run again."""
+    launch: str = ""
+    """A name for this launch, the same when its processes were started again; empty: none was given."""
+    restart: int = 0
+    """How many times the launcher has started the processes of this launch before."""
     store_path: str | None = None
     """Where workers of one machine meet without opening a port; None: through ``env://``, or alone."""
 
@@ -89,6 +101,9 @@ def _read_world(environ: Mapping[str, str]) -> World:
             node_rank=_integer(environ, node_rank, _integer(environ, rank) // local_size),
             num_nodes=-(-size // local_size),
             launcher=launcher,
+            is_program=CALL not in environ,
+            launch=environ.get(LAUNCH, ""),
+            restart=_integer(environ, _RESTART, 0),
             store_path=environ.get(STORE),
         )
         if not 0 <= world.rank < world.world_size:

@@ -87,7 +87,8 @@ def test_a_loader_of_batch_size_0_is_refused(run_script):
 
 def test_a_run_directory_of_other_settings_is_refused(run_script, tmp_path):
     (tmp_path / "run").mkdir()
-    birth = {"format": 1, "shards": 4, "exact": True, "accumulate": 1, "seed": 0, "threads": 1}
+    command = {"script": "", "args": [], "number": 0}
+    birth = {"format": 2, "command": command, "shards": 4, "exact": True, "accumulate": 1, "seed": 0, "threads": 1}
     birth |= {"precision": "32-true", "device": "cpu"}
     (tmp_path / "run" / "birth.json").write_text(json.dumps(birth))
     done = run_script("import lockstep; lockstep.join(device='cpu')", "--run-dir", "run", "--seed", "7")

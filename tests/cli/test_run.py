@@ -36,6 +36,13 @@ def test_only_settings_that_were_given_travel(capsys, asked):
     assert asked[0][1]["is_module"] is True
 
 
+def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
+    call(capsys, "--max-restarts", "3", "train.py")
+    call(capsys, "train.py")
+    assert [options["max_restarts"] for _, options in asked] == [3, 0]
+    assert [options["settings"] for _, options in asked] == [{}, {}]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -44,6 +51,7 @@ def test_only_settings_that_were_given_travel(capsys, asked):
         (("--precision", "half", "x.py"), "unknown precision"),
         (("--nproc-per-node", "0", "x.py"), "1 or more"),
         (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes for 1 shards"),
+        (("--max-restarts", "-1", "x.py"), "max_restarts=-1: it must be a whole number, 0 or more"),
         (("--nproc-per-node", "2", "--strategy", "single", "x.py"), "strategy single"),
         (("--nproc-per-node", "2", "--attach", "2", "x.py"), "ranks go from 0 to 1"),
         (("--pass-local-rank", "yes", "x.py"), "--pass-local-rank yes: choose one of auto"),

@@ -28,6 +28,9 @@ class FakeDriver:
     def next_step(self):
         return self.step + 1
 
+    def skips(self):
+        return False
+
     def enter(self, loader):
         if self._leader is loader:
             self.leave(loader, exhausted=False, failed=False)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.data.evaluation import Evaluation, EvaluationSource
+from lockstep.data.evaluation import Evaluation, EvaluationSource, Occasion
 from lockstep.errors import ConfigError, DataError, UsageError
 
 pytestmark = pytest.mark.timeout(90)
@@ -42,7 +42,9 @@ class Ranks:
 
 def evaluation(batches, *models, source=None, done=lambda results: None, collectives=None, metrics=()):
     source = source or EvaluationSource(batches, share())
-    return Evaluation(models or [nn.Linear(1, 1)], source, collectives or Alone(), CPU, done, metrics)
+    return Evaluation(
+        models or [nn.Linear(1, 1)], source, collectives or Alone(), CPU, done, Occasion(step=0, number=0), metrics
+    )
 
 
 def table(length=10):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
 
 from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
 from lockstep.data.streams import Purpose
+from lockstep.errors import DataError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -61,8 +62,8 @@ def test_whole_batch_fetching_is_for_plain_tensors_alone():
 
 
 @pytest.mark.parametrize("dataset", [table(), Numbers(6)])
-def test_an_index_that_does_not_exist_is_the_usual_error(dataset):
-    with pytest.raises(IndexError):
+def test_an_index_that_does_not_exist_is_named(dataset):
+    with pytest.raises(DataError, match="sample 99 of .* IndexError"):
         fetch(DataLoader(dataset), request(0, 99))
 
 
@@ -153,9 +154,9 @@ def fail_while_fetching(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_exception_in_the_data_set_surfaces_as_itself(num_workers, crew):
+def test_an_exception_in_the_data_set_surfaces_with_its_own_words(num_workers, crew):
     kind, message = crew(1, fail_while_fetching, num_workers)[0]
-    assert kind is LookupError
+    assert kind is DataError
     assert "sample two is broken" in message
 
 

@@ -226,9 +226,9 @@ class Failing(Numbers):
         return index
 
 
-def test_an_exception_in_the_data_set_surfaces_as_itself_and_the_pass_has_failed():
+def test_an_exception_in_the_data_set_surfaces_and_the_pass_has_failed():
     driver = FakeDriver()
-    with pytest.raises(LookupError, match="sample five is broken"):
+    with pytest.raises(DataError, match="sample five is broken"):
         list(prepared(DataLoader(Failing(8), 4), 0, 1, 1, driver))
     assert driver.told[-1] == ("leave", "failed")
 

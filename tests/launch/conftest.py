@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 from launch_helpers import MEET
 
-from lockstep.launch.local import private_directory, run_workers
+from lockstep.launch.local import run_workers
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
@@ -27,6 +28,7 @@ def _servers(outlives_tests):
             outlives_tests(servers[-1].pid)
             while not servers[-1].is_ready:
                 servers[-1].receive()
+            servers[-1].warm()
         return servers[-1]
 
     yield get
@@ -61,7 +63,9 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
     """``run_warm(source, *args)``: as ``lockstep run`` does it, in this process and on the warm server."""
     monkeypatch.chdir(tmp_path)
 
-    def run(source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, pass_local_rank="auto"):
+    def run(
+        source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, pass_local_rank="auto", max_restarts=0
+    ):
         path = tmp_path / "script.py"
         path.write_text((MEET if meet else "") + textwrap.dedent(source))
         target = "script" if is_module else str(path)
@@ -75,6 +79,7 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 private_dir=private_dir,
                 plan=plan or OutputPlan(),
                 interrupts=interrupts,
+                max_restarts=max_restarts,
             )
         ended_s = time.time()
         return Ended(outcome, *capfd.readouterr(), ended_s)

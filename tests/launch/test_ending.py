@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and a launcher that is killed: nothing outlives the run, and nobody makes a noise."""
 
-import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import psutil
 import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
+from lockstep.launch.private import remove_abandoned
 from lockstep.launch.supervise import GRACE_S
 
 pytestmark = pytest.mark.timeout(40)
@@ -90,7 +91,10 @@ def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_cold
     assert len(pids) == 7  # the server, two workers, four loader workers
     launcher.kill()
     until(lambda: not [pid for pid in pids if is_running(pid)], timeout_s=2)
-    shutil.rmtree((tmp_path / "private").read_text())  # the one thing that nobody was left to remove
+    private = Path((tmp_path / "private").read_text())
+    assert private.exists()  # the one thing that nobody was left to remove: the next launch does
+    remove_abandoned(tempfile.gettempdir())
+    assert not private.parent.exists()
 
 
 def test_a_process_forked_from_a_helper_thread_outlives_the_thread(run_warm):

@@ -1,6 +1,7 @@
 """``launch(fn, ...)``: the same from a script or a notebook."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,13 @@ def fail_on_one():
         raise ValueError("boom")
 
 
+def be_killed_once():
+    start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if (start, os.environ["RANK"]) == ("0", "1"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return start
+
+
 def unpicklable():
     return lambda: 1
 
@@ -49,6 +57,15 @@ def test_later_launches_come_from_the_same_warm_server(warm):
     server = function._server.pid
     assert launch(os.getppid, nproc=2) == [server] * 2
     assert launch(os.getppid, nproc=3) == [server] * 3
+
+
+def test_a_process_can_tell_that_it_runs_a_function_and_no_script(warm):
+    assert launch(os.getenv, "LOCKSTEP_CALL", nproc=1) == ["1"]
+
+
+def test_results_are_those_of_the_last_start(warm, capfd):
+    assert launch(be_killed_once, nproc=2, max_restarts=1) == ["1", "1"]
+    assert "lockstep: restart 1 of 1" in capfd.readouterr().err
 
 
 def test_a_closure_is_sent_by_value(warm):
@@ -77,6 +94,8 @@ def test_a_missing_result_is_explained(warm, fn, words):
 def test_settings_are_checked_before_anything_starts():
     with pytest.raises(ConfigError, match="unknown setting 'stratgy'"):
         launch(rank_times, 1, nproc=2, stratgy="ddp")
+    with pytest.raises(ConfigError, match=r"max_restarts=-1"):
+        launch(rank_times, 1, nproc=2, max_restarts=-1)
     with pytest.raises(ConfigError, match="2 processes for 1 shards"):
         launch(rank_times, 1, nproc=2, shards=1)
 

@@ -46,6 +46,20 @@ def test_workers_have_the_environment_of_torchrun_and_of_the_caller_only(run_war
     assert ended.lines == [f'{rank} {rank} 2 2 0 127.0.0.1 yes None {{"seed": 7}}' for rank in (0, 1)]
 
 
+def test_restarts_keep_the_name_of_their_launch_and_no_other_launch_has_it(run_warm, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_CALL", "1")  # as where this launcher is itself the worker of another
+    source = """
+        import os, sys
+        print(os.environ["LOCKSTEP_LAUNCH"], "LOCKSTEP_CALL" in os.environ)
+        sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+        """
+    first, second = (run_warm(source, nproc=1, max_restarts=1).lines for _ in range(2))
+    assert len(first) == len(second) == 2
+    assert len({*first}) == len({*second}) == 1
+    assert first != second
+    assert first[0].endswith(" False")
+
+
 @pytest.mark.parametrize(("asked", "expected"), [(None, max(1, len(os.sched_getaffinity(0)) // 2)), ("3", 3)])
 def test_cores_are_divided_unless_the_user_said_otherwise(run_warm, monkeypatch, asked, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

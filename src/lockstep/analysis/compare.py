@@ -17,7 +17,7 @@ from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Method, Row, expand
 from lockstep.analysis.results import Comparison, RowResult
 from lockstep.errors import ConfigError, UsageError
-from lockstep.measure.events import read_events
+from lockstep.measure.events import read_history
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ def _run_row(plan: Plan, row: Row, directory: Path, observer: Observer) -> RowRe
 
 def _figures(row: Row, run_dir: Path) -> Figures:
     try:
-        figures = figures_of(read_events(run_dir))
+        figures = figures_of(read_history(run_dir))
     except FileNotFoundError:
         raise UsageError(
             "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not "

@@ -11,6 +11,8 @@ VERBS = {
     "run": ("lockstep.cli.run:command", "Run a training script on several processes of this machine."),
     "compare": ("lockstep.cli.compare:command", "Run a script under several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Show that a script gives the same answer at every number of processes."),
+    "runs": ("lockstep.cli.runs:command", "List runs: which are running, finished or interrupted, and how to go on."),
+    "checkpoint": ("lockstep.cli.checkpoint:command", "Look into a checkpoint, check it, or take a model out of it."),
 }
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 import click
 
-from lockstep.config import BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES, TRACE_LEVELS
+from lockstep.config import ALLOWABLE, BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES, TRACE_LEVELS
 from lockstep.errors import ConfigError
 from lockstep.launch.program import PASS_LOCAL_RANK
 from lockstep.launch.script import run_script, stopped_message
 
 _GROUPS = {
-    "Processes": ("nproc_per_node", "is_module", "threads", "device", "backend", "timeout_s", "pass_local_rank"),
+    "Processes": (
+        "nproc_per_node",
+        "is_module",
+        "threads",
+        "device",
+        "backend",
+        "timeout_s",
+        "max_restarts",
+        "pass_local_rank",
+    ),
     "Training (only for scripts that call lockstep.join())": (
         "strategy",
         "precision",
@@ -27,6 +36,7 @@ _GROUPS = {
         "trace",
         "trace_until",
     ),
+    "Checkpoints (for the same scripts)": ("checkpoint_every", "keep", "fresh", "allow"),
     "Output": ("log_dir", "tee", "attach"),
 }
 
@@ -37,13 +47,18 @@ Examples:
   lockstep run --nproc-per-node 2 --shards 8 train.py the answer of 8 shards, on any number of processes up to 8
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
   lockstep run --nproc-per-node 2 --attach 1 train.py breakpoint() works on rank 1
+  lockstep run --nproc-per-node 2 --max-restarts 3 train.py
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (Those that meet through env:// open PyTorch's
 TCP store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
 
-If a process fails, all of them are ended within seconds and the first failure is shown whole. The exit status is 0 if
-all went well, 2 if nothing was started, 130 after Ctrl-C, 143 after SIGTERM, else that of the first failure: the status
-that the script exited with, 128 plus the number of the signal that killed it, or 1.
+If a process fails, all of them are ended within seconds and the first failure is shown whole. With --max-restarts they
+then start again, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, and not
+after an error that would only come again. A process that somebody stopped (kill -STOP) has failed when the others have
+waited for it for half of --timeout.
+
+The exit status is 0 if all went well, 2 if nothing was started, 130 after Ctrl-C, 143 after SIGTERM, else that of the
+first failure: the status that the script exited with, 128 plus the number of the signal that killed it, or 1.
 """
 
 
@@ -95,6 +110,13 @@ def _names(valid: tuple[str, ...]) -> str:
     help="How long a process may wait for the others in a collective. Default: 600.",
 )
 @click.option(
+    "--max-restarts",
+    type=int,
+    default=0,
+    metavar="N",
+    help="How often all processes are started again, at most, when one has failed. Default: 0.",
+)
+@click.option(
     "--pass-local-rank",
     default="auto",
     metavar=_names(PASS_LOCAL_RANK),
@@ -118,6 +140,24 @@ def _names(valid: tuple[str, ...]) -> str:
 @click.option("--trace", metavar=_names(TRACE_LEVELS), help="Write digests of every step; slow. See lockstep verify.")
 @click.option("--trace-until", type=int, metavar="STEP", help="End the script after this step, with a trace.")
 @click.option(
+    "--checkpoint-every",
+    metavar="STEPS|TIME",
+    help="Save the run's state every so many steps, or every 30s, 10m, 2h; or off. Default: 10m, and at the end.",
+)
+@click.option("--keep", type=int, metavar="N", help="How many checkpoints stay. Default: 2.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    default=None,
+    help="Start a new run. Default: the newest interrupted run of the same command goes on.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar=_names(ALLOWABLE),
+    help="What may differ from the interrupted run, although the answer may then too. May be given again.",
+)
+@click.option(
     "--log-dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
@@ -132,6 +172,7 @@ def command(
     args: tuple[str, ...],
     nproc_per_node: str | None,
     is_module: bool,
+    max_restarts: int,
     pass_local_rank: str,
     log_dir: Path | None,
     tee: bool,
@@ -150,11 +191,12 @@ def command(
         args,
         is_module=is_module,
         nproc=nproc_per_node,
-        settings={name: value for name, value in settings.items() if value is not None},
+        settings={name: value for name, value in settings.items() if value is not None and value != ()},
         log_dir=log_dir,
         tee=tee,
         attach=attach,
         pass_local_rank=pass_local_rank,
+        max_restarts=max_restarts,
     )
     if stopped_by is None:
         return 0

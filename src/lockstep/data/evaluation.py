@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batches import count_samples, map_tensors, to_device
-from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
+from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher, single_threaded
 from lockstep.data.reader import StreamReader
 from lockstep.data.sources import Share, is_torch_loader, refuse_split
-from lockstep.data.streams import Purpose, set_aside
+from lockstep.data.streams import Purpose, reseed, set_aside
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
 
@@ -33,13 +34,36 @@ class _DealingReader(StreamReader):
     """Collates every batch of a stream that is this process's."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        super().__init__(loader, share.seed, Purpose.EVALUATE, (share.loader, 0))
+        super().__init__(loader, share.seed, Purpose.EVALUATE, (_FIRST_LOADER, 0), share.rank)
         self._share = share
         self._ready = loader.batch_size is None
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Numbered:
         if batch % self._share.world_size == self._share.rank:
-            yield batch, None if self._ready else len(parts[0]), self.collate_fn(parts[0])
+            num_samples = 1 if self._ready else len(parts[0])
+            places = range(first_sample, first_sample + num_samples)
+            yield batch, None if self._ready else num_samples, self.collate(parts[0], places, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occasion:
+    """Which evaluation of the run one is. Its random streams start from that, and from nothing that a launch counts: a run
+    that was interrupted comes to the same evaluations again."""
+
+    step: int
+    """Steps taken before."""
+    number: int
+    """Of its loader, among those that were evaluated since that step."""
+    repeat: int = 0
+    """How often that loader was evaluated before since that step."""
+
+    @property
+    def loader(self) -> int:
+        """The number under which its streams are known, where training loaders have theirs, from 1."""
+        return _FIRST_LOADER + self.number
+
+
+_FIRST_LOADER = 1 << 20
 
 
 class EvaluationSource:
@@ -58,48 +82,50 @@ class EvaluationSource:
             )
         self._batches = batches
         self._share = share
-        self._passes = itertools.count()
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             if isinstance(batches.dataset, IterableDataset):
                 self._reader = _DealingReader(batches, share)
             else:
-                self._pool = FetchPool(choose_fetcher(share.seed, batches), batches)
+                self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
 
-    def deal(self) -> Numbered:
+    def deal(self, occasion: Occasion) -> Numbered:
         """One pass."""
-        number = next(self._passes)
         if self._reader is not None:
-            return self._reader.read(self._batches, 0, number)  # type: ignore[arg-type]
-        return self._deal_ready(number) if self._pool is None else self._deal_indexed(number, self._pool)
+            self._reader.place = (occasion.loader, 0)
+            return self._reader.read(self._batches, 0, occasion.step)  # type: ignore[arg-type]
+        return self._deal_ready(occasion) if self._pool is None else self._deal_indexed(occasion, self._pool)
 
-    def reseed(self, batch: int) -> None:
+    def reseed(self, occasion: Occasion, batch: int) -> None:
         """Start the stream of the evaluation code of a batch."""
-        self._share.reseed(Purpose.EVALUATE, batch, 1)
+        reseed(self._share.seed, Purpose.EVALUATE, occasion.loader, batch, 1)
 
-    def reseed_replay(self) -> None:
+    def reseed_replay(self, occasion: Occasion) -> None:
         """Start the stream of what is computed from all batches together."""
-        self._share.reseed(Purpose.EVALUATE, 0, 2)
+        reseed(self._share.seed, Purpose.EVALUATE, occasion.loader, 0, 2)
 
-    def _deal_indexed(self, number: int, pool: FetchPool) -> Numbered:
+    def _deal_indexed(self, occasion: Occasion, pool: FetchPool) -> Numbered:
         share, loader = self._share, self._batches
         assert isinstance(loader, DataLoader)
-        share.reseed(Purpose.SAMPLER, number)
+        reseed(share.seed, Purpose.SAMPLER, occasion.loader, occasion.step, occasion.repeat)
         batches = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         mine = deal(len(batches), share.rank, share.world_size)
-        requests = (Request(Purpose.EVALUATE, (share.loader, batch, 0), batches[batch]) for batch in mine)
+        requests = (Request(Purpose.EVALUATE, (occasion.loader, batch, 0), batches[batch]) for batch in mine)
         for batch, fetched in zip(mine, pool.run(requests), strict=True):
             yield batch, None if loader.batch_sampler is None else len(batches[batch]), fetched
 
-    def _deal_ready(self, number: int) -> Numbered:
+    def _deal_ready(self, occasion: Occasion) -> Numbered:
         share = self._share
-        share.reseed(Purpose.SAMPLER, number)
+        reseed(share.seed, Purpose.SAMPLER, occasion.loader, occasion.step, occasion.repeat)
         batches = iter(self._batches)
         for batch in itertools.count():
-            share.reseed(Purpose.EVALUATE, batch, 0)
-            with single_threaded():
-                found = next(batches, _END)
+            reseed(share.seed, Purpose.EVALUATE, occasion.loader, batch, 0)
+            try:
+                with single_threaded():
+                    found = next(batches, _END)
+            except Exception as error:
+                raise Culprit(self._batches, share.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
             if found is _END:
                 return
             if batch % share.world_size == share.rank:
@@ -131,6 +157,7 @@ class Evaluation:
         collectives: Collectives,
         device: torch.device,
         done: Callable[[dict[str, float]], None],
+        occasion: Occasion,
         metrics: Sequence[Any] = (),
     ) -> None:
         self._models = models
@@ -138,6 +165,7 @@ class Evaluation:
         self._collectives = collectives
         self._device = device
         self._done = done
+        self._occasion = occasion
         self._batch: int | None = None
         self._num_samples: int | None = None
         self._added: list[tuple[int, str, Any, float]] = []
@@ -172,13 +200,13 @@ class Evaluation:
         if self._stack is None or self._over:
             raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as batches:`")
         try:
-            for number, num_samples, batch in self._source.deal():
+            for number, num_samples, batch in self._source.deal(self._occasion):
                 self._batch, self._num_samples = number, num_samples
                 if num_samples is None:
                     with contextlib.suppress(DataError):
                         self._num_samples = count_samples(batch)
                 batch = to_device(batch, self._device)
-                self._source.reseed(number)
+                self._source.reseed(self._occasion, number)
                 yield batch
         finally:
             self._batch = None
@@ -255,7 +283,7 @@ class Evaluation:
             )
         for metric in self._metrics:
             _has_seen_all(metric)
-        self._source.reseed_replay()
+        self._source.reseed_replay(self._occasion)
         for first in range(0, num_batches, size):
             mine = [(index, args) for batch, index, args in self._updates if batch == first + rank]
             for index, args in itertools.chain.from_iterable(self._collectives.all_gather_object(mine)):

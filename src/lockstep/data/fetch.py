@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import array
 import contextlib
+import itertools
+import operator
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from lockstep.data.batches import pin
 from lockstep.data.streams import Purpose, reseed
+from lockstep.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,81 @@ class Request:
     """For data sets with ``set_epoch``; None: not told."""
 
 
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The data set that an error comes from. Its methods make the error to raise from it, which says at which sample.
+
+    ``step`` is the number of the step in which the samples were wanted (of the batch, in an evaluation), ``shard`` the
+    shard for which: None where that is not known.
+    """
+
+    dataset: Any
+    """Or any iterable of ready batches."""
+    rank: int
+    is_ready: bool
+    """Whether what is read from it are batches already."""
+
+    def read(
+        self, error: Exception, index: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
+    ) -> DataError:
+        """A sample (or ready batch) could not be read: the one of this index, or at this place of a stream."""
+        number, name = _shown(index), "dataset" if isinstance(self.dataset, Dataset) else "batches"
+        can_index = isinstance(self.dataset, Dataset) and not isinstance(self.dataset, IterableDataset)
+        again = f"{name}[{number}]" if can_index else f"next(itertools.islice({name}, {number}, None))"
+        return self._failed(error, "", [index], self._where(purpose, step, shard), again)
+
+    def read_one_of(self, error: Exception, indices: Any, purpose: Purpose, step: int, shard: int) -> DataError:
+        """One of several samples that were asked for at once could not be read: nobody sees which."""
+        what = "" if len(indices) == 1 else "one of "
+        return self._failed(error, what, indices, self._where(purpose, step, shard), "dataset.__getitems__([...])")
+
+    def collating(
+        self, error: Exception, indices: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
+    ) -> DataError:
+        """The samples were read, and could not be made a batch of."""
+        again = "collate_fn(batch)" if self.is_ready else "collate_fn([...])"
+        return self._failed(error, "collating ", indices, self._where(purpose, step, shard), again)
+
+    def _where(self, purpose: Purpose, step: int | None, shard: int | None) -> str:
+        # A ready batch without samples takes no step, so the steps of ready batches are not known when they are read.
+        if purpose is Purpose.EVALUATE:
+            return ", in an evaluation" if self.is_ready or step is None else f", in batch {step} of an evaluation"
+        if self.is_ready or step is None:
+            return ""
+        return f", in step {step}" if shard is None else f", in step {step}, shard {shard}"
+
+    def _failed(self, error: Exception, what: str, indices: Any, where: str, again: str) -> DataError:
+        number, kind = len(indices), type(error).__name__
+        noun = ("batch" if self.is_ready else "sample") if number == 1 else "samples"
+        listed = ", ".join(map(_shown, itertools.islice(indices, _MOST_LISTED)))
+        if number > _MOST_LISTED:
+            listed += f", ... ({number} in all)"
+        try:
+            told = str(error).strip().rstrip(".")
+        except Exception:  # a user's __str__ may do anything
+            told = ""
+        return DataError(
+            f"{what}{noun} {listed} of {_name(self.dataset)} failed on rank {self.rank}{where}, with "
+            f"{kind}{': ' if told else ''}{told}. Look at {'that' if number == 1 else 'those'} {noun}: `{again}` in a "
+            "shell should give the same error"
+        )
+
+
+_MOST_LISTED = 16
+
+
+def _shown(index: Any) -> str:
+    try:  # also a tensor, or a number of numpy's
+        return str(operator.index(index))
+    except (TypeError, ValueError):
+        return reprlib.repr(index)
+
+
+def _name(dataset: Any) -> str:
+    name = type(dataset).__name__
+    return f"{name} of {_name(dataset.dataset)}" if isinstance(dataset, Subset) else name
+
+
 class Fetcher(Protocol):
     """Makes one batch of the samples that a request names."""
 
@@ -43,11 +122,15 @@ class Fetcher(Protocol):
 class SampleFetcher(Dataset[Any]):
     """Sample by sample (or with the data set's own ``__getitems__``), then collated: what a DataLoader does."""
 
-    def __init__(self, seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any]) -> None:
+    _is_ready = False
+
+    def __init__(self, seed: int, dataset: Dataset[Any], collate_fn: Callable[[Any], Any], rank: int) -> None:
         self.dataset = dataset
+        self._culprit = Culprit(dataset, rank, self._is_ready)
         self._seed = seed
         self._collate_fn = _collate if collate_fn is default_collate else collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
+        self._is_subset = type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None))
         self._set_epoch = getattr(dataset, "set_epoch", None)
         self._epoch: int | None = None
 
@@ -57,35 +140,75 @@ class SampleFetcher(Dataset[Any]):
             self._epoch = request.epoch
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.place)
-        return self._collate_fn(self._get(request.indices))
+        samples = self._get(request)
+        try:
+            return self._collate_fn(samples)
+        except Exception as error:
+            raise self._culprit.collating(error, self._indices(request), request.purpose, *request.place[1:3]) from error
 
-    def _get(self, indices: Any) -> Any:
-        if self._get_items:
-            return self._get_items(indices)
-        dataset = self.dataset
-        return [dataset[index] for index in indices]
+    def _indices(self, request: Request) -> Any:
+        return request.indices
+
+    def _get(self, request: Request) -> Any:
+        dataset: Any = self.dataset
+        indices, samples, index = request.indices, [], None
+        if self._get_items and not self._is_subset:
+            try:
+                return self._get_items(indices)
+            except Exception as error:
+                raise self._culprit.read_one_of(error, indices, request.purpose, *request.place[1:3]) from error
+        try:
+            if self._is_subset:  # its own way, __getitems__, does the same, and does not show at which sample it failed
+                whole, rows = dataset.dataset, dataset.indices
+                for index in indices:
+                    samples.append(whole[rows[index]])
+            else:
+                for index in indices:
+                    samples.append(dataset[index])
+        except Exception as error:
+            raise self._culprit.read(error, index, request.purpose, *request.place[1:3]) from error
+        return samples
 
 
 class ReadyFetcher(SampleFetcher):
     """For data sets whose items are batches already (``DataLoader(..., batch_size=None)``)."""
 
-    def _get(self, indices: Any) -> Any:
-        return self.dataset[indices]
+    _is_ready = True
+
+    def _indices(self, request: Request) -> Any:
+        return [request.indices]
+
+    def _get(self, request: Request) -> Any:
+        try:
+            return self.dataset[request.indices]
+        except Exception as error:
+            raise self._culprit.read(error, request.indices, request.purpose) from error
 
 
 class TableFetcher(Dataset[Any]):
-    """Whole batches at once, for data that is nothing but tensors. No user code runs, so no stream is started."""
+    """Whole batches at once, for data that is nothing but tensors. No user code runs, so no stream is started.
 
-    def __init__(self, dataset: Dataset[Any], tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
-        self.dataset = dataset
+    Args:
+        by_sample: asked where that fails, since it tells at which sample.
+        tensors: of the data set.
+        rows: which of theirs are the data set's; None: all.
+    """
+
+    def __init__(self, by_sample: Fetcher, tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
+        self.dataset = by_sample.dataset
+        self._by_sample = by_sample
         self._tensors = tensors
         self._rows = rows
 
-    def __getitem__(self, request: Request) -> list[torch.Tensor]:
-        rows = _as_rows(request.indices)
-        if self._rows is not None:
-            rows = self._rows[rows]
-        return [_take(tensor, rows) for tensor in self._tensors]
+    def __getitem__(self, request: Request) -> Any:
+        try:
+            rows = _as_rows(request.indices)
+            if self._rows is not None:
+                rows = self._rows[rows]
+            return [_take(tensor, rows) for tensor in self._tensors]
+        except Exception:  # left behind first, so that what the user is shown has only the error of the sample
+            pass
+        return self._by_sample[request]
 
 
 def _as_rows(indices: Any) -> torch.Tensor:
@@ -112,18 +235,19 @@ def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return tensor[rows.to(tensor.device)]
 
 
-def choose_fetcher(seed: int, like: DataLoader[Any]) -> Fetcher:
-    """The quickest way that gives what the user's DataLoader would give."""
+def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
+    """The quickest way that gives what the user's DataLoader would give. Its errors name the ``rank``."""
     dataset, collate_fn = like.dataset, like.collate_fn
     if like.batch_sampler is None:
-        return ReadyFetcher(seed, dataset, collate_fn)
+        return ReadyFetcher(seed, dataset, collate_fn, rank)
+    by_sample = SampleFetcher(seed, dataset, collate_fn, rank)
     if collate_fn is default_collate:
         table, rows = dataset, None
         if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
             table, rows = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)
         if type(table) is TensorDataset and all(tensor.layout == torch.strided for tensor in table.tensors):
-            return TableFetcher(dataset, table.tensors, rows)
-    return SampleFetcher(seed, dataset, collate_fn)
+            return TableFetcher(by_sample, table.tensors, rows)
+    return by_sample
 
 
 class _Requests:
@@ -160,12 +284,27 @@ class FetchPool:
         """One batch for each request. Workers run ahead of the loop; without them a batch is made when asked for."""
         if self._workers is not None:
             self._requests.current = requests
-            yield from self._workers
+            yield from from_workers(self._workers)
             return
         for request in requests:
             with single_threaded():
                 batch = self._fetcher[request]
             yield pin(batch) if self._pin_memory else batch
+
+
+def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What the workers of a loader hand on.
+
+    An error that names a sample comes out of PyTorch with the whole text of the worker's traceback for its message: it is
+    raised with its own message again, and what came shows as its cause.
+    """
+    try:
+        yield from loader
+    except DataError as error:
+        _, found, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
+        if not found:
+            raise
+        raise DataError(message.rstrip()) from error
 
 
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop

@@ -25,6 +25,9 @@ class Driver(Protocol):
     def turn(self) -> MicroStep | None:
         """The micro-step whose body is running."""
 
+    def skips(self) -> bool:
+        """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
+
     def enter(self, loader: object) -> bool:
         """A pass over ``loader`` begins. True if it leads the steps; False if it goes along with another that does."""
 
@@ -60,7 +63,14 @@ class PreparedLoader:
         self._driver = driver
         self._device = device
         self._epoch = 0
+        """Number of the next pass."""
         self._pass: object = None
+        self._is_running = False
+        """Whether a pass is under way."""
+        self._first_step = 1
+        """Of the newest pass."""
+        self._skip = 0
+        """Steps of the next pass that were taken before the run was interrupted."""
 
     def __len__(self) -> int:
         return self._source.num_steps()
@@ -80,14 +90,15 @@ class PreparedLoader:
                 "a prepared loader was iterated without gradients, so this is no training loop: "
                 "use `with team.evaluate(model, loader) as batches:` to evaluate on all processes"
             )
+        if self._driver.skips():
+            return
         if not self._driver.enter(self):
             yield from self._go_along()
             return
         driver, exhausted, failed = self._driver, False, False
-        epoch, self._epoch = self._epoch, self._epoch + 1
         this_pass = self._pass = object()
         try:
-            for turn, batch in self._source.deal(driver.next_step, epoch):
+            for turn, batch in self._deal(driver.next_step):
                 if isinstance(turn, Absence):
                     if not driver.follow(turn):
                         return
@@ -112,25 +123,57 @@ class PreparedLoader:
             raise
         finally:
             if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
+                self._is_running = False
                 driver.leave(self, exhausted=exhausted, failed=failed)
 
     def _go_along(self) -> Iterator[Any]:
         """A second loader in the same loop (``zip(a, b)``): it must have a batch for each micro-step of the first."""
         driver = self._driver
+        this_pass = self._pass = object()
+        try:
+            for turn, batch in self._deal(driver.next_step - 1):
+                current = driver.turn
+                if current is None or _place(turn) != _place(current):
+                    raise DataError(
+                        "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch "
+                        f"for every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared "
+                        "loaders cannot be nested."
+                    )
+                batch = to_device(batch, self._device)
+                driver.resume_stream()
+                assert isinstance(turn, MicroStep)
+                driver.received(turn, batch)
+                yield batch
+        finally:
+            if this_pass is self._pass:
+                self._is_running = False
+
+    def _deal(self, next_step: int) -> Iterator[Any]:
+        """The next pass, or the rest of the one that was interrupted."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        for turn, batch in self._source.deal(driver.next_step - 1, epoch):
-            current = driver.turn
-            if current is None or _place(turn) != _place(current):
-                raise DataError(
-                    "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch "
-                    f"for every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared "
-                    "loaders cannot be nested."
-                )
-            batch = to_device(batch, self._device)
-            driver.resume_stream()
-            assert isinstance(turn, MicroStep)
-            driver.received(turn, batch)
-            yield batch
+        skip, self._skip = self._skip, 0
+        self._first_step = next_step - skip
+        self._is_running = True
+        return self._source.deal(self._first_step, epoch, skip)
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps of the next pass that were taken before the run was interrupted."""
+        return self._skip
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Where it is after a step of the run: a tree of plain values and tensors, the same on every rank."""
+        running = self._is_running
+        return {
+            "pass": self._epoch - running,
+            "skip": step - self._first_step + 1 if running else 0,
+            "source": self._source.state(step if running else None),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there with the next pass."""
+        self._epoch, self._skip = state["pass"], state["skip"]
+        self._source.load_state(state["source"])
 
 
 def _place(turn: MicroStep | Absence) -> tuple[int, int, int] | None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.data.fetch import single_threaded, worker_loader
+from lockstep.data.fetch import Culprit, from_workers, single_threaded, worker_loader
+from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 
 _END = object()
+_MOST_AHEAD = 64
+"""Steps that workers may be ahead of the loop, at most, with states kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """What a reader hands on before the batches of a step: the state that the stream is in after them."""
+
+    step: int
+    state: Any
 
 
 class StreamReader(IterableDataset[Any]):
@@ -25,27 +37,67 @@ class StreamReader(IterableDataset[Any]):
         seed: of the run.
         purpose: of the random streams in which samples are read.
         place: where those streams are, next to the number of the batch.
+        rank: of this process.
         group: how many batches are handed on together, under one number.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, purpose: Purpose, place: tuple[int, int], group: int = 1) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, purpose: Purpose, place: tuple[int, int], rank: int, group: int = 1
+    ) -> None:
         self.dataset = loader.dataset
-        self.collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._culprit = Culprit(loader.dataset, rank, is_ready=loader.batch_size is None)
         self._batch_size = loader.batch_size
         self._drop_last = loader.drop_last
         self._seed = seed
         self._purpose = purpose
-        self._place = place
+        self.place = place
         self._group = group
         self._first = 0
+        self._skip = 0
         self._pass = 0
+        self._has_state = has_state(loader.dataset)
+        self._after: dict[int, Any] = {}
+        self._at_begin: Any = None
+        self._resumed: Any = None
 
-    def read(self, like: DataLoader[Any], first: int, number: int) -> Iterator[Any]:
-        """Pass number ``number``, whose batches count from ``first``: in one worker if ``like`` has any, else here."""
-        self._first, self._pass = first, number
+    def state(self, step: int | None, *, is_read_again: bool = False) -> Any:
+        """What is needed to go on after this step of the pass at hand; None: between two passes.
+
+        A stream that does not say its state is read again from its beginning, and any is with ``is_read_again``.
+        """
+        if step is None:
+            return {"own": take_state(self.dataset)}
+        return {"after": self._after[step]} if self._has_state and not is_read_again else self._at_begin
+
+    def load_state(self, state: Any) -> None:
+        """Go on from there with the next ``read``."""
+        self._resumed = state
+
+    def read(self, like: DataLoader[Any], first: int, number: int, skip: int = 0) -> Iterator[Any]:
+        """Pass number ``number``, whose batches count from ``first``: in one worker if ``like`` has any, else here.
+
+        Without those of the first ``skip`` numbers.
+        """
+        self._first, self._pass, self._skip = first, number, skip
+        if self._resumed is not None and "own" in self._resumed:
+            put_state(self.dataset, self._resumed["own"])  # of the data set here, which workers begin with
+        self._at_begin = {"own": take_state(self.dataset)}
+        try:
+            for item in self._read(like):
+                self._resumed = None  # it has reached the worker
+                if isinstance(item, _After):
+                    self._after = {step: state for step, state in self._after.items() if step >= item.step - _MOST_AHEAD}
+                    self._after[item.step] = item.state
+                else:
+                    yield item
+        finally:
+            self._resumed = None
+
+    def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
             # Not persistent: a worker that lives on would not learn of the new pass.
-            yield from worker_loader(self, like, num_workers=1, persistent_workers=False)
+            yield from from_workers(worker_loader(self, like, num_workers=1, persistent_workers=False))
             return
         items = iter(self)
         while True:
@@ -56,25 +108,49 @@ class StreamReader(IterableDataset[Any]):
             yield item
 
     def __iter__(self) -> Iterator[Any]:
-        loader, part = self._place
+        loader, part = self.place
         reseed(self._seed, Purpose.SAMPLER, loader, self._pass)
+        num_read, begin = 0, self._first
+        if self._resumed is not None and "after" in self._resumed:
+            put_state(self.dataset, self._resumed["after"]["own"])
+            num_read, begin = self._resumed["after"]["num_read"], self._first + self._skip
         samples = iter(self.dataset)
-        num_read = 0
-        for batch in itertools.count(self._first):
+        for batch in itertools.count(begin):
             parts: list[Any] = []
             first_sample = num_read
             for number in range(self._group):
                 # Every rank reads every sample, all from the one stream of this batch.
                 reseed(self._seed, self._purpose, loader, batch, part, number)
-                found = list(itertools.islice(samples, self._batch_size or 1))
+                found = self._take(samples, num_read, batch)
+                if not found and self._resumed is not None and self._has_state and num_read == 0 == number:
+                    # A state taken after a pass may stand for the end of it, and not for the beginning of the next.
+                    samples = iter(self.dataset)
+                    found = self._take(samples, num_read, batch)
                 if not found or (self._drop_last and len(found) < (self._batch_size or 1)):
                     break
                 num_read += len(found)
                 parts.append(found if self._batch_size is not None else found[0])
-            if parts:
+            if parts and batch >= self._first + self._skip:
+                if self._has_state:
+                    yield _After(batch, {"num_read": num_read, "own": take_state(self.dataset)})
                 yield from self.make(batch, parts, first_sample)
             if len(parts) < self._group:
                 return
+
+    def _take(self, samples: Iterator[Any], num_read: int, batch: int) -> list[Any]:
+        found: list[Any] = []
+        try:
+            found.extend(itertools.islice(samples, self._batch_size or 1))  # an error leaves those before it
+        except Exception as error:
+            raise self._culprit.read(error, num_read + len(found), self._purpose, batch) from error
+        return found
+
+    def collate(self, samples: Any, places: Sequence[int], batch: int, shard: int | None = None) -> Any:
+        """What the user's ``collate_fn`` makes of some samples, or of a ready batch: those at these places of the pass."""
+        try:
+            return self._collate_fn(samples)
+        except Exception as error:
+            raise self._culprit.collating(error, places, self._purpose, batch, shard) from error
 
     @abstractmethod
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:

@@ -25,13 +25,15 @@ from torch.utils.data import (
 )
 
 from lockstep.data.batches import count_samples, cut, length_of
-from lockstep.data.fetch import FetchPool, Request, choose_fetcher
+from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
+from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.plan.shards import MicroStep, micro_steps, num_active_ranks, shard_slice
 
 T = TypeVar("T")
+_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,16 @@ class Share:
 class Source(Protocol):
     """Global batches in order, cut for one process."""
 
-    def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
-        """This process's turns in one pass, whose first step has the number ``first_step``."""
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
+        """This process's turns in one pass, whose first step has the number ``first_step``, without its first ``skip``
+        steps: those were taken before the run was interrupted."""
+
+    def state(self, step: int | None) -> Any:
+        """What a run needs to go on after this step, which must be the last of the pass at hand that has ended; None: to
+        go on between two passes. A tree of plain values and tensors, the same on every rank."""
+
+    def load_state(self, state: Any) -> None:
+        """Go on from there with the next ``deal``."""
 
     def num_steps(self) -> int:
         """Global batches in one pass. TypeError if that cannot be known."""
@@ -143,17 +153,22 @@ class SampleSource:
         self._loader = loader
         self._share = share
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
-        self._pool = FetchPool(choose_fetcher(share.seed, loader), loader)
+        self._pool = FetchPool(choose_fetcher(share.seed, loader, share.rank), loader)
         # PyTorch's samplers draw from the global generators only before their first index.
         self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
+        self._stateful = [loader, *_samplers(loader)]
+        self._at_begin: Any = None
+        """The state before the first index of the pass at hand was drawn: from there the pass is drawn again."""
 
-    def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
         """See Source."""
         share = self._share
         turns: deque[MicroStep | Absence] = deque()
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(share.group(self._draw(epoch)), first_step):
+                if step < first_step + skip:
+                    continue
                 sizes = tuple(map(len, batches))
                 own = share.turns(step, sizes)
                 if not own:
@@ -175,6 +190,7 @@ class SampleSource:
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         _set_epoch(epoch, self._loader.dataset, *_samplers(self._loader))
         share = self._share
+        self._at_begin = list(map(take_state, self._stateful))
         share.reseed(Purpose.SAMPLER, epoch, 0)
         batches = iter(self._batch_sampler)
         for number in itertools.count():
@@ -185,6 +201,15 @@ class SampleSource:
                 return
             if len(indices):
                 yield indices
+
+    def state(self, step: int | None) -> Any:
+        """See Source."""
+        return list(map(take_state, self._stateful)) if step is None else self._at_begin
+
+    def load_state(self, state: Any) -> None:
+        """See Source."""
+        for thing, own in zip(self._stateful, state, strict=True):
+            put_state(thing, own)
 
     def num_steps(self) -> int:
         """See Source."""
@@ -204,7 +229,8 @@ class _ShardReader(StreamReader):
     """Collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        super().__init__(loader, share.seed, Purpose.FETCH, (share.loader, share.num_shards), share.accumulate)
+        place = (share.loader, share.num_shards)
+        super().__init__(loader, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
         self._share = share
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Turn]:
@@ -217,7 +243,7 @@ class _ShardReader(StreamReader):
             cut = share.cut(turn)
             turn.samples = _places(first_sample, sizes, turn.part, cut)
             share.reseed(Purpose.FETCH, batch, turn.shard, turn.part)
-            yield turn, self.collate_fn(parts[turn.part][cut])
+            yield turn, self.collate(parts[turn.part][cut], turn.samples, batch, turn.shard)
 
 
 def _places(first_sample: int, sizes: tuple[int, ...], part: int, cut: slice) -> range:
@@ -234,10 +260,18 @@ class StreamSource:
         self._share = share
         self._reader = _ShardReader(loader, share)
 
-    def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
         """See Source."""
         _set_epoch(epoch, self._loader.dataset)
-        return self._reader.read(self._loader, first_step, epoch)
+        return self._reader.read(self._loader, first_step, epoch, skip)
+
+    def state(self, step: int | None) -> Any:
+        """See Source."""
+        return self._reader.state(step)
+
+    def load_state(self, state: Any) -> None:
+        """See Source."""
+        self._reader.load_state(state)
 
     def num_steps(self) -> int:
         """See Source."""
@@ -256,8 +290,8 @@ class _ReadyReader(StreamReader):
     """Hands on the batches of a stream of ready batches."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
-        for part in parts:
-            yield self.collate_fn(part)
+        for number, part in enumerate(parts, first_sample):
+            yield self.collate(part, (number,), batch)
 
 
 class ReadySource:
@@ -268,30 +302,69 @@ class ReadySource:
         self._share = share
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
+        self._stateful = [batches, *(_samplers(batches) if isinstance(batches, DataLoader) else [])]
+        self._has_state = has_state(batches)
+        self._at_begin: Any = None
+        self._after: dict[int, Any] = {}
+        """Of an iterable that says its state: that after the batches of a step, by step."""
+        self._resumed: Any = None
+        self._number = 0
+        """Batches read in the pass at hand."""
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
                 place = (share.loader, share.num_shards)
-                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, place, share.accumulate)
+                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
             else:
-                self._pool = FetchPool(choose_fetcher(share.seed, batches), batches)
+                self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
 
-    def deal(self, first_step: int, epoch: int) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
         """See Source."""
         share = self._share
-        first_sample = 0
-        counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch))
-        for step, parts in enumerate(share.group(pair for pair in counted if pair[1] > 0), first_step):
+        resumed, self._resumed = self._resumed, None
+        first_sample, self._number, begin = 0, 0, first_step
+        if resumed is not None and skip:  # the batches of the first steps do not come again
+            first_sample, self._number, begin = resumed["num_samples"], resumed["number"], first_step + skip
+        elif self._reader is None:
+            self._at_begin = list(map(take_state, self._stateful))
+        counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch, resumed is not None))
+        for step, parts in enumerate(share.group(pair for pair in counted if pair[1] > 0), begin):
             sizes = tuple(num_samples for _, num_samples in parts)
             own = share.turns(step, sizes)
-            if not own:
+            if self._has_state:
+                self._after = {step - 1: self._after.get(step - 1), step: self._state_after(first_sample + sum(sizes))}
+            if not own and step >= first_step + skip:
                 yield share.absence(step, sizes), None
-            for turn in own:
+            for turn in own if step >= first_step + skip else []:
                 turn.samples = _places(first_sample, sizes, turn.part, share.cut(turn))
                 yield turn, cut(parts[turn.part][0], share.cut(turn), turn.batch_samples)
             first_sample += sum(sizes)
 
-    def _whole(self, first_step: int, epoch: int) -> Iterator[Any]:
+    def _state_after(self, num_samples: int) -> Any:
+        return {"number": self._number, "num_samples": num_samples, "own": take_state(self._batches)}
+
+    def state(self, step: int | None) -> Any:
+        """See Source."""
+        if self._reader is not None:
+            # What is in the batches is not known before they are read, so neither which steps they make.
+            return {"reader": self._reader.state(step, is_read_again=True)}
+        if self._has_state and step is not None:
+            return {"after": self._after[step]}
+        return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
+
+    def load_state(self, state: Any) -> None:
+        """See Source."""
+        if "reader" in state and self._reader is not None:
+            self._reader.load_state(state["reader"])
+        elif "after" in state:
+            self._resumed = state["after"]
+            put_state(self._batches, self._resumed["own"])
+        else:
+            for thing, own in zip(self._stateful, state["begin"], strict=True):
+                put_state(thing, own)
+            self._resumed = {} if self._has_state else None
+
+    def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
         share, batches = self._share, self._batches
         samplers = _samplers(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
         _set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
@@ -303,12 +376,19 @@ class ReadySource:
             return
         share.reseed(Purpose.SAMPLER, epoch)
         found = iter(batches)
-        for number in itertools.count():
+        for number in itertools.count(self._number):
             share.reseed(Purpose.FETCH, *self._place(first_step, number))
             try:
-                batch = next(found)
-            except StopIteration:
+                batch = next(found, _END)
+                if batch is _END and is_resumed and number == 0:
+                    # A state taken after a pass may stand for the end of it, and not for the beginning of the next.
+                    found = iter(batches)
+                    batch = next(found, _END)
+            except Exception as error:
+                raise Culprit(batches, share.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
+            if batch is _END:
                 return
+            self._number = number + 1
             yield batch
 
     def _requests(self, first_step: int, epoch: int) -> Iterator[Request]:

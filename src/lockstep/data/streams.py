@@ -30,6 +30,8 @@ class Purpose(enum.IntEnum):
     TAIL = 4
     """The code after a loop over a loader: evaluation, per-epoch schedules."""
     EVALUATE = 5
+    EPOCH = 6
+    """The code before a loop over a loader, in each epoch of ``team.epochs()``."""
 
 
 def _mix(value: int) -> int:

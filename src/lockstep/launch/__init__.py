@@ -2,7 +2,8 @@
 
 ``function.launch`` is for scripts and notebooks, ``script.run_script`` for the command line; both put the same pieces
 together: ``spec`` (what a worker is), ``server`` and ``serve`` (the two ends of the fork server), ``worker`` (what runs
-in a worker), ``supervise`` (start, watch, end), ``output``, ``failures``, ``processes``.
+in a worker), ``supervise`` (start, watch, end), ``restarts``, ``standstill``, ``private`` (the directory), ``output``,
+``failures``, ``processes``.
 
 Nothing here imports torch in the process that launches.
 """

@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+
 _LAUNCH_DIR = str(Path(__file__).parent)
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+_RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
@@ -44,6 +48,8 @@ class Failure:
     """What the launcher should end with if this is the first failure."""
     is_consequence: bool = False
     """Whether it looks like the echo of another rank's failure."""
+    would_recur: bool = False
+    """Whether the same program, started again, could only fail like this again."""
 
     def summary(self) -> str:
         """One line."""
@@ -77,6 +83,7 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         message=_message(error),
         text=_traceback(error),
         is_consequence=_is_consequence(error),
+        would_recur=isinstance(error, _RECURRING),
         exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,
     )
 
@@ -117,6 +124,21 @@ def from_status(rank: int, status: int, private_dir: str) -> Failure:
         message=message,
         text=text,
         exit_status=exit_status,
+    )
+
+
+def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
+    """A worker that somebody has stopped, and that the launcher kills for it."""
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time.time() - stopped_s,
+        kind="stopped",
+        message=(
+            f"process {pid} stood stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
+            f"killed. Let such a process go on in time (kill -CONT {pid}), or look for who stops it"
+        ),
+        exit_status=128 + signal.SIGKILL,
     )
 
 

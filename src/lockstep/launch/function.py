@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from lockstep.config import RunConfig
 from lockstep.errors import LaunchError, UsageError
-from lockstep.launch import failures, worker
-from lockstep.launch.local import check_fit, private_directory, resolve_nproc, run_workers
+from lockstep.launch import restarts, worker
+from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
+from lockstep.launch.private import private_directory
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call
@@ -26,7 +27,7 @@ T = TypeVar("T")
 _server: ForkServer | None = None
 
 
-def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, **settings: Any) -> list[T]:
+def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, max_restarts: int = 0, **settings: Any) -> list[T]:
     """Run ``fn(*args)`` in each of ``nproc`` new processes; returns what each returned, by rank.
 
     Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first
@@ -37,12 +38,15 @@ def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, **setting
             ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
         nproc: Number of processes; None: one for each CUDA card, or one.
+        max_restarts: How many times all processes are started again, at most, when one has failed. Standard error tells of
+            each time.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
         ConfigError: a setting cannot be meant; nothing was started.
         UsageError: ``fn`` cannot reach other processes, or the calling script does not guard its main part.
-        LaunchError: a process failed; the message holds the first failure whole. All processes are gone.
+        LaunchError: a process failed, and no restart was left; the message holds the first failure
+            whole. All processes are gone.
         KeyboardInterrupt: Ctrl-C; all processes are gone.
     """
     if worker.importing_caller:
@@ -52,23 +56,28 @@ def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, **setting
         )
     count = resolve_nproc(nproc)
     check_fit(RunConfig.merge(settings, {}), count)
+    restarts.check_max_restarts(max_restarts)
     call = _pack(fn, args)
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     with Interrupts((signal.SIGINT,)) as interrupts, private_directory() as private_dir:
+        server = _ready_server(count)
         outcome = run_workers(
             call,
             nproc=count,
             settings=settings,
-            server=_warm_server(count),
+            server=server,
             private_dir=private_dir,
             plan=plan,
             interrupts=interrupts,
+            max_restarts=max_restarts,
         )
+        if server.is_alive():
+            server.warm()  # for the next call
         if outcome.stopped_by is not None:
             raise KeyboardInterrupt
         if outcome.failures:
-            raise LaunchError(failures.report(outcome.failures, count), outcome.failures[0].exit_status or 1)
-        return [_result(private_dir, rank) for rank in range(count)]
+            raise restarts.last_error(outcome.failures, outcome.spec)
+        return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
 
 
 def stop_server() -> None:
@@ -79,7 +88,7 @@ def stop_server() -> None:
         _server = None
 
 
-def _warm_server(nproc: int) -> ForkServer:
+def _ready_server(nproc: int) -> ForkServer:
     global _server
     if _server is None:
         atexit.register(stop_server)

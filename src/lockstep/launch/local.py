@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import shutil
 import socket
-import tempfile
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.launch import cards, failures
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch import cards, failures, restarts
 from lockstep.launch.cores import num_cores
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
@@ -74,16 +76,6 @@ def check_fit(config: RunConfig, nproc: int) -> None:
 
 
 @contextmanager
-def private_directory() -> Iterator[str]:
-    """A new directory that only this user can enter; gone afterwards."""
-    path = tempfile.mkdtemp(prefix="lockstep-")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
 def reserved_port() -> Iterator[int]:
     """A port that nobody else is given meanwhile, but that a worker's TCP store can still listen on.
 
@@ -105,24 +97,51 @@ def run_workers(
     private_dir: str,
     plan: OutputPlan,
     interrupts: Interrupts,
+    max_restarts: int = 0,
 ) -> Outcome:
     """Run a program in ``nproc`` workers to its end. Afterwards all processes are gone and all output has come through.
+
+    If a worker fails, all of them are started again, ``max_restarts`` times at most; standard error tells of each time.
 
     Raises:
         LaunchError: the workers could not be started.
     """
-    with reserved_port() as port, Streams(nproc, plan) as streams:
-        spec = LaunchSpec(
-            program=program,
-            nproc=nproc,
-            private_dir=private_dir,
-            environ=dict(os.environ),
-            settings=settings,
-            cwd=str(Path.cwd()),
-            master_port=port,
-            terminal=plan.on_terminal,
-        )
-        outcome = supervise(server, spec, streams, interrupts)
-        streams.drain(give_up=lambda: bool(interrupts.received))
+    for restart in itertools.count():
+        own_dir = Path(private_dir, f"start-{restart}")  # a file at which others have met is no meeting place
+        own_dir.mkdir(mode=0o700)
+        with reserved_port() as port:
+            spec = LaunchSpec(
+                program=program,
+                nproc=nproc,
+                private_dir=str(own_dir),
+                environ=dict(os.environ),
+                settings=settings,
+                cwd=str(Path.cwd()),
+                master_port=port,
+                terminal=plan.on_terminal,
+                name=Path(private_dir).name,
+                restart=restart,
+                max_restarts=max_restarts,
+            )
+            outcome = _run_once(spec, server, plan, interrupts)
+        if not outcome.failures or not restarts.follows(spec, outcome.failures[0]):
+            return outcome
+        with contextlib.suppress(OSError):  # a reader that left early must not stop the run
+            print(restarts.announce(outcome.failures, spec, attached=plan.attach), file=sys.stderr, flush=True)
+    raise AssertionError
+
+
+def _run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+    goes_on = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
+    with Streams(spec.nproc, plan, goes_on=goes_on) as streams:
+        try:
+            outcome = supervise(server, spec, streams, interrupts)
+        except LaunchError as error:
+            if not spec.max_restarts:
+                raise
+            raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
+        is_last = not outcome.failures or not restarts.follows(spec, outcome.failures[0])
+        # A process that got away may hold a pipe open for ever, and a restart does not wait for that.
+        streams.drain(give_up=lambda: not is_last or bool(interrupts.received))
         streams.append(failures.logs(outcome.failures))
     return outcome

@@ -48,8 +48,10 @@ class OutputPlan:
 class Streams:
     """The open ends of one launch. Enter it, hand ``for_rank`` to each worker, call ``handed_over``, then ``drain``."""
 
-    def __init__(self, nproc: int, plan: OutputPlan) -> None:
+    def __init__(self, nproc: int, plan: OutputPlan, *, goes_on: str = "") -> None:
+        """``goes_on``: logs are not begun anew; this line is added to each."""
         self._plan = plan
+        self._goes_on = goes_on
         self._given: list[int] = []  # descriptors that only workers need
         self._pump = _Pump()
         self._logs: dict[int, BinaryIO] = {}
@@ -63,7 +65,10 @@ class Streams:
                 self._plan.log_dir.mkdir(parents=True, exist_ok=True)
                 for rank in range(self._nproc):
                     # Not buffered: workers without --tee write through the same descriptor.
-                    self._logs[rank] = log_path(self._plan.log_dir, rank).open("wb", buffering=0)
+                    path = log_path(self._plan.log_dir, rank)
+                    self._logs[rank] = path.open("ab" if self._goes_on else "wb", buffering=0)
+                if self._goes_on:  # what was written before may end in the middle of a line
+                    self.append(dict.fromkeys(self._logs, f"\n{self._goes_on}\n"))
             except OSError as error:
                 raise ConfigError(f"--log-dir {self._plan.log_dir} cannot be written: {error}") from error
         return self

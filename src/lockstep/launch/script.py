@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError
-from lockstep.launch import failures
-from lockstep.launch.local import check_fit, private_directory, resolve_nproc, run_workers
+from lockstep.errors import ConfigError
+from lockstep.launch import restarts
+from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script, find_script
 from lockstep.launch.server import take_server
 from lockstep.launch.signals import Interrupts
@@ -29,17 +30,21 @@ def run_script(
     tee: bool = False,
     attach: int | None = None,
     pass_local_rank: str = "auto",
+    max_restarts: int = 0,
 ) -> signal.Signals | None:
     """Run a script in ``nproc`` processes to its end; None if all went well, else the signal that stopped it.
 
+    Up to ``max_restarts`` times, all are started again when one has failed.
+
     Raises:
         ConfigError: something asked for cannot be; nothing was started.
-        LaunchError: a worker failed; the message holds the first failure, and who else failed.
+        LaunchError: a worker failed, and no restart was left; the message holds the first failure, and who else failed.
     """
     settings = {} if settings is None else settings
     config = RunConfig.merge(settings, {})
     count = resolve_nproc(nproc)
     check_fit(config, count)
+    restarts.check_max_restarts(max_restarts)
     if attach is not None and not 0 <= attach < count:
         raise ConfigError(f"--attach {attach}: with {count} processes ranks go from 0 to {count - 1}")
     if attach is None and count == 1 and log_dir is None and not tee:
@@ -57,12 +62,12 @@ def run_script(
                 private_dir=private_dir,
                 plan=OutputPlan(log_dir=log_dir, tee=tee, attach=attach),
                 interrupts=interrupts,
+                max_restarts=max_restarts,
             )
         finally:
             server.close()
     if outcome.failures:
-        text = failures.report(outcome.failures, count, attached=attach)
-        raise LaunchError(text, outcome.failures[0].exit_status or 1)
+        raise restarts.last_error(outcome.failures, outcome.spec, attached=attach)
     return outcome.stopped_by
 
 

@@ -4,6 +4,7 @@ It never starts a parallel region and never touches CUDA: neither survives a for
 that keeps message boundaries, JSON both ways::
 
     launcher -> server   {"key": K, "rank": R, "spec": PATH}   with four open files: stdin, stdout, stderr, failure pipe
+                         {"warm": true}                         import what later workers may want, now
     server -> launcher   {"ready": true}                        the imports are done
                          {"key": K, "pid": P}                   forked
                          {"key": K, "error": TEXT}              could not be forked
@@ -30,9 +31,9 @@ from lockstep.launch.worker import Request, run_worker
 
 PRELOAD = ("torch", "torch.distributed", "lockstep.joining")
 """What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
-PRELOAD_IDLE = ("torch._dynamo",)
-"""What is imported when the first workers have ended, for those that may follow. (PyTorch imports it with the first
-optimizer or DistributedDataParallel, which takes a second or two: too long for the first workers to wait for.)"""
+PRELOAD_LATER = ("torch._dynamo",)
+"""What is imported when the launcher says that there is time, for workers that may follow. (PyTorch imports it with the
+first optimizer or DistributedDataParallel, which takes a second or two: too long for the first workers to wait for.)"""
 MAX_MESSAGE_BYTES = 65536
 
 
@@ -94,7 +95,6 @@ def _serve(control: socket.socket) -> Request:
     signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
     keys: dict[int, int] = {}  # by process id
-    is_warm = False
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(wake_r, selectors.EVENT_READ)
@@ -105,11 +105,8 @@ def _serve(control: socket.socket) -> Request:
                 with contextlib.suppress(BlockingIOError):
                     wake_r.recv(4096)
                 _reap(control, keys)
-                if not keys and not is_warm:
-                    is_warm = True
-                    _preload(PRELOAD_IDLE)
             if control in ready:
-                request = _fork_worker(control, keys)
+                request = _answer(control, keys)
                 if request is not None:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -118,12 +115,20 @@ def _serve(control: socket.socket) -> Request:
                     return request
 
 
-def _fork_worker(control: socket.socket, keys: dict[int, int]) -> Request | None:
-    """Answer one request. Returns the request in the child, None in the server."""
+def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
+    """Do what one message asks for. Returns the request in a forked child, None in the server."""
     message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)
     if not message:
         os._exit(0)  # the launcher is done; tearing the interpreter down would only take time
     asked = json.loads(message)
+    if "warm" in asked:
+        if not all(name in sys.modules for name in PRELOAD_LATER):
+            _preload(PRELOAD_LATER)
+        return None
+    return _fork_worker(control, keys, asked, fds)
+
+
+def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, Any], fds: list[int]) -> Request | None:
     # Ctrl-C waits until the worker can tell of it (see run_worker): Python's own work after a fork is not to be broken off.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -96,6 +97,11 @@ class ForkServer:
         except (BrokenPipeError, ConnectionResetError):
             raise self._gone() from None
         return self._next_key
+
+    def warm(self) -> None:
+        """Have it import now what most scripts import when they train. Does not wait for it; workers asked for later do."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asks for workers next is told
+            self._socket.send(json.dumps({"warm": True}).encode())
 
     def receive(self) -> dict[str, Any]:
         """The server's next message (see ``serve``); blocks if there is none yet.

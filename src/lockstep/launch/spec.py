@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.world import SETTINGS, STORE, TERMINAL
+from lockstep.world import CALL, LAUNCH, SETTINGS, STORE, TERMINAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class LaunchSpec:
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter: the meeting place, failures, results. Gone after the launch."""
+    """A directory that only this user can enter: the meeting place, failures, results. New for each restart."""
     environ: Mapping[str, str]
     """The launcher's environment."""
     settings: Mapping[str, Any]
@@ -62,6 +62,11 @@ class LaunchSpec:
     """For scripts that meet through ``env://``."""
     terminal: bool
     """Whether rank 0 writes to a terminal."""
+    name: str
+    """Of this launch and no other; restarts keep it."""
+    restart: int = 0
+    """How many times the workers were started before."""
+    max_restarts: int = 0
 
     def save(self) -> str:
         """Write the spec into the private directory, for the workers; returns the path."""
@@ -80,7 +85,7 @@ class LaunchSpec:
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """The whole environment of one worker: the launcher's, and what torchrun would set."""
     name, size = str(rank), str(spec.nproc)
-    return {
+    environ = {
         **spec.environ,
         "RANK": name,
         "LOCAL_RANK": name,
@@ -95,12 +100,18 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "MASTER_PORT": str(spec.master_port),
         # Scripts and other libraries ask these whether a launcher has already started all processes.
         "TORCHELASTIC_RUN_ID": "lockstep",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         # All processes are on this machine: no port of Gloo may be reachable from another.
         "GLOO_SOCKET_IFNAME": "lo",
         STORE: os.path.join(spec.private_dir, "store"),  # noqa: PTH118
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
+        LAUNCH: spec.name,
+        **({CALL: "1"} if isinstance(spec.program, Call) else {}),
+        CALL: "1",
     }
+    if isinstance(spec.program, Script):
+        del environ[CALL]  # also where this launcher is itself the worker of another
+    return environ

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -10,17 +11,23 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
-from lockstep.launch import failures
+from lockstep.launch import failures, restarts
 from lockstep.launch.failures import Failure
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
+from lockstep.launch.standstill import Standstill
 
 GRACE_S = 3.0
 """How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
+RESTART_GRACE_S = 0.3
+"""The same where all are started again: there is work to go on with."""
+WARM_AFTER_S = 5.0
+"""How long after a start the server readies itself for a restart. (Its first workers need the processor themselves.)"""
 _MAX_ASKED = 4
 """Workers that were asked for and are not yet forked, at most."""
 _ECHO_S = 0.5
@@ -36,6 +43,8 @@ class Outcome:
     """The cause first; empty if all went well, or somebody stopped it."""
     stopped_by: signal.Signals | None
     """The signal that the launcher was stopped by."""
+    spec: LaunchSpec
+    """What was run: of several starts, the last."""
 
 
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
@@ -57,7 +66,7 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
         sweep(watch.sessions, spec.private_dir)
     stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
     found = () if stopped_by else tuple(failures.in_order(list(watch.failures.values())))
-    return Outcome(failures=found, stopped_by=stopped_by)
+    return Outcome(failures=found, stopped_by=stopped_by, spec=spec)
 
 
 class _Watch:
@@ -77,6 +86,8 @@ class _Watch:
         self._deadline: float | None = None  # set once the launch is being ended; then when to kill
         self._echo_until: float | None = None  # set once ranks fail because another did, which has not said so yet
         self._killed = False
+        self._standstill = Standstill(spec.nproc, RunConfig.merge(spec.settings, {}).timeout_s)
+        self._warm_at: float | None = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else None
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_r, False)
 
@@ -90,8 +101,8 @@ class _Watch:
                 selector.register(source, selectors.EVENT_READ)
             self._start_some()
             while self._ranks:
-                next_s = self._deadline if self._deadline is not None else self._echo_until
-                timeout = None if next_s is None else max(0.0, next_s - time.monotonic())
+                next_s = self._next_s()
+                timeout = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
                 for key, _ in selector.select(timeout):
                     if key.fileobj is self._server:
                         self._on_message(self._server.receive())
@@ -99,8 +110,27 @@ class _Watch:
                         self._on_interrupt()
                     else:
                         self._on_nudge()
-                if next_s is not None and time.monotonic() >= next_s:
-                    self._on_deadline() if next_s == self._deadline else self._end()
+                self._on_time(time.monotonic())
+
+    def _next_s(self) -> float:
+        """When something is to be done even if nobody says anything."""
+        if self._deadline is not None:
+            return self._deadline
+        times = (self._standstill.next_look, self._echo_until, self._warm_at)
+        return min(time_s for time_s in times if time_s is not None)
+
+    def _on_time(self, now: float) -> None:
+        if self._deadline is not None:
+            if now >= self._deadline:
+                self._on_deadline()
+            return
+        if self._echo_until is not None and now >= self._echo_until:
+            self._end()
+        elif now >= self._standstill.next_look:
+            self._look_for_standstill(self._standstill.limit_s)
+        if self._warm_at is not None and now >= self._warm_at:
+            self._warm_at = None
+            self._server.warm()
 
     def _start_some(self) -> None:
         """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
@@ -140,10 +170,19 @@ class _Watch:
             return  # the same
         self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
         if all(known.is_consequence for known in self.failures.values()):
-            # Only an echo: the rank that failed first is about to say why, and must not be interrupted in that.
+            # Only an echo: the rank that failed first is about to say why, and must not be interrupted in that. Or one is
+            # stopped, and the script lets the others wait for less long than the launcher knows of.
             self._echo_until = self._echo_until or time.monotonic() + _ECHO_S
+            self._look_for_standstill(0.0)
         else:
             self._end()
+
+    def _look_for_standstill(self, least_s: float) -> None:
+        for rank, stopped_s in self._standstill.look(self._pids).items():
+            if stopped_s >= least_s and rank not in self.failures and self._deadline is None:
+                self.failures[rank] = failures.from_standstill(rank, self._pids[rank], stopped_s)
+                kill_worker(self._pids[rank])
+                self._end()
 
     def _on_nudge(self) -> None:
         """A worker has failed, and may take its time over its exit handlers."""
@@ -170,13 +209,17 @@ class _Watch:
         """Ask all workers that have not failed to end, and give them a while."""
         if self._deadline is not None:
             return
-        self._deadline = time.monotonic() + GRACE_S
+        self._deadline = time.monotonic() + (RESTART_GRACE_S if self._restart_follows() else GRACE_S)
         failures.mark_ending(self._spec.private_dir)
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()
         for rank in list(self._pids):
             self._interrupt(rank)
+
+    def _restart_follows(self) -> bool:
+        found = failures.in_order(list(self.failures.values()))
+        return bool(found) and not self._interrupts.received and restarts.follows(self._spec, found[0])
 
     def _interrupt(self, rank: int) -> None:
         if rank in self.failures:

@@ -3,19 +3,26 @@
 ``<run directory>/events.jsonl`` is written by rank 0. Each line is one JSON object with ``event`` (its kind), ``time_s``
 (seconds since 1970) and the fields of the kind:
 
-=============  =========================================================================================================
-``start``      ``script``, ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``,
-               ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
-               ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep`` (versions)
-``step``       ``epoch``, ``step``, ``values``: what ``team.log`` was given in that step, averaged over all shards
-``epoch``      ``epoch``, ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a training loader; the same
-               without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU
-               seconds of the process and its loader workers over ``steady_s``), ``peak_rss_bytes`` and
-               ``peak_gpu_bytes`` (lists, by rank; the latter null without a card), ``gpu_utilisation`` (a list, by
-               rank: per cent over the pass, null where it cannot be read)
-``evaluate``   ``epoch``, ``step``, ``values``: the results of one evaluation
-``end``        ``step``, ``wall_s`` since ``start``: the script came to its end
-=============  =========================================================================================================
+=====================  =================================================================================================
+``start``              ``script``, ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``,
+                       ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
+                       ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep``
+                       (versions)
+``resume``             ``step``, ``checkpoint`` (its name, or null): the run goes on after that step, and what was
+                       written of later ones will be written again
+``step``               ``epoch``, ``step``, ``values``: what ``team.log`` was given in that step, averaged over all shards
+``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
+                       training loader, as far as this launch made it; the same without warm-up as ``steady_steps``,
+                       ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU seconds of the process and its
+                       loader workers over ``steady_s``), ``peak_rss_bytes`` and ``peak_gpu_bytes`` (lists, by rank; the
+                       latter null without a card), ``gpu_utilisation`` (a list, by rank: per cent over the pass, null
+                       where it cannot be read)
+``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
+``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
+                       training stood still for it), ``wall_s`` (how long it took to write)
+``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training went on
+``end``                ``step``, ``wall_s`` since ``start``: the script came to its end
+=====================  =================================================================================================
 
 ``epoch`` counts from 0, ``step`` from 1 (the number of steps taken so far in the run, this one included).
 A reader must pass over kinds and fields that it does not know. A number that is not finite is written as null.
@@ -26,10 +33,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 FILE_NAME = "events.jsonl"
 
@@ -45,22 +54,54 @@ def _finite(value: Any) -> Any:
 
 
 class EventWriter:
-    """Appends events to the journal of a run directory. Lines reach the file as they are written."""
+    """Appends events to the journal of a run directory. Lines reach the file as they are written.
+
+    Where the disk is full they wait in memory, and training goes on.
+    """
 
     def __init__(self, run_dir: Path) -> None:
-        path = run_dir / FILE_NAME
-        cut_short = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
-        if cut_short:  # an earlier launch was killed in the middle of a line
-            self._file.write("\n")
+        self._path = run_dir / FILE_NAME
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._waiting = b""
+        self._has_warned = False
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":  # an earlier launch was killed in the middle of a line
+            self._waiting = b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        self._file.write(json.dumps({"event": event, "time_s": time.time(), **_finite(fields)}) + "\n")
+        line = json.dumps({"event": event, "time_s": time.time(), **_finite(fields)})
+        self._waiting += line.encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
+        except OSError as error:
+            if not self._has_warned:
+                _warn(
+                    f"{self._path} cannot be written: {error}. Training goes on, and the lines wait in memory until it can"
+                )
+            self._has_warned = True
+        else:
+            self._has_warned = False
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. May be called again."""
+        if self._fd >= 0:
+            self._flush()
+            if self._waiting:
+                _warn(
+                    f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written to the end"
+                )
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _warn(what: str) -> None:
+    # Not one of Python's warnings: those can be turned into errors, and a full disk must not end the training.
+    print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
 def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -73,3 +114,20 @@ def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """The events of a run as if nobody had interrupted it: without what was done again after a ``resume``.
+
+    Raises:
+        FileNotFoundError: the directory holds no journal.
+    """
+    found: list[dict[str, Any]] = []
+    for event in read_events(run_dir):
+        if event["event"] == "resume":
+            found = [old for old in found if old["event"] not in _REPEATED or old.get("step", 0) <= event["step"]]
+        found.append(event)
+    return found
+
+
+_REPEATED = ("step", "epoch", "evaluate", "end")

@@ -31,6 +31,7 @@ class Pass:
         self._warm_steps = 0
         self._warm_samples = 0
         self._wall_s = 0.0
+        self._step = 0
         self._usage: Usage | None = None
         self._meter = UsageMeter()
         self._began = time.perf_counter()
@@ -45,8 +46,9 @@ class Pass:
             self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
             self._meter.start()
 
-    def end(self) -> None:
-        """The pass is over."""
+    def end(self, step: int) -> None:
+        """The pass is over, after this step of the run."""
+        self._step = step
         _wait_for_card()
         self._usage = self._meter.stop()
         self._wall_s = time.perf_counter() - self._began
@@ -57,6 +59,7 @@ class Pass:
         assert usage is not None
         return {
             "epoch": self._epoch,
+            "step": self._step,
             "num_steps": self.num_steps,
             "num_samples": self._num_samples,
             "wall_s": self._wall_s,

@@ -30,7 +30,7 @@ def load_state(thing: Any, state: Any) -> None:
         (values, buffers, gradients), learns = state
         for name, value in buffers.items():
             owner, _, last = name.rpartition(".")
-            _put_buffer(thing.get_submodule(owner), last, value)
+            put_buffer(thing.get_submodule(owner), last, value)
         for parameter, value, gradient, yes in zip(thing.parameters(), values, gradients, learns, strict=True):
             parameter.copy_(value)
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
@@ -41,7 +41,8 @@ def load_state(thing: Any, state: Any) -> None:
         _restore_dtypes(thing, state)
 
 
-def _put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a module's buffer a value, also where it has none yet."""
     buffer = getattr(module, name)
     if buffer is None:  # it was made in the step that this rank has not seen
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

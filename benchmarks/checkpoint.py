@@ -1,0 +1,178 @@
+"""How long a checkpoint holds training up: lockstep's, against `torch.save` and `torch.distributed.checkpoint.async_save`.
+
+    python benchmarks/checkpoint.py                          100M parameters with Adam (1.2 GB), one process
+    python benchmarks/checkpoint.py --nproc 2                two processes that train together
+    python benchmarks/checkpoint.py --dir /data              write to that disk, not to the working directory's
+
+All train the same transformer on the same short batch. A turn is some undisturbed steps, a checkpoint, and the steps during
+which it is written; what the disk still has to do is waited for before the next turn. *Held up* is the time of all steps
+from the cut until the checkpoint is written, less that of as many undisturbed steps of the same turn. So it holds the copy,
+and also what the writing takes away from training in the background. The very first checkpoint, for which memory must be
+found, is reported apart; so is the *pause*, the time for which training stands still.
+
+  lockstep      checkpoint_every=; writes, flushes, checks what it wrote, and renames
+  torch.save    model and optimizer, between two steps; not flushed to the disk
+  async_save    with the settings that were best here (--async-save shows the others): flushed, not checked
+
+What each wrote first is loaded again and compared with the values of the cut.
+
+  ratio        held up by lockstep / by torch.save: lower is better
+  ratio_async  held up by lockstep / by async_save
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _harness as harness
+from _crew import Crew, Crews
+
+GOAL, GOAL_ASYNC = 0.1, 1.0
+OURS, PEER, ASYNC = "lockstep", "torch.save", "async_save"
+HOWS = ("plain", "cached", "overlapped", "process")
+BEST_HOW = "overlapped"
+_LEAST_S = 1e-3
+"""Held up for less than that cannot be told from not at all."""
+
+Notes = list[dict[str, Any]]
+
+
+def read_notes(directory: Path) -> Notes:
+    return [json.loads(line) for line in (directory / "held.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def measure(args: argparse.Namespace, rounds: int, say: Callable[[str], None]) -> tuple[harness.Timings, dict[str, Notes]]:
+    """Seconds that each contender's checkpoints held training up, and all that was noted of them, the first one first."""
+    hows = HOWS if args.async_save == "all" else (args.async_save,)
+    contenders = {OURS: OURS, PEER: PEER, **{name_of(how, args): f"{ASYNC}:{how}" for how in hows}}
+    width, layers = (64, 2) if args.quick else (1024, 8)
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=args.dir) as scratch, Crews(say) as crews:
+        places = {name: Path(scratch) / str(number) for number, name in enumerate(contenders)}
+
+        def start(name: str) -> Callable[[], float]:
+            places[name].mkdir()
+            options = {
+                "width": width,
+                "layers": layers,
+                "threads": args.threads,
+                "before": args.before,
+                "after": args.after,
+                "dir": places[name],
+            }
+            told = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+            crew = crews.start(Crew(name, "saving.py", [contenders[name], *told], args.nproc))
+            crew.wait_ready()  # one after another: their first checkpoint is measured too
+            first = read_notes(places[name])[0]
+            say(f"{name}: the first checkpoint held training up for {first['held_s']:.2f} s")
+            if not first["sound"]:
+                raise SystemExit(f"{name}: what was written is not what was to be saved")
+
+            def turn() -> float:
+                crew.turn()
+                return float(read_notes(places[name])[-1]["held_s"])
+
+            return turn
+
+        turns = {name: start(name) for name in contenders}
+        timings = harness.interleave(turns, rounds, say)
+        return timings, {name: read_notes(places[name]) for name in contenders}
+
+
+def name_of(how: str, args: argparse.Namespace) -> str:
+    return f"{ASYNC}, {how}" if args.async_save == "all" else ASYNC
+
+
+def main() -> None:
+    parser = harness.make_parser(__doc__ or "", rounds=7)
+    parser.add_argument("--nproc", type=int, default=1, metavar="W", help="processes (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each (default: 1)")
+    parser.add_argument("--dir", type=Path, default=Path(), help="where the checkpoints go (default: the working directory)")
+    parser.add_argument("--before", type=int, default=6, metavar="N", help="undisturbed steps of a turn (default: 6)")
+    parser.add_argument("--after", type=int, default=10, metavar="N", help="steps after the cut (default: 10)")
+    parser.add_argument("--async-save", choices=[*HOWS, "all"], default=BEST_HOW, help=f"its settings (default: {BEST_HOW})")
+    args = parser.parse_args()
+    say, rounds = harness.speaker(args), harness.resolve_rounds(args)
+    machine = harness.machine()
+    say(f"{args.nproc} processes of {args.threads} threads, {rounds} rounds of {args.before} + {args.after} steps")
+    timings, notes = measure(args, rounds, say)
+    report(args, rounds, timings, notes, machine)
+
+
+def report(
+    args: argparse.Namespace, rounds: int, timings: harness.Timings, notes: dict[str, Notes], machine: dict[str, object]
+) -> None:
+    """The tables and the last line."""
+    say = harness.speaker(args)
+    ratios = {name: ratio_of(timings[OURS], timings[name]) for name in timings if name != OURS}
+    say(f"\nHeld up by a checkpoint:\n{harness.spread_table(timings, 's', {OURS: (PEER, ratios[PEER])}, digits=3)}")
+    say(
+        "\n"
+        + harness.table(
+            ["contender", "first s", "pause s", "steps until written", "a step s"], [detail(n, notes) for n in notes]
+        )
+    )
+    for name, ratio in ratios.items():
+        say(f"- lockstep / {name}: {ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]")
+    late = {name: sum(not note["ended"] for note in own) for name, own in notes.items()}
+    for name, number in late.items():
+        if number:
+            say(f"{name}: {number} checkpoints were not written within {args.after} steps: give more of them with --after")
+    # Against the settings that were best for it, if several were measured.
+    ours_to_async = max((ratio for name, ratio in ratios.items() if name != PEER), key=lambda ratio: ratio.median)
+    harness.finish(
+        {
+            "benchmark": "checkpoint",
+            "goal": GOAL,
+            "better": "lower",
+            **harness.ratio_fields(ratios[PEER]),
+            "goal_met": ratios[PEER].median <= GOAL and ours_to_async.median < GOAL_ASYNC,
+            "goal_async": GOAL_ASYNC,
+            **harness.ratio_fields(ours_to_async, "ratio_async"),
+            "medians_s": harness.medians(timings),
+            "first_s": {name: round(own[0]["held_s"], 3) for name, own in notes.items()},
+            "pause_s": {name: round(median_of("pause_s", own), 4) for name, own in notes.items()},
+            "step_s": {name: round(median_of("step_s", own), 4) for name, own in notes.items()},
+            "not_written_in_time": late,
+            "async_save": args.async_save,
+            "coverage": round(ratios[PEER].coverage, 4),
+            "nproc": args.nproc,
+            "threads": args.threads,
+            "rounds": rounds,
+            "quick": args.quick,
+            "machine": machine,
+            "versions": harness.versions(["safetensors"]),
+        }
+    )
+
+
+def ratio_of(ours: list[float], theirs: list[float]) -> harness.Ratio:
+    """Round by round; what is too small to be seen is taken for the least that can be (noise can make it negative)."""
+    return harness.paired_ratio([max(held, _LEAST_S) for held in ours], [max(held, _LEAST_S) for held in theirs])
+
+
+def median_of(field: str, own: Notes) -> float:
+    """Over all checkpoints but the first."""
+    values = [note[field] for note in own[1:]]
+    return statistics.median(values) if values else math.nan
+
+
+def detail(name: str, notes: dict[str, Notes]) -> list[str]:
+    own = notes[name]
+    return [
+        name,
+        f"{own[0]['held_s']:.2f}",
+        f"{median_of('pause_s', own):.3f}",
+        f"{median_of('held_steps', own):.0f}",
+        f"{median_of('step_s', own):.3f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

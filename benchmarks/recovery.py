@@ -1,0 +1,254 @@
+"""From the death of a process to the next new step: `lockstep run --max-restarts` against `torchrun --max-restarts`.
+
+    python benchmarks/recovery.py                       4 processes, a transformer of 0.5M parameters
+    python benchmarks/recovery.py --size 5M --every 20
+
+Both train the same transformer on data of the same kind, one thread a process, and save their state every so many steps:
+lockstep by itself, torchrun's script by hand (DistributedDataParallel, torch.save on rank 0, all load it after a restart and
+skip what was done). In each round each is started once; then a process is killed (SIGKILL), some steps after a checkpoint
+and somewhere within a step, and once it has recovered, another one. Which ones and when is drawn anew for each round, and
+the same for both. The first kill comes some seconds after the start, as it would in a run of hours.
+
+What counts is the time from the kill until rank 0 has completed a step that it had not completed before: so steps that were
+lost and must be taken again count too.
+
+  ratio   seconds to the next new step, lockstep / torchrun
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import _harness as harness
+from _crew import WORKERS, clean_environ
+
+GOAL = 0.4
+OURS, PEER = "lockstep", "torchrun"
+SIZES = ("0.5M", "5M", "25M")
+STAGES = ("all gone", "script begins", "met", "state is back", "new step")
+_TIMEOUT_S = 120.0
+_LOOK_EVERY_S = 0.002
+_FIRST_S, _NEXT_S = 7.0, 2.0
+"""Of training before the first kill (lockstep readies itself for restarts after 5 s), and before the next ones."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One that was drawn."""
+
+    rank: int
+    steps: int
+    """After a checkpoint."""
+    fraction: float
+    """Of a step, besides."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Seconds since the kill until each of the stages, and the number of steps that were taken again."""
+
+    reached_s: tuple[float, ...]
+    again: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of the workers' (see ``workers/going_on.py``)."""
+
+    what: str
+    number: int
+    pid: int
+    time_s: float
+
+
+class Launch:
+    """One run under one of the launchers, followed by its notes. A context: nothing of it is left afterwards."""
+
+    def __init__(self, command: Sequence[str], scratch: Path, notes: Path) -> None:
+        self._command = command
+        self._notes = notes
+        self._output = (scratch / "output").open("w+")
+        self._process = subprocess.Popen(
+            command, cwd=scratch, env=clean_environ(), stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def notes(self) -> list[Note]:
+        if not self._notes.exists():
+            return []
+        lines = self._notes.read_text(encoding="utf-8").splitlines(keepends=True)
+        fields = [line.split() for line in lines if line.endswith("\n")]
+        return [Note(what, int(number), int(pid), float(time_s)) for what, number, pid, time_s in fields]
+
+    def until(self, found: Callable[[list[Note]], list[Note]]) -> Note:
+        """Wait until there are such notes; the first of them."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if those := found(self.notes()):
+                return those[0]
+            time.sleep(_LOOK_EVERY_S)
+        self._output.seek(0)
+        how = "does not get on" if self._process.poll() is None else f"ended with status {self._process.returncode}"
+        raise SystemExit(f"{' '.join(self._command)} {how}. Its last words:\n{self._output.read()[-4000:]}")
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid in {note.pid for note in self.notes()}:
+            if _is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self._output.close()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill_once(launch: Launch, kill: Kill, every: int, warm_up_s: float) -> Recovery:
+    """Wait for the moment, kill, and wait for the next new step."""
+    begun = launch.until(lambda notes: steps_of_last(notes)[:1])
+    # The first checkpoint that is far enough from the start, or from the last restart.
+    warm = launch.until(lambda notes: [n for n in steps_of_last(notes) if n.time_s > begun.time_s + warm_up_s])
+    target = -(-warm.number // every) * every + kill.steps
+    at = launch.until(lambda notes: [note for note in steps_of_last(notes) if note.number >= target])
+    pids = {note.pid: note.number for note in launch.notes() if note.what == "began"}
+    alive = {pid: rank for pid, rank in pids.items() if _is_alive(pid)}
+    time.sleep(kill.fraction * (at.time_s - begun.time_s) / (at.number - begun.number))
+    victim = next(pid for pid, rank in alive.items() if rank == kill.rank)
+    killed_s = time.time()
+    os.kill(victim, signal.SIGKILL)
+    while any(_is_alive(pid) for pid in alive):
+        time.sleep(_LOOK_EVERY_S)
+    gone_s = time.time()
+    best = max(note.number for note in launch.notes() if note.what == "step")
+    new = launch.until(lambda notes: [n for n in notes if n.what == "step" and n.number > best])
+    since = [note for note in launch.notes() if note.pid == new.pid]
+    began, met, ready = (next(note for note in since if note.what == what) for what in ("began", "met", "ready"))
+    times = (gone_s, began.time_s, met.time_s, ready.time_s, new.time_s)
+    return Recovery(tuple(reached - killed_s for reached in times), best - ready.number)
+
+
+def steps_of_last(notes: list[Note]) -> list[Note]:
+    """The steps of the process that is rank 0 now."""
+    steps = [note for note in notes if note.what == "step"]
+    return [note for note in steps if note.pid == steps[-1].pid]
+
+
+def command_of(name: str, args: argparse.Namespace, nproc: int, notes: Path) -> list[str]:
+    asked = ["--nproc-per-node", str(nproc), "--max-restarts", str(args.kills)]
+    if name == OURS:
+        saved = ["--shards", str(nproc), "--checkpoint-every", str(args.every)]
+        run = [str(Path(sys.executable).with_name("lockstep")), "run", *asked, *saved]
+        return [*run, str(WORKERS / "going_on_lockstep.py"), str(notes), args.size]
+    checkpoint = str(notes.with_name("checkpoint.pt"))
+    run = [str(Path(sys.executable).with_name("torchrun")), *asked]
+    return [*run, str(WORKERS / "going_on_torchrun.py"), str(notes), args.size, checkpoint, str(args.every)]
+
+
+def run_once(name: str, args: argparse.Namespace, nproc: int, kills: Sequence[Kill]) -> list[Recovery]:
+    """Start one, kill it as often, and end it."""
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=args.dir) as directory:
+        scratch = Path(directory).resolve()
+        notes = scratch / "notes"
+        with Launch(command_of(name, args, nproc, notes), scratch, notes) as launch:
+            return [
+                kill_once(launch, kill, args.every, _NEXT_S if number else _FIRST_S) for number, kill in enumerate(kills)
+            ]
+
+
+def main() -> None:
+    parser = harness.make_parser(__doc__ or "", rounds=4)
+    parser.add_argument("--nproc", type=int, metavar="N", help="processes (default: 4)")
+    parser.add_argument("--kills", type=int, default=2, metavar="N", help="kills of each launch (default: 2)")
+    parser.add_argument(
+        "--every", type=int, default=25, metavar="K", help="steps from one checkpoint to the next (default: 25)"
+    )
+    parser.add_argument("--size", choices=SIZES, default=SIZES[0], help=f"of the model (default: {SIZES[0]})")
+    parser.add_argument("--dir", type=Path, default=Path(), help="where the checkpoints go (default: the working directory)")
+    args = parser.parse_args()
+    say, rounds = harness.speaker(args), harness.resolve_rounds(args, quick=1)
+    nproc = args.nproc or (2 if args.quick else 4)
+    machine = harness.machine()
+    say(
+        f"{nproc} processes, {args.size} parameters, a checkpoint every {args.every} steps, {rounds} rounds of {args.kills} kills"
+    )
+    drawn = {name: random.Random(0) for name in (OURS, PEER)}
+    found: dict[str, list[Recovery]] = {name: [] for name in drawn}
+
+    def turn(name: str) -> Callable[[], float]:
+        def run() -> float:
+            draw = drawn[name]  # the same numbers for both, in the same order of rounds
+            kills = [Kill(draw.randrange(nproc), draw.randint(1, args.every), draw.random()) for _ in range(args.kills)]
+            own = run_once(name, args, nproc, kills)
+            found[name] += own
+            say(f"{name}: {', '.join(f'{one.reached_s[-1]:.2f} s ({one.again} steps again)' for one in own)}")
+            return statistics.median(one.reached_s[-1] for one in own)
+
+        return run
+
+    harness.interleave({name: turn(name) for name in drawn}, rounds, say)
+    report(args, nproc, rounds, found, machine)
+
+
+def report(
+    args: argparse.Namespace, nproc: int, rounds: int, found: dict[str, list[Recovery]], machine: dict[str, object]
+) -> None:
+    """The tables and the last line."""
+    say = harness.speaker(args)
+    timings = {name: [one.reached_s[-1] for one in own] for name, own in found.items()}
+    ratio = harness.paired_ratio(timings[OURS], timings[PEER])
+    say(f"\nFrom SIGKILL to the next new step:\n{harness.spread_table(timings, 's', {OURS: (PEER, ratio)}, digits=2)}")
+    reached = {
+        name: [statistics.median(one.reached_s[stage] for one in own) for stage in range(len(STAGES))]
+        for name, own in found.items()
+    }
+    again = {name: statistics.median(one.again for one in own) for name, own in found.items()}
+    rows = [[name, *(f"{s:.2f}" for s in reached[name]), f"{again[name]:.0f}"] for name in found]
+    say(f"\nSeconds after the kill, medians:\n{harness.table(['contender', *STAGES, 'steps again'], rows)}")
+    harness.finish(
+        {
+            "benchmark": "recovery",
+            "goal": GOAL,
+            "better": "lower",
+            **harness.ratio_fields(ratio),
+            "goal_met": ratio.median <= GOAL,
+            "medians_s": harness.medians(timings),
+            "stages_s": {
+                name: {stage: round(s, 3) for stage, s in zip(STAGES, own, strict=True)} for name, own in reached.items()
+            },
+            "steps_again": again,
+            "coverage": round(ratio.coverage, 4),
+            "nproc": nproc,
+            "size": args.size,
+            "every": args.every,
+            "kills": args.kills,
+            "rounds": rounds,
+            "quick": args.quick,
+            "machine": machine,
+            "versions": harness.versions(()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A training that goes on where it was killed, with lockstep: ``going_on_lockstep.py NOTES SIZE`` under ``lockstep run``."""
+
+import time
+
+began_s = time.time()
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from going_on import SEQUENCES, Notes, make_data  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+from tree import make_model  # noqa: E402
+
+import lockstep  # noqa: E402
+
+team = lockstep.join(progress="off")
+notes = Notes(Path(sys.argv[1]))
+notes.write("began", team.rank, began_s)
+if team.is_main:
+    notes.write("met", 0)
+loader = DataLoader(make_data(team.world_size), team.world_size * SEQUENCES, shuffle=True)
+model, optimizer, loader = team.prepare(*make_model(sys.argv[2]), loader)
+criterion = nn.CrossEntropyLoss()
+is_first = team.is_main
+for _epoch in team.epochs(1_000_000):
+    for tokens, targets in loader:
+        if is_first:
+            notes.write("ready", team.step - 1)
+            is_first = False
+        loss = criterion(model(tokens), targets)
+        team.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if team.is_main:
+            notes.write("step", team.step)

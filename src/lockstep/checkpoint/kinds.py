@@ -1,0 +1,167 @@
+"""The kinds of values that state can be made of, beside lists, tensors and what JSON has a word for."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import math
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+IN_NUMPY = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
+_SCALARS = {name: np.dtype(name).type for name in IN_NUMPY}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_FACTORIES: dict[str | None, Callable[[], Any] | None] = {
+    None: None,
+    **{kind.__name__: kind for kind in (int, float, list, dict, set, str)},
+}
+
+
+class RefusedError(Exception):
+    """Says what cannot be kept; where it is, the caller knows."""
+
+
+class Kind(NamedTuple):
+    """How values of one type are made of simpler ones: ``together(apart(value), **options(value))`` is the value.
+
+    What ``together`` is given is an instance of ``content``, and may be anything else that was damaged.
+    """
+
+    of: type
+    content: type | tuple[type, ...]
+    apart: Callable[[Any], Any]
+    together: Callable[..., Any]
+    options: Callable[[Any], dict[str, Any]] = lambda _: {}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a value that every reader of JSON gets right."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(1 << 63) <= value < 1 << 64)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is str:
+        return value.isascii() or re.search("[\ud800-\udfff]", value) is None
+    return value is None or kind is bool
+
+
+def _to_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _float_apart(value: float) -> str:
+    text, bits = repr(value), struct.pack(">d", value)
+    return text if struct.pack(">d", float(text)) == bits else bits.hex()  # there are 2^53 - 2 values that are no numbers
+
+
+def _float_together(text: str) -> float:
+    return float(text) if text in ("nan", "inf", "-inf") else float(struct.unpack(">d", bytes.fromhex(text))[0])
+
+
+def _datetime_apart(value: datetime.datetime) -> str:
+    text = value.isoformat()
+    if repr(_datetime_together(text, value.fold)) != repr(value):
+        raise RefusedError("a datetime in a time zone that is more than an offset")
+    return text
+
+
+def _datetime_together(text: str, fold: int = 0) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text).replace(fold=fold)
+
+
+def _factory_name(value: defaultdict[Any, Any]) -> dict[str, Any]:
+    for name, factory in _FACTORIES.items():
+        if value.default_factory is factory:
+            return {"factory": name}
+    raise RefusedError(f"a defaultdict with the factory {value.default_factory!r}")
+
+
+def _dict_together(pairs: list[Any]) -> dict[Any, Any]:
+    return {key: item for key, item in pairs}  # noqa: C416 - dict() would make a list of each pair, also of a long range
+
+
+def _ordered_together(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
+    result = OrderedDict(items)
+    if metadata is not None:
+        result._metadata = metadata  # type: ignore[attr-defined]
+    return result
+
+
+def _scalar_together(value: Any, dtype: str) -> Any:
+    kind = _SCALARS[dtype]
+    return np.frombuffer(bytes.fromhex(value), kind)[0] if isinstance(value, str) else kind(value)
+
+
+# Nothing that is called here with what a file holds can do more than make a value of its kind, no larger than what the
+# file holds, or raise an error.
+KINDS = {
+    "$int": Kind(int, str, hex, lambda text: int(text, 16)),  # of more than 64 bits
+    "$float": Kind(float, str, _float_apart, _float_together),  # not finite
+    "$str": Kind(  # with one half of a surrogate pair
+        str,
+        str,
+        lambda text: _to_base64(text.encode("utf-8", "surrogatepass")),
+        lambda text: _from_base64(text).decode("utf-8", "surrogatepass"),
+    ),
+    "$bytes": Kind(bytes, str, _to_base64, _from_base64),
+    "$complex": Kind(complex, list, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "$tuple": Kind(tuple, list, list, tuple),
+    "$size": Kind(torch.Size, list, list, torch.Size),
+    "$set": Kind(set, list, list, set),
+    "$frozenset": Kind(frozenset, list, list, frozenset),
+    "$range": Kind(range, list, lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
+    "$slice": Kind(slice, list, lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
+    "$deque": Kind(deque, list, list, deque, lambda value: {"maxlen": value.maxlen}),
+    "$dict": Kind(dict, list, dict, _dict_together),  # with keys that JSON cannot have; its items come as pairs
+    "$ordered": Kind(  # in an attribute, a module's state_dict() has the versions of the module's parts
+        OrderedDict,
+        dict,
+        dict,
+        _ordered_together,
+        lambda value: {"metadata": value._metadata} if hasattr(value, "_metadata") else {},
+    ),
+    "$counter": Kind(Counter, dict, dict, lambda items: Counter(items)),
+    "$defaultdict": Kind(
+        defaultdict, dict, dict, lambda items, factory: defaultdict(_FACTORIES[factory], items), _factory_name
+    ),
+    "$date": Kind(datetime.date, str, datetime.date.isoformat, datetime.date.fromisoformat),
+    "$datetime": Kind(
+        datetime.datetime,
+        str,
+        _datetime_apart,
+        _datetime_together,
+        lambda value: {"fold": value.fold} if value.fold else {},
+    ),
+    "$timedelta": Kind(
+        datetime.timedelta,
+        list,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: datetime.timedelta(*parts),
+    ),
+    "$dtype": Kind(torch.dtype, str, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
+    "$device": Kind(torch.device, str, str, lambda text: torch.device(text)),
+    "$text": Kind(np.str_, str, str, np.str_),
+    "$scalar": Kind(  # of numpy
+        np.generic,
+        (str, int, float, complex),
+        lambda value: value.item() if value == value else value.tobytes().hex(),
+        _scalar_together,
+        lambda value: {"dtype": value.dtype.name},
+    ),
+}
+TAGS = {kind.of: tag for tag, kind in KINDS.items()}
+TAGS.update((kind, "$scalar") for kind in np.sctypeDict.values() if np.dtype(kind).name in IN_NUMPY)

@@ -1,0 +1,80 @@
+"""The weights in a checkpoint: under the names that the user's own model gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lockstep.checkpoint.manifest import Manifest, verify
+from lockstep.checkpoint.store import find_checkpoint
+from lockstep.errors import CheckpointError
+
+
+def weights_name(name: str) -> str:
+    """The file that the weights of a model of this name are in (``model``, ``model-2``, ``average``)."""
+    return f"{name}.safetensors"
+
+
+def load_weights(path: str | Path, model: str = "model", device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """The weights of a model out of a checkpoint: a state dict for ``model.load_state_dict``. No code is executed.
+
+    Any process may call it, whether it has joined a run or not.
+
+    Args:
+        path: a checkpoint's directory; or a run's, for its newest one; or ``<run>/best``; or a ``.safetensors`` file.
+        model: which one, where the script prepared several: ``model``, ``model-2``, ... in their order; ``average`` for
+            the first ``AveragedModel``.
+        device: where the tensors shall be.
+
+    Raises:
+        CheckpointError: there is none, it was damaged, or it has no such model.
+    """
+    path = Path(path)
+    try:
+        if path.is_file():
+            return load_file(path, device=str(device))
+        directory = find_checkpoint(path)
+        manifest = verify(directory)
+        if weights_name(model) not in manifest.files:
+            there = [record["name"] for record in manifest.objects if "file" in record]
+            raise CheckpointError(f"{directory} has no weights of {model!r}: there is {', '.join(there) or 'no model'}")
+        return load_file(directory / weights_name(model), device=str(device))
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of several safetensors files by name, each read when it is asked for.
+
+    Args:
+        files: with no name in two of them.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        try:
+            self._open: list[Any] = [safe_open(file, framework="pt") for file in files]
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{', '.join(map(str, files))} cannot be read as safetensors: {error}") from error
+        self._place = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118 - no mapping
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._place[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+
+def read_manifest(path: Path) -> tuple[Path, Manifest]:
+    """The checkpoint that a path means, and its manifest."""
+    directory = find_checkpoint(path)
+    return directory, Manifest.read(directory)

@@ -1,0 +1,324 @@
+"""What became of the runs in a directory, read from their files: without torch, and without trusting any of them.
+
+A run may go on while it is looked at, may have been killed anywhere, and may be no run at all: whatever is found wrong is
+said of the one run that it is of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.manifest import Manifest, verify_file
+from lockstep.checkpoint.store import BEST, Store
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.measure.events import FILE_NAME as JOURNAL
+from lockstep.rundir.birth import read_birth
+from lockstep.rundir.lock import holder_of
+
+RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "interrupted", "failed", "unreadable"
+
+_BIRTH = "birth.json"
+_SIGNS = (_BIRTH, JOURNAL, "checkpoints")
+"""A directory with one of these is, or was, a run's."""
+_START = re.compile(rb'"event": ?"start"')
+_TAIL = 64
+"""Lines from the end of the journal among which the last step is looked for."""
+_TRIES = 5
+_BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a file that was damaged can bring. (``ConfigError`` is a ``ValueError``.)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The checkpoint that a run would go on from."""
+
+    name: str
+    step: int
+    epoch: int
+    """From 0."""
+    time_s: float
+    num_bytes: int
+    finished: bool
+
+
+@dataclass(kw_only=True)
+class History:
+    """What the journal of a run tells."""
+
+    world_sizes: list[int | None] = field(default_factory=list)
+    """Of each launch."""
+    ran_s: float = 0.0
+    """All launches together, each up to its last event."""
+    step: int | None = None
+    """The last one that the last launch has told of."""
+    last_s: float | None = None
+    """When the last event was, in seconds since 1970."""
+    has_ended: bool = False
+    """Whether the last launch came to the script's end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, as far as its files can tell."""
+
+    path: Path
+    state: str
+    active_s: float
+    """When something last happened to it, in seconds since 1970."""
+    holder: str | None = None
+    """The process that runs it."""
+    remarks: tuple[str, ...] = ()
+    """What is wrong with it, in sentences."""
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    shards: int | None = None
+    step: int | None = None
+    """The last one that is known to have been taken."""
+    checkpoint: Saved | None = None
+    best: float | None = None
+    """The value of the weights that ``team.best`` kept."""
+    world_sizes: tuple[int | None, ...] = ()
+    """Of each launch."""
+    ran_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return self.path.absolute().name
+
+    def as_json(self) -> dict[str, Any]:
+        """For other programs."""
+        saved = self.checkpoint
+        return {
+            "directory": str(self.path),
+            "name": self.name,
+            "state": self.state,
+            "remarks": list(self.remarks),
+            "holder": self.holder,
+            "script": self.script,
+            "args": list(self.args),
+            "shards": self.shards,
+            "step": self.step,
+            "checkpoint": None
+            if saved is None
+            else {
+                "name": saved.name,
+                "step": saved.step,
+                "epoch": saved.epoch,
+                "time_s": saved.time_s,
+                "bytes": saved.num_bytes,
+                "finished": saved.finished,
+            },
+            "best": self.best,
+            "num_launches": len(self.world_sizes),
+            "world_sizes": list(self.world_sizes),
+            "ran_s": self.ran_s,
+            "active_s": self.active_s,
+        }
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory is, or was, a run's."""
+    return any((directory / name).exists() for name in _SIGNS)
+
+
+def look_into(directory: Path) -> tuple[list[Run], list[Path]]:
+    """The runs in a directory, the one that was active last at the end; and the directories in it that are none.
+
+    The directory may be one run's own.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if is_run(directory):
+        return [look_at(directory)], []
+    runs, others = [], []
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        try:
+            found = is_run(path) or holder_of(path) is not None  # a launch makes the directory and its lock first
+        except OSError:  # not ours to look into
+            found = False
+        if found:
+            runs.append(look_at(path))
+        else:
+            others.append(path)
+    return sorted(runs, key=lambda run: run.active_s), others
+
+
+def look_at(path: Path) -> Run:
+    """One run. Whatever its files hold, an answer is given."""
+    remarks: list[str] = []
+    known: dict[str, Any] = {}
+    holder = holder_of(path)
+    is_beginning = holder is not None and not is_run(path)  # the lock comes first
+    can_be_read = is_beginning or _read_birth(path, known, remarks)
+    history = _read_journal(path, remarks)
+    saved, is_usable = _find_checkpoint(path, remarks)
+    _read_best(path, known, remarks)
+    if not can_be_read or not is_usable:
+        state = UNREADABLE
+    elif holder is not None:
+        state = RUNNING
+    elif saved is not None:
+        state = FINISHED if saved.finished else INTERRUPTED
+    else:
+        state = FINISHED if history.has_ended else FAILED
+    if state == INTERRUPTED and history.has_ended and not remarks:
+        remarks.append("it came to its end, which could not be saved: it goes on from before")
+    steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
+    times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
+    active_s = max(times, default=_time_of_change(path))
+    if holder is not None:
+        history.ran_s += max(0.0, time.time() - (history.last_s or active_s))
+        active_s = time.time()
+    return Run(
+        path=path,
+        state=state,
+        active_s=active_s,
+        holder=holder,
+        remarks=tuple(remarks),
+        step=max(steps, default=None),
+        checkpoint=saved,
+        world_sizes=tuple(history.world_sizes),
+        ran_s=history.ran_s if history.world_sizes else None,
+        **known,
+    )
+
+
+def _read_birth(path: Path, known: dict[str, Any], remarks: list[str]) -> bool:
+    """Whether it could be read."""
+    file = path / _BIRTH
+    try:
+        found = read_birth(path)
+        if found is None:
+            remarks.append(f"{file} is missing")
+            return False
+        birth, command = found
+        known.update(script=str(command.script) or None, args=tuple(map(str, command.args)), shards=_whole(birth.shards))
+    except ConfigError as error:
+        remarks.append(str(error))
+        return False
+    except _BAD_FILE as error:
+        remarks.append(f"{file} cannot be read: {error or type(error).__name__}")
+        return False
+    return True
+
+
+def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool]:
+    """The newest checkpoint that can be used, as far as manifests and sizes tell; and False if there are some, and none can."""
+    store = Store(path)
+    try:
+        for _ in range(_TRIES):
+            newest = store.newest()
+            if newest is None:
+                return None, True
+            damaged = []
+            for place in [newest, *(other for other in store.all() if other != newest)]:
+                try:
+                    manifest = Manifest.read(place)
+                    for name in manifest.files:
+                        verify_file(place, manifest, name, sizes_only=True)
+                except CheckpointError as error:
+                    if place.exists():  # else a run that goes on has just removed it
+                        damaged.append(str(error))
+                    if "newer lockstep" in str(error):
+                        break  # it will not go on from an older one
+                    continue
+                remarks += damaged
+                return _saved(place, manifest), True
+            if damaged:
+                remarks += damaged
+                return None, False
+    except _BAD_FILE as error:
+        remarks.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
+        return None, False
+    return None, True  # a run that goes on makes and removes them faster than they can be looked at
+
+
+def _saved(path: Path, manifest: Manifest) -> Saved:
+    return Saved(
+        name=path.name,
+        step=int(manifest.step),
+        epoch=int(manifest.epoch),
+        time_s=float(manifest.time_s),
+        num_bytes=manifest.num_bytes,
+        finished=bool(manifest.finished),
+    )
+
+
+def _read_best(path: Path, known: dict[str, Any], remarks: list[str]) -> None:
+    directory = path / BEST
+    try:
+        if directory.is_dir():
+            known["best"] = _number(Manifest.read(directory).metric)
+    except CheckpointError as error:
+        if directory.is_dir():  # else a better one is just being put there
+            remarks.append(str(error))
+    except _BAD_FILE as error:
+        remarks.append(f"{directory} cannot be read: {error or type(error).__name__}")
+
+
+def _read_journal(path: Path, remarks: list[str]) -> History:
+    """Few of a journal's lines are parsed: there may be millions."""
+    history = History()
+    began_s: float | None = None
+    tail: deque[bytes] = deque(maxlen=_TAIL)
+    file = path / JOURNAL
+
+    def close_launch() -> None:
+        events = [event for line in tail if (event := _event(line))]
+        history.last_s = max((t for event in events if (t := _number(event.get("time_s"))) is not None), default=began_s)
+        history.step = max((n for event in events if (n := _whole(event.get("step"))) is not None), default=None)
+        history.has_ended = any(event.get("event") == "end" for event in events)
+        if began_s is not None and history.last_s is not None:
+            history.ran_s += max(0.0, history.last_s - began_s)
+
+    try:
+        if not file.is_file():
+            return history
+        with file.open("rb") as lines:
+            for line in lines:
+                event = _event(line) if _START.search(line, 0, 40) else {}
+                if event.get("event") == "start":
+                    close_launch()
+                    tail.clear()
+                    began_s = _number(event.get("time_s"))
+                    history.world_sizes.append(_whole(event.get("world_size")))
+                tail.append(line)
+        close_launch()
+    except OSError as error:
+        remarks.append(f"{file} cannot be read: {error}")
+    return history
+
+
+def _event(line: bytes) -> Mapping[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        event = json.loads(line)
+        if isinstance(event, dict):
+            return event
+    return {}  # cut short, or damaged: the others are as good as they were
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _time_of_change(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

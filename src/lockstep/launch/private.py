@@ -1,0 +1,88 @@
+"""The private directory of a launch, and those that launchers killed with SIGKILL have left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PREFIX = "lockstep-"
+_LOCK = "launcher.lock"
+"""Whoever lives holds a lock on this file; its text is who made it. A directory without it is not ours to remove."""
+
+
+@contextmanager
+def private_directory() -> Iterator[str]:
+    """A new directory that only this user can enter; gone afterwards.
+
+    A launcher that is killed can remove nothing, so this removes what earlier ones of this user left.
+    """
+    remove_abandoned(tempfile.gettempdir())
+    path = tempfile.mkdtemp(prefix=_PREFIX)
+    try:
+        with _held(path):
+            yield path
+    finally:
+        _remove(Path(path))
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the private directories in ``parent`` whose launcher no longer lives. What cannot be removed is left."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX):
+                continue
+            with contextlib.suppress(OSError):  # gone meanwhile, without a lock file, or its lock is held
+                is_mine = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if is_mine and entry.is_dir(follow_symlinks=False):
+                    _remove_if_abandoned(Path(entry.path))
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        host, _, pid = os.read(fd, 1000).decode(errors="replace").partition("\n")
+        # On a network file system locks may not reach another host, and may not tell two threads of one process apart.
+        if host != socket.gethostname() or pid == str(os.getpid()):
+            return
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), (path / _LOCK).lstat()):  # else another launch was quicker
+            _remove(path)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    """The lock goes last: whoever is killed in the midst of this leaves what the next launch knows for abandoned."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK:
+                entry.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _held(path: str) -> Iterator[None]:
+    """Mark a directory as in use until the end of the block, or of this process.
+
+    The file is locked before it has its name, so nobody ever sees one whose launcher lives and does not hold it. (flock, for
+    the other kind of lock is lost as soon as this process closes *any* descriptor of the file.)
+    """
+    partial = Path(path, f"{_LOCK}.partial")
+    fd = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        os.write(fd, f"{socket.gethostname()}\n{os.getpid()}".encode())
+        with contextlib.suppress(OSError):  # no locks on this file system: then it is never taken for abandoned
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            partial.rename(Path(path, _LOCK))
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,49 @@
+"""Whether all workers are started again when one of them has failed, and what the user is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch import failures
+from lockstep.launch.failures import Failure
+from lockstep.launch.spec import LaunchSpec
+
+
+def check_max_restarts(asked: int) -> None:
+    """Refuse what is no number of restarts.
+
+    Raises:
+        ConfigError: it is not a whole number, or below 0.
+    """
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
+        raise ConfigError(f"max_restarts={asked!r}: it must be a whole number, 0 or more")
+
+
+def follows(spec: LaunchSpec, cause: Failure) -> bool:
+    """Whether the workers of this start, which ``cause`` ended, are started again."""
+    return spec.restart < spec.max_restarts and not cause.would_recur
+
+
+def numbered(restart: int, spec: LaunchSpec) -> str:
+    """How a restart is called, on the terminal and in logs."""
+    return f"lockstep: restart {restart} of {spec.max_restarts}"
+
+
+def announce(found: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
+    """What is said between two starts: what ended the first, and that the second comes."""
+    text = failures.report(found, spec.nproc, attached=attached)
+    who = "the process starts" if spec.nproc == 1 else f"all {spec.nproc} processes start"
+    return f"{text}\n\n{numbered(spec.restart + 1, spec)}: {who} again"
+
+
+def last_error(found: Sequence[Failure], spec: LaunchSpec, *, attached: int | None = None) -> LaunchError:
+    """The error that the launch ends with: no start follows this one."""
+    text = failures.report(found, spec.nproc, attached=attached)
+    if spec.max_restarts:
+        if found[0].would_recur:
+            why = f"a {found[0].kind} would only come again"
+        else:
+            why = f"all restarts were used ({spec.max_restarts})"
+        text += f"\n\nlockstep: not started again: {why}"
+    return LaunchError(text, found[0].exit_status or 1)

@@ -1,0 +1,56 @@
+"""Workers that somebody has stopped (SIGSTOP, Ctrl-Z) while the others wait for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_LOOK_S = 1.0
+
+
+class Standstill:
+    """Looks at the workers' process states now and then; costs the workers nothing.
+
+    Only time in which others could wait counts: not while all are stopped (somebody suspended the whole run), nor while
+    the launcher was stopped itself. And only what goes on: a worker that ran between two looks starts at zero again.
+    """
+
+    def __init__(self, nproc: int, timeout_s: float) -> None:
+        """``timeout_s``: how long the others would wait."""
+        self.limit_s = timeout_s / 2
+        """What is too long."""
+        self._interval_s = min(_LOOK_S, timeout_s / 10) if nproc > 1 else math.inf
+        self._looked_at = time.monotonic()
+        self._stopped: dict[int, tuple[float, int]] = {}  # by rank: for how many seconds; its processor time
+
+    @property
+    def next_look(self) -> float:
+        """When ``look`` should be called again, in the time of ``time.monotonic``."""
+        return self._looked_at + self._interval_s
+
+    def look(self, pids: Mapping[int, int]) -> dict[int, float]:
+        """The ranks that are stopped now, with the seconds since when they are known to be; longest first."""
+        now = time.monotonic()
+        passed_s = min(now - self._looked_at, 2 * self._interval_s)
+        self._looked_at = now
+        found = {rank: cpu for rank, pid in pids.items() if (cpu := _cpu_if_stopped(pid)) is not None}
+        if len(found) == len(pids):
+            passed_s = 0.0
+        before = self._stopped
+        self._stopped = {
+            rank: (before[rank][0] + passed_s if rank in before and before[rank][1] == cpu else 0.0, cpu)
+            for rank, cpu in found.items()
+        }
+        ranks = sorted(found, key=lambda rank: -self._stopped[rank][0])
+        return {rank: self._stopped[rank][0] for rank in ranks}
+
+
+def _cpu_if_stopped(pid: int) -> int | None:
+    """The processor time of a stopped process, in ticks; None if it is not. (One that a debugger holds is in state t.)"""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return None
+    return int(fields[11]) + int(fields[12]) if fields[0] == "T" else None

@@ -1,0 +1,169 @@
+"""Which run a launch is: a new one, or one that was interrupted, and from which of its checkpoints that goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.store import Store
+from lockstep.config import RunConfig
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.plan.shards import block
+from lockstep.recovery.resuming import Checkpoint
+from lockstep.rundir.birth import Birth, Command, read_birth, reconcile, write_birth
+from lockstep.rundir.lock import RunLock, last_launch
+from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
+from lockstep.world import World
+
+_PARENT = Path("runs")
+
+
+@dataclass(kw_only=True)
+class OpenRun:
+    """A run, and this launch's right to write in its directory."""
+
+    run_dir: Path
+    birth: Birth
+    checkpoint: Checkpoint | None
+    """None: it begins at its beginning."""
+    lock: RunLock
+    is_new: bool
+    notices: list[str] = field(default_factory=list)
+    """What the user should know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What this launch was asked for."""
+
+    config: RunConfig
+    explicit: Mapping[str, Any]
+    """The settings that were given by name, on the command line or in the script."""
+    born_with: Birth
+    """The birth of a new run with these settings."""
+    command: Command
+    world: World
+
+    def begins_anew(self, path: Path) -> bool:
+        """Whether the run in a directory must not be gone on with. (A restart goes on with what this launch has begun.)"""
+        has_begun = self.world.restart > 0 and last_launch(path) == self.world.launch
+        return self.config.fresh and not has_begun
+
+
+def open_run(launch: Launch) -> OpenRun:
+    """Find or make the run of this launch. To be called by one process of it.
+
+    With ``run_dir`` given, the run in that directory goes on, if there is one. Without, the newest interrupted run of the
+    same command does that has a checkpoint, and may: it was born with settings that this launch does not contradict, and no
+    other launch runs in it.
+
+    Raises:
+        ConfigError: the directory is in use, or cannot be written; a setting differs from the run's birth.
+        CheckpointError: the run has checkpoints, and none of them can be used.
+    """
+    try:
+        if launch.config.run_dir is not None:
+            return _open_named(Path(launch.config.run_dir), launch)
+        notices: list[str] = []
+        earlier = earlier_run_dirs(_PARENT, launch.command.script)
+        if launch.world.restart and launch.world.launch:
+            for path in earlier:
+                if last_launch(path) == launch.world.launch:
+                    return _open_named(path, launch)
+        for path in earlier if launch.command.script else ():
+            found = None if launch.begins_anew(path) else _take_up(path, launch, notices)
+            if found is not None:
+                return found
+        path = default_run_dir(_PARENT, launch.command.script)
+        lock = RunLock(path, launch.world.launch)
+        write_birth(path, launch.born_with, launch.command)
+        return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
+    except OSError as error:
+        raise ConfigError(
+            f"the run directory cannot be used: {error}. Give another one with run_dir= or --run-dir."
+        ) from error
+
+
+def _open_named(path: Path, launch: Launch) -> OpenRun:
+    path.mkdir(parents=True, exist_ok=True)
+    begins_anew = launch.begins_anew(path)
+    lock = RunLock(path, "" if begins_anew else launch.world.launch)
+    try:
+        notices: list[str] = []
+        if begins_anew:
+            if _holds_something(path):
+                other = set_aside(path)
+                notices.append(f"the run that was in {path} is now in {other}")
+                path.mkdir()
+            lock.release()
+            lock = RunLock(path, launch.world.launch)
+        found = read_birth(path)
+        if found is None:
+            write_birth(path, launch.born_with, launch.command)
+            return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
+        return _go_on(path, _reconcile(path, found[0], launch), lock, notices)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether something is in a directory that a new run must not be mixed with."""
+    return any(entry.name != "lock" for entry in path.iterdir())
+
+
+def _take_up(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
+    """Go on with an earlier run, if it is one of this command, was interrupted, and may be gone on with."""
+    store = Store(path)
+    newest = store.newest()
+    if _is_finished(newest) if newest is not None else not store.has_unfinished():
+        return None
+    try:
+        found = read_birth(path)
+        if found is None or found[1] != launch.command:
+            return None
+        birth = _reconcile(path, found[0], launch)
+        lock = RunLock(path, launch.world.launch, patience_s=0.2)
+    except ConfigError as error:
+        notices.append(f"this is a new run, and {path} stays as it is: {error}")
+        return None
+    try:
+        run = _go_on(path, birth, lock, notices)
+    except BaseException:
+        lock.release()
+        raise
+    if run.checkpoint is None:  # it was killed while it wrote its first one
+        lock.release()
+        return None
+    return run
+
+
+def _reconcile(path: Path, birth: Birth, launch: Launch) -> Birth:
+    found = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
+    block(0, launch.world.world_size, found.shards)  # more processes than shards is an error
+    return found
+
+
+def _is_finished(checkpoint: Path) -> bool:
+    try:
+        return Manifest.read(checkpoint).finished
+    except CheckpointError:
+        return False  # a damaged one: what there is before it shall be looked at
+
+
+def _go_on(path: Path, birth: Birth, lock: RunLock, notices: list[str]) -> OpenRun:
+    store = Store(path)
+    store.clean()
+    sound = store.newest_sound(notices.append)
+    if sound is None:
+        return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
+    directory, manifest = sound
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
+    state = "had come to its end at" if manifest.finished else "goes on after"
+    notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start anew: --fresh, or fresh=True.")
+    found = Checkpoint(path=directory, manifest=manifest)
+    return OpenRun(run_dir=path, birth=birth, checkpoint=found, lock=lock, is_new=False, notices=notices)

@@ -1,0 +1,179 @@
+"""What a checkpoint holds of a prepared object, and how it gets back.
+
+A model's weights are kept apart from the rest, under the names that the user's own model gives them, so that they can be
+loaded anywhere. The rest is what a run needs besides to go on as if it had not been interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, amp, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.prepare.handover import load_state, put_buffer
+
+Weights = dict[str, Tensor]
+
+
+def kind_of(thing: Any) -> str:
+    """What an object is to a checkpoint."""
+    for kind, name in (
+        (AveragedModel, "average"),
+        (nn.Module, "model"),
+        (Optimizer, "optimizer"),
+        (LRScheduler, "schedule"),
+        (amp.GradScaler, "scaler"),
+    ):
+        if isinstance(thing, kind):
+            return name
+    return "object"
+
+
+def take_out(thing: Any) -> tuple[Weights | None, Any]:
+    """The weights of a model (None: it is none), and the rest: a tree of plain values and tensors.
+
+    Tensors are the object's own, not copies.
+    """
+    if not isinstance(thing, nn.Module):
+        return None, thing.state_dict()
+    state = innermost(thing).state_dict()
+    weights = {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+    known = {_place(value) for value in weights.values()}
+    own = _own_tensors(thing)
+    gradients = {name: _gradient_apart(p.grad) for name, p in thing.named_parameters() if p.grad is not None}
+    rest = {
+        "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
+        "hidden": {name: value for name, value in own.items() if _place(value) not in known},
+        "gradients": gradients,
+        "frozen": [name for name, p in thing.named_parameters() if not p.requires_grad],
+        "evaluating": [name for name, module in thing.named_modules() if not module.training],
+    }
+    return weights, rest
+
+
+@torch.no_grad()
+def put_back(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> None:
+    """Give an object what ``take_out`` took from its like."""
+    if not isinstance(thing, nn.Module):
+        load_state(thing, rest)
+        return
+    assert weights is not None
+    inner = innermost(thing)
+    _make_buffers(inner, weights)
+    inner.load_state_dict({**weights, **rest["extra"]})
+    for name, value in rest["hidden"].items():
+        _put_hidden(thing, name, value)
+    frozen, evaluating = set(rest["frozen"]), set(rest["evaluating"])
+    for name, parameter in thing.named_parameters():
+        gradient = rest["gradients"].get(name)
+        parameter.grad = None if gradient is None else _gradient_together(gradient).to(parameter.device)
+        parameter.requires_grad_(name not in frozen)
+    for name, module in thing.named_modules():
+        module.training = name not in evaluating
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model whose names the user knows: neither averaged nor compiled."""
+    while True:
+        inner = model.module if isinstance(model, AveragedModel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def lines_of(thing: Any) -> list[str]:
+    """What must be the same of an object when a run goes on, a line each."""
+    if isinstance(thing, nn.Module):
+        # Parameters only: buffers may be made later, and of these loading finds out by itself.
+        return [
+            f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
+            for name, parameter in innermost(thing).named_parameters()
+        ]
+    if isinstance(thing, Optimizer):
+        return [f"group {number} of {len(group['params'])} parameters" for number, group in enumerate(thing.param_groups, 1)]
+    return []
+
+
+def options_of(thing: Any) -> dict[str, Any]:
+    """The options that an optimizer was made with, by name, with the number of the group behind if there are several."""
+    if not isinstance(thing, Optimizer):
+        return {}
+    groups = thing.param_groups
+    found = {}
+    for number, group in enumerate(groups, 1):
+        for name, value in group.items():
+            if name != "params":
+                key = name if len(groups) == 1 else f"{name} of group {number}"
+                found[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+    return found
+
+
+def apply_options(optimizer: Optimizer, names: list[str], options: Mapping[str, Any]) -> None:
+    """Set these options, as ``options_of`` names them."""
+    for number, group in enumerate(optimizer.param_groups, 1):
+        for key in names:
+            name, _, of = key.partition(" of group ")
+            if (not of or int(of) == number) and key in options:
+                if isinstance(group.get(name), Tensor):
+                    group[name].fill_(options[key])
+                else:
+                    group[name] = options[key]
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        **{name: parameter.detach() for name, parameter in module.named_parameters()},
+        **{name: buffer.detach() for name, buffer in module.named_buffers()},
+    }
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _make_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Buffers that are None in a new model, and were made during training."""
+    for name, value in values.items():
+        owner_name, _, last = name.rpartition(".")
+        try:
+            owner = module.get_submodule(owner_name)
+        except AttributeError:
+            continue  # loading will say what does not fit
+        if last in owner._buffers and owner._buffers[last] is None:
+            put_buffer(owner, last, value)
+
+
+def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
+    """A parameter or buffer that the model's state dict leaves out."""
+    owner_name, _, last = name.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    now = {**owner._buffers, **owner._parameters}.get(last)
+    if now is not None and now.shape == value.shape and now.dtype == value.dtype and not _is_expanded(now):
+        now.copy_(value)
+        return
+    # A buffer that was made in training, or made anew: a cache that grew, say.
+    device = next((tensor.device for tensor in (now, *module.parameters()) if tensor is not None), torch.device("cpu"))
+    persistent = last in owner._buffers and last not in owner._non_persistent_buffers_set
+    owner.register_buffer(last, value.to(device), persistent)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _gradient_apart(gradient: Tensor) -> Any:
+    if gradient.layout is not torch.sparse_coo:
+        return gradient
+    parts = {"indices": gradient._indices(), "values": gradient._values()}
+    return {**parts, "shape": list(gradient.shape), "coalesced": gradient.is_coalesced()}
+
+
+def _gradient_together(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.sparse_coo_tensor(value["indices"], value["values"], value["shape"], is_coalesced=value["coalesced"])

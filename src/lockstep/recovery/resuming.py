@@ -1,0 +1,172 @@
+"""Going on with an interrupted run: what its checkpoint holds, compared with what the script prepares now, and put back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.tree import put_together
+from lockstep.checkpoint.weights import Tensors
+from lockstep.checkpoint.writer import STATE
+from lockstep.errors import CheckpointError, MismatchError
+from lockstep.prepare.contents import apply_options, put_back
+from lockstep.prepare.registered import restore_registered
+from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.position import Position
+from lockstep.recovery.saving import numerics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The checkpoint that a launch goes on from: the same on every rank."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def position(self) -> Position:
+        """Where in the script it was cut."""
+        return Position.from_json(self.manifest.position)
+
+
+@dataclass
+class Resumption:
+    """Takes a checkpoint's state back into the script's objects.
+
+    Args:
+        checkpoint: to go on from.
+        holdings: what the script prepares, as it grows.
+        allow: see ``RunConfig.allow``.
+    """
+
+    checkpoint: Checkpoint
+    holdings: Holdings
+    allow: Collection[str]
+    _changed_options: dict[int, list[str]] = field(default_factory=dict)
+
+    def check_objects(self) -> None:
+        """Compare the objects that are there so far with those of the checkpoint.
+
+        Raises:
+            MismatchError: one differs; the message names the difference.
+        """
+        then, now = self.checkpoint.manifest.objects, self.holdings.describe()
+        for number, new in enumerate(now):
+            old = then[number] if number < len(then) else None
+            if old is None:
+                self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
+            # A model may bear another name: its parameters say what it is.
+            if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
+                self._refuse(
+                    f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
+                    f"{_article(old['kind'])} ({old['type']})"
+                )
+            self._check_lines(f"{new['name']} ({new['type']})", old["lines"], new["lines"])
+            changed = [
+                key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
+            ]
+            if changed and "optimizer" not in self.allow:
+                told = ", ".join(
+                    f"{k}={new['options'].get(k, 'none')} (was {old['options'].get(k, 'none')})" for k in changed
+                )
+                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {told}", "optimizer")
+            self._changed_options[number] = changed
+
+    def check_loaders(self) -> None:
+        """Compare the loaders that are there so far.
+
+        Raises:
+            MismatchError: one differs; the message names the difference.
+        """
+        then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.holdings.loaders]
+        if "data" in self.allow:
+            return
+        for number, new in enumerate(now):
+            if number >= len(then):
+                self._refuse(f"training loader {number + 1} is new: there were {len(then)}", "data")
+            self._check_lines(f"training loader {number + 1}", then[number], new, "data")
+
+    def _check_lines(self, what: str, old: list[str], new: list[str], allowable: str = "") -> None:
+        for number in range(max(len(old), len(new))):
+            was = old[number] if number < len(old) else "nothing more"
+            is_now = new[number] if number < len(new) else "nothing more"
+            if was != is_now:
+                self._refuse(f"{what} has `{is_now}` now, and had `{was}`", allowable)
+
+    def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
+        manifest = self.checkpoint.manifest
+        allowed = f" To go on all the same, with another answer: --allow {allowable}." if allowable else ""
+        raise MismatchError(
+            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was cut: the run "
+            f"cannot go on as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
+            + allowed
+        )
+
+    def apply(self, *, is_final: bool) -> None:
+        """Put all state back.
+
+        Args:
+            is_final: all that the checkpoint holds must be there by now. (Before, what is there is taken.)
+
+        Raises:
+            MismatchError: something differs, or is missing.
+            CheckpointError: the checkpoint cannot be read.
+        """
+        manifest, holdings = self.checkpoint.manifest, self.holdings
+        if is_final:
+            self._check_all_there()
+            self._check_numerics()
+        directory = self.checkpoint.path
+        files = [directory / name for name in manifest.files if name.startswith("state-")]
+        tensors = Tensors(files)
+        try:
+            state = json.loads((directory / STATE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
+        records = zip(manifest.objects, state["objects"], strict=True)
+        for number, (thing, (record, rest)) in enumerate(zip(holdings.objects, records, strict=False)):
+            weights = Tensors([directory / record["file"]]) if "file" in record else None
+            put_back(thing, weights, put_together(rest, tensors))
+            if self._changed_options.get(number):
+                apply_options(thing, self._changed_options[number], holdings.options[number])
+        for loader, value in zip(holdings.loaders, state["loaders"], strict=False):
+            loader.load_state(put_together(value, tensors))
+        for name, thing in holdings.registered.items():
+            if name in state["registered"]:
+                restore_registered(name, thing, put_together(state["registered"][name], tensors))
+
+    @property
+    def best(self) -> float | None:
+        """The best value that ``Team.best`` had been given."""
+        state = json.loads((self.checkpoint.path / STATE).read_bytes())
+        found: float | None = put_together(state["best"], {})
+        return found
+
+    def _check_all_there(self) -> None:
+        manifest, holdings = self.checkpoint.manifest, self.holdings
+        if len(holdings.objects) < len(manifest.objects):
+            missing = manifest.objects[len(holdings.objects)]
+            self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
+        if len(holdings.loaders) < len(manifest.loaders):
+            self._refuse(
+                f"{len(holdings.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data"
+            )
+        missing_names = [name for name in manifest.registered if name not in holdings.registered]
+        if missing_names:
+            self._refuse(f"{missing_names[0]!r} is not registered now, and was")
+
+    def _check_numerics(self) -> None:
+        if "numerics" in self.allow:
+            return
+        was = self.checkpoint.manifest.numerics
+        for name, value in numerics().items():
+            if name in was and was[name] != value:
+                self._refuse(f"PyTorch's {name} is {value!r} now, and was {was[name]!r}", "numerics")
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

@@ -1,0 +1,319 @@
+"""The state of a whole run, out of the script's objects into checkpoints and back: what, when, and by whom."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+import threading
+import time
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.pace import Pace
+from lockstep.checkpoint.parts import deal_out
+from lockstep.checkpoint.staging import Staging
+from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.tree import take_apart
+from lockstep.checkpoint.weights import weights_name
+from lockstep.checkpoint.writer import Job, Writer, Written
+from lockstep.comm.collectives import Collectives
+from lockstep.errors import ConfigError
+from lockstep.measure.journal import Journal
+from lockstep.prepare.contents import take_out
+from lockstep.prepare.registered import state_of_registered
+from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.position import Position
+from lockstep.rundir.birth import Birth
+
+_FINAL_TRIES = 3
+_LAST_WORDS_S = 1.0
+"""How long a failing run waits for a checkpoint that is being written."""
+_LOOK_EVERY_S = 0.02
+
+
+class Saver:
+    """Cuts checkpoints of a run, and keeps its best weights.
+
+    Args:
+        store: where they go.
+        every: see ``RunConfig.checkpoint_every``. ``off``: only the best weights are written, if they are asked for.
+        keep: how many stay.
+        token: of this launch, the same on every rank.
+        birth: of the run.
+        holdings: what is saved; it grows as the script prepares more.
+        collectives: of all ranks.
+        journal: told of each checkpoint.
+        is_main: whether this is rank 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        every: int | str,
+        keep: int,
+        token: str,
+        birth: Birth,
+        holdings: Holdings,
+        collectives: Collectives,
+        journal: Journal,
+        is_main: bool,
+    ) -> None:
+        self.is_due = False
+        """Whether a checkpoint is to be cut before the next step. The same on every rank."""
+        self.best: float | None = None
+        """The best value that ``Team.best`` was given."""
+        self._store = store
+        self._keep = keep
+        self._token = token
+        self._birth = birth
+        self._holdings = holdings
+        self._collectives = collectives
+        self._journal = journal
+        self._is_main = is_main
+        self._pace = Pace(every, self._exchange, is_alone=collectives.size == 1)
+        self._writer = Writer(store)
+        self._staging, self._staging_of_best = Staging(), Staging()
+        self._touching: threading.Thread | None = None
+        self._last_sound: int | None = None
+        self._held_s: dict[int, float] = {}
+        self._num_cuts = 0
+
+    # When
+
+    def tick(self, step: int) -> None:
+        """A step has ended on all ranks. Every rank must call it."""
+        if self._pace.is_off:
+            return
+        if self._touching is None:
+            self._rehearse(step)
+        if self._writer.has_results:
+            self._read_results()
+        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy)
+        self.is_due = self.is_due or is_due
+        if failed:
+            self._writer.give_up()
+
+    def _exchange(self, numbers: list[int]) -> list[int]:
+        if self._collectives.size == 1:
+            return numbers
+        largest: list[int] = self._collectives.all_reduce(torch.tensor(numbers, dtype=torch.int64), "max").tolist()
+        return largest
+
+    def _rehearse(self, step: int) -> None:
+        """After the first step all state is there: see that it can be saved, and make the memory for its copy ready."""
+        mine, _ = self._contents(step, Position())
+        tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
+        shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items() if not tensor.is_cuda}
+        self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
+        self._touching.start()
+
+    # What
+
+    def cut(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
+        """Take the run's state as it is now, and have it written. Every rank must call it."""
+        began = time.perf_counter()
+        self.settle()
+        self.is_due = False
+        self._pace.cut()
+        if self._touching is not None:
+            self._touching.join()
+        mine, state = self._contents(step, position)
+        manifest = Manifest(
+            step=step,
+            epoch=epoch,
+            time_s=time.time(),
+            finished=finished,
+            position=position.as_json(),
+            numerics=numerics(),
+            objects=self._holdings.describe(),
+            registered=list(self._holdings.registered),
+            loaders=[loader.describe() for loader in self._holdings.loaders],
+            **self._origin(),
+        )
+        self._submit(manifest, mine, state, self._staging)
+        self._held_s[step] = time.perf_counter() - began
+
+    def _origin(self) -> dict[str, Any]:
+        return {
+            "birth": self._birth.as_json(),
+            "world_size": self._collectives.size,
+            "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _submit(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> None:
+        flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
+        copies, copied = staging.copy(flat)
+        self._num_cuts += 1
+        self._writer.submit(
+            Job(
+                manifest=manifest,
+                token=f"{self._token}-{self._num_cuts}",
+                rank=self._collectives.rank,
+                world_size=self._collectives.size,
+                keep=self._keep,
+                tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
+                state=state,
+                copied=copied,
+            )
+        )
+
+    def _contents(self, step: int, position: Position) -> tuple[dict[str, dict[str, Tensor]], Any]:
+        """This rank's files, each with its tensors, and the JSON value of ``state.json``.
+
+        The state is the same on every rank. The weights go to rank 0, the rest to whoever has least.
+        """
+        holdings = self._holdings
+        weights: dict[str, dict[str, Tensor]] = {}
+        tensors: dict[str, Tensor] = {}
+        objects = []
+        for name, thing in zip(holdings.names(), holdings.objects, strict=True):
+            own, rest = take_out(thing)
+            if own is not None:
+                weights[weights_name(name)] = own
+            objects.append(_apart(rest, name, tensors))
+        state = {
+            "objects": objects,
+            "loaders": [
+                _apart(loader.state(step), f"loader-{number}", tensors) for number, loader in enumerate(holdings.loaders, 1)
+            ],
+            "registered": {
+                name: _apart(state_of_registered(thing), name, tensors) for name, thing in holdings.registered.items()
+            },
+            "best": _apart(self.best, "best", tensors),
+        }
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        held = [sum(t.nbytes for part in weights.values() for t in part.values())] + [0] * (self._collectives.size - 1)
+        rank = self._collectives.rank
+        mine = {} if rank else {file: dict(part) for file, part in weights.items()}
+        names = deal_out(sizes, held)[rank]
+        if names:
+            mine[f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
+        return mine, state
+
+    # How it went
+
+    def _read_results(self) -> bool:
+        """Tell of what has been written since the last call. False: something could not be."""
+        well = True
+        for result in self._writer.results():
+            step = result.manifest.step
+            self._pace.written(well=not result.error)
+            well = well and not result.error
+            if result.error:
+                self._warn(result)
+            elif result.path is not None:
+                self._last_sound = step if result.manifest.kind == "checkpoint" else self._last_sound
+                self._journal.write(
+                    "checkpoint",
+                    step=step,
+                    kind=result.manifest.kind,
+                    name=result.path.name,
+                    held_s=self._held_s.pop(step, None),
+                    wall_s=result.wall_s,
+                )
+        return well
+
+    def _warn(self, result: Written) -> None:
+        last = (
+            "there is none before it" if self._last_sound is None else f"the one of step {self._last_sound} stays the newest"
+        )
+        print(
+            f"lockstep: WARNING: rank {self._collectives.rank} could not write the checkpoint of step {result.manifest.step} "
+            f"in {self._store.directory}: {result.error}. Training goes on without it ({last}); the next try is in "
+            f"{self._pace.retry_s:.0f} s.",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
+
+    def settle(self) -> bool:
+        """Wait until nothing is under way; whether all ranks could write. Every rank must call it."""
+        well = True
+        while True:
+            is_busy = self._writer.is_busy
+            well = self._read_results() and well
+            some_busy, some_failed = self._exchange([is_busy, not well])
+            if some_failed:
+                self._writer.give_up()  # rank 0 waits for the parts of the others
+            if not some_busy:
+                self._pace.told()
+                return not some_failed
+            self._writer.wait(_LOOK_EVERY_S)
+
+    def close(self, position: Position, step: int, epoch: int, *, failed: bool) -> None:
+        """The script is over: cut the last checkpoint. Unless the script failed, every rank must call it."""
+        if failed:
+            self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
+            self._read_results()
+            return
+        if self._pace.is_off:
+            self.settle()
+            return
+        for attempt in range(_FINAL_TRIES):
+            self.cut(position, step, epoch, finished=True)
+            if self.settle():
+                return
+            if attempt + 1 < _FINAL_TRIES:
+                time.sleep(2.0**attempt)
+        if self._is_main:
+            print(
+                f"lockstep: WARNING: the end of the run could not be saved in {self._store.directory}. The same command goes "
+                "on from the newest checkpoint when there is room.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    # The best
+
+    def keep_best(self, value: float, mode: str, step: int, epoch: int) -> bool:
+        """Keep the weights if the value is better than all before. Every rank must call it, with the same value."""
+        if mode not in ("min", "max"):
+            raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
+        if math.isnan(value) or (self.best is not None and (value <= self.best if mode == "max" else value >= self.best)):
+            return False
+        self.best = value
+        self.settle()
+        manifest = Manifest(
+            kind="weights",
+            step=step,
+            epoch=epoch,
+            time_s=time.time(),
+            metric=value if math.isfinite(value) else None,
+            objects=self._holdings.describe(),
+            **self._origin(),
+        )
+        weights = {} if self._collectives.rank else self._holdings.weights()
+        self._submit(manifest, weights, {}, self._staging_of_best)
+        return True
+
+
+def _apart(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    value, found = take_apart(tree, name)
+    tensors.update(found)
+    return value
+
+
+def version() -> str:
+    """Of lockstep."""
+    try:
+        return metadata.version("torch-lockstep")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"
+
+
+def numerics() -> dict[str, Any]:
+    """PyTorch's own switches that can change the last bits of an answer."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "default_dtype": str(torch.get_default_dtype()),
+    }

@@ -1,0 +1,132 @@
+"""The birth of a run: the settings that fix its answer, saved once in its directory and applied ever after."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import ALLOWABLE, RunConfig
+from lockstep.errors import ConfigError
+
+_FILE_NAME = "birth.json"
+_FORMAT = 2
+NO_SCRIPT = ("", "-c", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """What a run is fixed by when it is born, next to its script and data."""
+
+    shards: int
+    exact: bool
+    """Whether the answer is promised to the bit: shards are added up in the fixed tree."""
+    accumulate: int
+    seed: int
+    threads: int
+    precision: str
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For files."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What a run was started with: the same command again means the same run."""
+
+    script: str
+    """Its path, with links resolved; empty: there is none (an interactive session), and no two are the same."""
+    args: tuple[str, ...]
+    number: int
+    """Of the run among those that one process joins."""
+
+    @staticmethod
+    def of_this_process(number: int, *, is_program: bool) -> Command:
+        """The command that this process runs. (A function of a script, called in a process of its own, is none.)"""
+        script = sys.argv[0] if sys.argv else ""
+        found = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
+        return Command(script=found, args=tuple(sys.argv[1:]), number=number)
+
+
+def write_birth(path: Path, birth: Birth, command: Command) -> None:
+    """Save the birth of a new run in its directory."""
+    unfinished = path / (_FILE_NAME + ".new")
+    content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
+    with unfinished.open("w") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path / _FILE_NAME)
+
+
+def read_birth(path: Path) -> tuple[Birth, Command] | None:
+    """The birth of the run in a directory, and the command that it was started with; None: there is no run.
+
+    Raises:
+        ConfigError: it cannot be read, or is of another version.
+    """
+    file = path / _FILE_NAME
+    try:
+        fields = json.loads(file.read_text())
+        version = fields.pop("format")
+        if version == _FORMAT:
+            command = fields.pop("command")
+            birth = Birth(**fields)
+            RunConfig(**{name: value for name, value in fields.items() if name != "exact"})  # checks the values
+            return birth, Command(script=command["script"], args=tuple(command["args"]), number=command["number"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{file} cannot be read as a run's birth ({error}): use another run directory") from error
+    raise ConfigError(
+        f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
+        "Use that one, or another run directory."
+    )
+
+
+def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
+    """The settings that a launch goes on with: those of the birth, but for what differs and is allowed to.
+
+    Args:
+        path: the run's directory.
+        birth: of the run.
+        explicit: settings of this launch that were given by name, on the command line or in the script.
+        now: the birth that a new run would have.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: an explicit setting differs from the birth, and is not allowed to.
+    """
+    changed: dict[str, Any] = {}
+    for name, was in birth.as_json().items():
+        wanted = getattr(now, name)
+        if name in allow:
+            if explicit.get(name) not in (None, "auto") or name == "device":
+                changed[name] = wanted
+        elif name == "exact":
+            _check_promise(path, was, wanted, explicit)
+        elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
+            raise ConfigError(
+                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was born: the answer would be another. "
+                f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
+                + (f" To go on all the same, with another answer: --allow {name}." if name in ALLOWABLE else "")
+            )
+    return dataclasses.replace(birth, **changed)
+
+
+def _check_promise(path: Path, was: bool, wanted: bool, explicit: Mapping[str, Any]) -> None:
+    strategy = explicit.get("strategy")
+    if wanted != was and strategy not in (None, "auto"):
+        born = "with shards= or strategy='exact', which promises its answer to the bit" if was else "without shards="
+        raise ConfigError(
+            f"strategy is {strategy!r} now, and the run in {path} was born {born}: gradients would be added up in "
+            "another order. Leave strategy out, or start a new run in another directory."
+        )

@@ -1,0 +1,62 @@
+"""How the directories of runs are called."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import re
+from pathlib import Path
+
+from lockstep.errors import ConfigError
+from lockstep.rundir.birth import NO_SCRIPT
+
+_NUMBERED = re.compile(r"-([1-9]\d*)$")
+
+
+def _stem(script: str) -> str:
+    stem = Path(script).stem if script not in NO_SCRIPT else "run"
+    if stem == "__main__":  # python -m package
+        stem = Path(script).absolute().parent.name
+    return stem
+
+
+def default_run_dir(parent: Path, script: str) -> Path:
+    """A new directory ``<parent>/<script's name>-<n>`` with the lowest free n. It exists afterwards."""
+    stem = _stem(script)
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = parent / f"{stem}-{number}"
+        try:
+            path.mkdir()  # atomic: two runs started at once get two directories
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def earlier_run_dirs(parent: Path, script: str) -> list[Path]:
+    """The directories that ``default_run_dir`` made for a script, the newest first."""
+    stem = _stem(script)
+    found = [
+        (int(match[1]), path) for path in parent.glob(f"{glob.escape(stem)}-*") if (match := _NUMBERED.search(path.name))
+    ]
+    return [path for number, path in sorted(found, reverse=True) if path.name == f"{stem}-{number}"]
+
+
+def set_aside(path: Path) -> Path:
+    """Give a run's directory another name, ``<name>.old-<n>``, so that a new run can have its own. Returns it.
+
+    Raises:
+        ConfigError: it has no name of its own (``.``).
+    """
+    if path.name in ("", ".."):
+        raise ConfigError(
+            f"the run directory {path} cannot be set aside for a new run: give it by a name (--run-dir, run_dir=), or another"
+        )
+    for number in itertools.count(1):
+        other = path.with_name(f"{path.name}.old-{number}")
+        if not other.exists():
+            path.rename(other)
+            return other
+    raise AssertionError

@@ -1,0 +1,107 @@
+"""Promises of the manifest: any change of any file is noticed, and what is of a newer version is said to be."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+from checkpoint_helpers import write_files
+
+from lockstep.checkpoint.manifest import FILE_NAME, FORMAT, Manifest, verify, verify_file
+from lockstep.errors import CheckpointError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    write_files(tmp_path / "step-00000007", 7, world_size=3, objects=[{"name": "modèle"}]).write(tmp_path / "step-00000007")
+    return tmp_path / "step-00000007"
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    manifest = Manifest(
+        kind="weights",
+        step=7,
+        epoch=1,
+        time_s=12.25,
+        finished=True,
+        position={"section": 1},
+        birth={"seed": 3},
+        numerics={"cudnn_benchmark": False},
+        world_size=4,
+        versions={"torch": "2"},
+        objects=[{"kind": "model", "lines": ["weight of shape (2, 3), float32"]}],
+        registered=["table", "\ud800"],
+        loaders=[["a line"]],
+        metric=0.1,
+        files={"a": {"bytes": 10, "sha256": "0"}, "b": {"bytes": 5, "sha256": "1"}},
+    )
+    assert all(getattr(manifest, field.name) != field.default for field in dataclasses.fields(Manifest))
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+    assert manifest.num_bytes == 15
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_sound_checkpoint_is_read_to_its_last_byte(checkpoint):
+    blocks = []
+    manifest = verify(checkpoint, progress=blocks.append)
+    assert (manifest.step, sum(blocks)) == (7, manifest.num_bytes)
+
+
+def test_no_single_bit_of_a_manifest_can_change_what_is_read(tmp_path):
+    manifest = Manifest(step=7, epoch=0, time_s=1.5, registered=["modèle"])
+    manifest.write(tmp_path)
+    sound = (tmp_path / FILE_NAME).read_bytes()
+    num_noticed = 0
+    for number in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[number // 8] ^= 1 << number % 8
+        (tmp_path / FILE_NAME).write_bytes(damaged)
+        try:
+            assert Manifest.read(tmp_path) == manifest
+        except CheckpointError:
+            num_noticed += 1
+    assert num_noticed > 0.99 * 8 * len(sound)  # the rest make another spelling of the same: \\u00e8 and \\u00E8
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", "{}", '{"format": 1}', '{"format": 1, "step": NaN}', "\xff"])
+def test_what_is_no_manifest_is_named(tmp_path, text):
+    (tmp_path / FILE_NAME).write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"manifest\.json (was damaged|cannot be read)"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
+def test_a_file_that_is_missing_cut_short_or_changed_is_named(checkpoint, name):
+    path = checkpoint / name
+    sound, manifest = path.read_bytes(), Manifest.read(checkpoint)
+    path.write_bytes(sound[:-1])
+    with pytest.raises(CheckpointError, match=f"{name} was damaged: it has {len(sound) - 1} bytes, and {len(sound)} were"):
+        verify(checkpoint)
+    path.write_bytes(b"X" + sound[1:])
+    verify_file(checkpoint, manifest, name, sizes_only=True)
+    with pytest.raises(CheckpointError, match=f"{name} was damaged: its content"):
+        verify(checkpoint)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        verify(checkpoint)
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} (was damaged|cannot be read)"):
+        verify(checkpoint)
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
+    (checkpoint / FILE_NAME).unlink()
+    with pytest.raises(CheckpointError, match=r"is missing: .* is no checkpoint, or an unfinished one"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize(("version", "message"), [(FORMAT + 1, "newer lockstep"), (0, "format 0"), ("1", "format '1'")])
+def test_another_format_is_said_to_be_one_whatever_else_is_in_it(checkpoint, version, message):
+    content = {"format": version, "step": 7, "what no version knows yet": []}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))  # as the documentation of the format has it
+    (checkpoint / FILE_NAME).write_text(json.dumps({**content, "checksum": hashlib.sha256(text.encode()).hexdigest()}))
+    with pytest.raises(CheckpointError, match=message):
+        verify(checkpoint)

@@ -1,0 +1,127 @@
+"""Promises of the pace: all ranks cut after the same steps and in time, whatever their clocks say, whoever fails or is busy."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.checkpoint.pace import Pace
+
+pytestmark = pytest.mark.timeout(60)
+simulated = settings(deadline=None, max_examples=50)
+MOST_STEPS = 64  # between two exchanges
+
+
+class Ranks:
+    """Some ranks that take the same steps, in threads that meet where the ranks would.
+
+    Args:
+        step_s: how long each step takes.
+        drifts: how fast the clock of each rank goes. (Each also has a zero of its own.)
+        writes: how many steps each rank writes at a checkpoint.
+        goes_well: what becomes of a checkpoint, by rank and the step that it was cut after.
+    """
+
+    def __init__(self, every, step_s, drifts, writes=None, goes_well=lambda rank, step: True):
+        self.at_s = list(accumulate(step_s, initial=0.0))
+        self.num_exchanges = 0
+        self._every, self._drifts, self._goes_well = every, drifts, goes_well
+        self._writes = writes or [1] * len(drifts)
+        self._numbers, self._largest = {}, []
+        self._meeting = threading.Barrier(len(drifts), self._meet)
+        with ThreadPoolExecutor(len(drifts)) as threads:
+            told = list(threads.map(self._run, range(len(drifts))))
+        assert all(one == told[0] for one in told), "the ranks disagree"
+        self.cuts, self.failures = told[0]
+
+    def _meet(self):
+        self.num_exchanges += 1
+        self._largest = [max(numbers) for numbers in zip(*self._numbers.values(), strict=True)]
+
+    def _run(self, rank):
+        step, writing, cuts, failures = 0, None, [], []
+
+        def exchange(numbers):
+            self._numbers[rank] = numbers
+            self._meeting.wait(timeout=10)  # if not all come, this is an error
+            return list(self._largest)
+
+        def clock():
+            return 1000.0 * rank + self._drifts[rank] * self.at_s[step]
+
+        pace = Pace(self._every, exchange, is_alone=len(self._drifts) == 1, clock=clock)
+        for step in range(1, len(self.at_s)):  # the clock looks at it
+            if writing is not None and step >= writing + self._writes[rank]:
+                pace.written(well=self._goes_well(rank, writing))
+                writing = None
+            is_due, failed = pace.tick(step, is_busy=writing is not None)
+            if is_due:
+                assert writing is None
+                pace.cut()
+                writing = step
+                cuts.append(step)
+            if failed:
+                failures.append(step)
+        return cuts, failures
+
+
+worlds = st.sampled_from([(1.0,), (1.0, 1.01), (0.9, 1.0, 1.1)])
+any_step_s = st.sampled_from([0.001, 0.01, 0.1, 1.0, 20.0])
+changing = st.lists(any_step_s, min_size=1, max_size=8).map(lambda found: [step_s for step_s in found for _ in range(40)])
+
+
+@simulated
+@given(worlds, changing, st.integers(1, 30))
+def test_a_number_of_steps_means_just_these_steps_on_every_rank(drifts, step_s, every):
+    assert Ranks(every, step_s, drifts).cuts == list(range(every, len(step_s) + 1, every))
+
+
+@simulated
+@given(worlds, changing, st.sampled_from([0.25, 3.0, 60.0]))
+def test_a_time_means_never_before_and_soon_after_whatever_the_clocks_say(drifts, step_s, every_s):
+    ranks = Ranks(f"{every_s}s", step_s, drifts)
+    for begin, end in pairwise(sorted({0, *ranks.cuts, len(step_s)})):
+        passed_s = [at_s - ranks.at_s[begin] for at_s in ranks.at_s]
+        due = next((step for step, passed in enumerate(passed_s) if passed * min(drifts) >= every_s), end)
+        assert end <= due + MOST_STEPS
+        if end in ranks.cuts:
+            assert passed_s[end] * max(drifts) >= every_s - 1e-6
+
+
+@simulated
+@given(worlds, any_step_s)
+def test_with_steady_steps_a_time_is_kept_to_half_a_second(drifts, step_s):
+    ranks = Ranks("5s", [step_s] * round(25 / max(step_s, 0.005)), drifts)
+    for begin, end in pairwise([0, *ranks.cuts]):
+        assert ranks.at_s[end] - ranks.at_s[begin] <= 5 / max(drifts) + 0.5 / min(drifts) + 2 * step_s
+
+
+def test_the_ranks_exchange_about_twice_a_second_and_not_at_every_step():
+    assert Ranks("600s", [0.01] * 2000, (1.0, 1.0)).num_exchanges <= 2 * 20 + 2
+    assert Ranks(1000, [0.0001] * 2000, (1.0, 1.0)).num_exchanges <= 2000 / MOST_STEPS + 4
+
+
+@simulated
+@given(worlds, changing, st.integers(1, 30), st.data())
+def test_a_rank_that_still_writes_postpones_a_checkpoint_and_does_not_drop_it(drifts, step_s, every, data):
+    writes = [data.draw(st.integers(1, 100)) for _ in drifts]
+    cuts = Ranks(every, step_s, drifts, writes).cuts  # Ranks sees to it that none is cut while one is written
+    for due in range(every, len(step_s) - max(writes) - MOST_STEPS, every):
+        last = max((cut for cut in cuts if cut < due), default=-max(writes))
+        assert any(due <= cut <= max(due, last + max(writes)) + MOST_STEPS for cut in cuts)
+
+
+@pytest.mark.parametrize("drifts", [(1.0,), (1.0, 1.0)])
+def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely_until_it_goes_well(drifts):
+    def goes_well(rank, step):
+        return rank != len(drifts) - 1 or not (2000 <= step < 5500 or step == 6000)
+
+    ranks = Ranks(2000, [0.1] * 8000, drifts, goes_well=goes_well)
+    tries_s = [ranks.at_s[cut] for cut in ranks.cuts]
+    waits_s = [after - before for before, after in pairwise(tries_s) if after < 400]
+    assert waits_s == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60], abs=0.8)
+    assert [at_s for at_s in tries_s if at_s > 595] == pytest.approx([600, 601, 800], abs=0.8)
+    assert len(ranks.failures) == sum(not goes_well(len(drifts) - 1, cut) for cut in ranks.cuts)  # all hear of each

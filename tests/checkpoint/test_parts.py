@@ -1,0 +1,46 @@
+"""Promises of who writes what: every tensor once, all ranks agree without talking, and none has much more than another."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.checkpoint.parts import deal_out
+
+pytestmark = pytest.mark.timeout(60)
+names = st.text("ab.", min_size=1, max_size=4)
+
+
+@given(st.dictionaries(names, st.integers(0, 100)), st.lists(st.integers(0, 300), min_size=1, max_size=6), st.randoms())
+def test_every_tensor_is_dealt_to_one_rank_and_the_order_of_the_names_does_not_matter(sizes, held, random):
+    parts = deal_out(sizes, held)
+    assert len(parts) == len(held)
+    assert sorted(name for part in parts for name in part) == sorted(sizes)
+    shuffled = list(sizes.items())
+    random.shuffle(shuffled)
+    assert deal_out(dict(shuffled), held) == parts
+
+
+def best_of_all(sizes, held):
+    """The smallest of all largest loads: every way to deal is tried."""
+    if not sizes:
+        return max(held)
+    return min(
+        best_of_all(sizes[1:], [load + sizes[0] * (rank == other) for other, load in enumerate(held)])
+        for rank in range(len(held))
+    )
+
+
+@given(st.lists(st.integers(1, 50), max_size=7), st.integers(1, 3))
+def test_no_rank_writes_more_than_four_thirds_of_what_it_would_in_the_best_deal(sizes, num_ranks):
+    parts = deal_out({str(i): size for i, size in enumerate(sizes)}, [0] * num_ranks)
+    worst = max(sum(sizes[int(name)] for name in part) for part in parts)
+    assert 3 * worst <= 4 * best_of_all(sizes, [0] * num_ranks)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.lists(st.integers(0, 200), min_size=1, max_size=6))
+def test_what_a_rank_has_to_write_already_counts(sizes, held):
+    parts = deal_out({str(i): size for i, size in enumerate(sizes)}, held)
+    loads = [load + sum(sizes[int(name)] for name in part) for load, part in zip(held, parts, strict=True)]
+    for load, part in zip(loads, parts, strict=True):
+        if part:  # its last tensor, the smallest, was its own because nobody had less
+            assert load - min(sizes[int(name)] for name in part) <= min(loads)

@@ -1,0 +1,331 @@
+"""Promises of the store: there is always a sound checkpoint, wherever a launch is killed or the disk fails, and no rubbish."""
+
+import contextlib
+import errno
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from checkpoint_helpers import flip, write_files
+
+from lockstep.checkpoint.manifest import FILE_NAME, Manifest, verify
+from lockstep.checkpoint.store import BEST, Store, find_checkpoint
+from lockstep.errors import CheckpointError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class KilledError(BaseException):
+    """What is not caught anywhere, as a kill is not."""
+
+
+@contextlib.contextmanager
+def failing(number, error, *, too_late=False):
+    """The call of this number that changes something on the disk fails: before it has done so, or after it.
+
+    What a call of fsync had not brought to the disk is half lost. Yields a list that is not empty if there was such a call.
+    """
+    calls, hit = {name: getattr(os, name) for name in ("replace", "fsync", "unlink", "rmdir")}, []
+    num_calls = 0
+
+    def stand_in(name):
+        def call(*args, **options):
+            nonlocal num_calls
+            num_calls += 1
+            is_this = num_calls == number
+            if is_this and name == "fsync" and (file := Path(f"/proc/self/fd/{args[0]}")).is_file():
+                os.truncate(file, file.stat().st_size // 2)
+            elif not is_this or too_late:
+                calls[name](*args, **options)
+            if is_this:
+                hit.append(name)
+                raise error
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in calls:
+            patch.setattr(os, name, stand_in(name))
+        with contextlib.suppress(type(error)):
+            yield hit
+
+
+def commit(store, step, keep=2, token="token", **fields):
+    unfinished = store.unfinished(step, token)
+    store.commit(unfinished, write_files(unfinished, step, **fields), keep)
+
+
+def steps(store):
+    return [verify(path).step for path in store.all()]
+
+
+def names(store):
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def newest(store, said=None):
+    found = store.newest_sound(pytest.fail if said is None else said.append)
+    return None if found is None else (found[1].step, found[1].finished)
+
+
+def assert_nothing_but_sound_checkpoints(store):
+    assert all(re.fullmatch(r"newest|step-\d{8}", name) for name in names(store)), names(store)
+    for path in store.all():
+        verify(path)
+
+
+# Where it comes to be, and what goes
+
+
+def test_nothing_is_made_before_something_is_written(tmp_path):
+    store = Store(tmp_path / "run")
+    assert (store.all(), store.newest(), newest(store), store.has_unfinished()) == ([], None, None, False)
+    store.clean()
+    assert not store.run_dir.exists()
+
+
+def test_the_newest_ones_stay_and_a_file_points_to_the_newest(tmp_path):
+    store = Store(tmp_path)
+    for step in (5, 10, 15, 20):
+        commit(store, step, keep=3)
+    assert names(store) == ["newest", "step-00000010", "step-00000015", "step-00000020"]
+    assert (store.directory / "newest").read_text() == "step-00000020\n"
+    commit(store, 25, keep=1)
+    assert (names(store), newest(store)) == (["newest", "step-00000025"], (25, False))
+
+
+def test_a_step_that_was_come_to_again_is_replaced(tmp_path):
+    store = Store(tmp_path)
+    commit(store, 10)
+    commit(store, 10, finished=True)
+    assert (steps(store), newest(store)) == ([10], (10, True))
+    assert_nothing_but_sound_checkpoints(store)
+
+
+def test_damaged_ones_from_before_the_run_went_back_are_the_first_to_go(tmp_path):
+    store = Store(tmp_path)
+    for step in (10, 20, 30):
+        commit(store, step, keep=3)
+    (store.directory / "step-00000030" / "state.json").unlink()
+    commit(store, 25, keep=2)
+    assert steps(store) == [25, 20]
+
+
+def test_what_does_not_read_as_it_was_written_does_not_become_a_checkpoint(tmp_path):
+    store = Store(tmp_path)
+    commit(store, 10)
+    unfinished = store.unfinished(20, "token")
+    manifest = write_files(unfinished, 20)
+    flip(unfinished / "model.safetensors", random.Random(1))
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.commit(unfinished, manifest, keep=1)
+    assert newest(store) == (10, False)
+
+
+# A run that was killed, and a disk that fails
+
+SITUATIONS = {
+    "another step": ([10, 20], 30),
+    "the same step again": ([10, 20], 20),
+    "the only one again": ([20], 20),
+    "the first one": ([], 10),
+}
+
+
+def prepare(path, before, damaged=None):
+    store = Store(path)
+    for step in before:
+        commit(store, step, keep=9)
+    if damaged is not None:
+        (store.directory / f"step-{damaged:08d}" / "state.json").unlink()
+    return store
+
+
+@pytest.mark.parametrize("too_late", [False, True])
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_killed_anywhere_the_next_launch_finds_the_old_or_the_new_one_whole_and_clears_up(tmp_path, situation, too_late):
+    before, step = SITUATIONS[situation]
+    old = {(max(before), False)} if before else {None}
+    for number in range(1, 99):
+        store = prepare(tmp_path / str(number), before)
+        with failing(number, KilledError(), too_late=too_late) as hit:
+            commit(store, step, keep=len(before) or 1, finished=True)
+        if not hit:
+            break
+        if situation == "another step":
+            assert len(store.all()) >= len(before)  # none goes before the new one is there
+        for second in range(1, 99):  # and the next launch is killed while it clears up
+            copy = Store(shutil.copytree(store.run_dir, tmp_path / f"{number}-{second}"))
+            with failing(second, KilledError(), too_late=too_late) as hit_again:
+                copy.clean()
+            copy.clean()
+            assert_nothing_but_sound_checkpoints(copy)
+            assert newest(copy) in {*old, (step, True)}
+            assert not hit_again or second < 98
+            if not hit_again:
+                break
+        store.clean()
+        commit(store, step + 10, keep=1)
+        assert names(store) == ["newest", f"step-{step + 10:08d}"]
+    assert number > 8
+    assert newest(store) == (step, True)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_wherever_the_disk_fails_the_run_has_the_old_or_the_new_one_and_goes_on_to_write(tmp_path, situation):
+    before, step = SITUATIONS[situation]
+    old = (max(before), False) if before else None
+    for number in range(1, 99):
+        store = prepare(tmp_path / str(number), before)
+        with failing(number, OSError(errno.EIO, "the disk is gone")) as hit:
+            commit(store, step, keep=len(before) or 1, finished=True)
+        if not hit:
+            break
+        assert newest(store) in (old, (step, True))
+        shutil.rmtree(store.unfinished(step, "token"), ignore_errors=True)  # as the writer does
+        commit(store, step, keep=len(before) or 1, token="token-2", finished=True)
+        assert newest(store) == (step, True)
+        store.clean()
+        assert_nothing_but_sound_checkpoints(store)
+    assert number > 8
+
+
+@pytest.mark.parametrize("too_late", [False, True])
+def test_killed_anywhere_the_best_weights_are_the_old_or_the_new_ones(tmp_path, too_late):
+    def commit_best(store, step):
+        unfinished = store.unfinished(step, "token")
+        store.commit_best(unfinished, write_files(unfinished, step, kind="weights"))
+
+    for number in range(1, 99):
+        store = Store(tmp_path / str(number))
+        commit_best(store, 10)
+        with failing(number, KilledError(), too_late=too_late) as hit:
+            commit_best(store, 20)
+        store.clean()
+        assert (names(store), store.newest()) == ([], None)
+        assert verify(store.run_dir / BEST).step in (10, 20)
+        if not hit:
+            break
+    assert number > 8
+    assert verify(store.run_dir / BEST).step == 20
+
+
+def test_one_that_was_whole_when_the_run_was_killed_is_found_and_half_a_one_is_not(tmp_path):
+    store = Store(tmp_path)
+    for step in (10, 20):
+        write_files(store.unfinished(step, "a"), step).write(store.unfinished(step, "a"))
+    (store.unfinished(20, "a") / "state.json").write_text("")
+    assert store.has_unfinished()
+    store.clean()
+    assert (names(store), newest(store)) == (["step-00000010"], (10, False))
+
+
+# Damage
+
+
+def damage(path, how, random):
+    if how == "flipped":
+        flip(path, random)
+    elif how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: random.randrange(path.stat().st_size)])
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing", "cut short"])
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors", FILE_NAME])
+def test_a_damaged_one_is_named_and_the_one_before_it_is_taken(tmp_path, name, how):
+    store = prepare(tmp_path, [10, 20, 30])
+    sound, generator = shutil.copytree(store.directory, tmp_path / "sound"), random.Random(f"{name} {how}")
+    for _ in range(20 if how != "missing" else 1):
+        shutil.rmtree(store.directory)
+        shutil.copytree(sound, store.directory)
+        said = []
+        damage(store.directory / "step-00000030" / name, how, generator)
+        assert newest(store, said) == (20, False)
+        assert re.search(rf"step-00000030/{name} (was damaged|is missing|cannot be read)", said[-1])
+        assert said[-1].endswith("before it, of step 20; it is now called damaged-step-00000030.")
+        damage(store.directory / "step-00000020" / name, how, generator)
+        damage(store.directory / "step-00000010" / name, how, generator)
+        with pytest.raises(CheckpointError, match=rf"(?s)none of the 2 .*20/{name}.*; .*10/{name}.*--fresh"):
+            newest(store)
+        assert len(store.all()) == 2  # they are as they were
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing", "cut short"])
+def test_a_damaged_pointer_does_no_harm(tmp_path, how):
+    store = prepare(tmp_path, [11, 222])
+    for seed in range(30):
+        (store.directory / "newest").write_text("step-00000222\n")
+        damage(store.directory / "newest", how, random.Random(seed))
+        assert newest(store) == (222, False)
+
+
+@pytest.mark.parametrize("text", ["", "\n", ".", "..", "/", "/etc", "step-00000099", "step-1\0", "newest", "../checkpoints"])
+def test_a_pointer_to_nowhere_is_passed_over(tmp_path, text):
+    store = prepare(tmp_path, [10, 20])
+    (store.directory / "newest").write_text(text)
+    assert newest(store) == (20, False)
+
+
+def test_a_pointer_that_is_one_behind_loses_nothing(tmp_path):
+    store = prepare(tmp_path, [10, 20])
+    (store.directory / "newest").write_text("step-00000010\n")  # killed before it was written
+    assert newest(store) == (20, False)
+
+
+def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follows(tmp_path):
+    store = prepare(tmp_path, [10, 20, 30], damaged=30)
+    assert newest(store, []) == (20, False)
+    commit(store, 25)
+    store.clean()
+    assert names(store) == ["damaged-step-00000030", "newest", "step-00000020", "step-00000025"]
+    assert newest(store) == (25, False)
+    commit(store, 30)
+    (store.directory / "step-00000030" / "state.json").unlink()
+    assert newest(store, []) == (25, False)
+    assert names(store) == ["damaged-step-00000030", "newest", "step-00000025"]
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path, monkeypatch):
+    store = prepare(tmp_path, [10])
+    monkeypatch.setattr("lockstep.checkpoint.manifest.FORMAT", 2)
+    commit(store, 20)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"format 2.*newer lockstep"):
+        newest(store)
+
+
+# What a path means
+
+
+def test_a_path_means_a_checkpoint_or_the_newest_one_of_a_run(tmp_path, monkeypatch):
+    store = prepare(tmp_path / "run", [10, 20])
+    last = store.directory / "step-00000020"
+    assert find_checkpoint(store.run_dir) == find_checkpoint(store.directory) == find_checkpoint(last) == last
+    (last / FILE_NAME).unlink()
+    assert find_checkpoint(last) == last  # what is wrong with it shall be said
+    monkeypatch.chdir(store.directory / "step-00000010")
+    assert find_checkpoint(Path()).absolute() == Path.cwd()
+    monkeypatch.chdir(store.run_dir)
+    assert find_checkpoint(Path()).resolve() == last
+    (tmp_path / "empty" / BEST).mkdir(parents=True)
+    for path, message in [(tmp_path / "none", "there is no"), (tmp_path / "empty", r"no checkpoint in .*best weights")]:
+        with pytest.raises(CheckpointError, match=message):
+            find_checkpoint(path)
+    assert find_checkpoint(tmp_path / "empty" / BEST) == tmp_path / "empty" / BEST
+
+
+def test_what_is_of_no_checkpoint_is_left_alone(tmp_path):
+    store = prepare(tmp_path, [10])
+    for name in ("step-20-copy", "my step-00000030", "notes.txt"):
+        (store.directory / name).mkdir()
+    (tmp_path / "events.jsonl").write_text("")
+    commit(store, 20, keep=1)
+    store.clean()
+    assert names(store) == ["my step-00000030", "newest", "notes.txt", "step-00000020", "step-20-copy"]
+    assert isinstance(store.newest_sound(pytest.fail)[1], Manifest)
+    assert (tmp_path / "events.jsonl").exists()

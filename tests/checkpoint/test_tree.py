@@ -1,0 +1,726 @@
+"""Promises about state: it comes back as it was, to the bit and to the type, or is refused by its place; no code is run."""
+
+import collections
+import contextlib
+import datetime
+import enum
+import json
+import math
+import pickle
+import random
+import struct
+import sys
+import tracemalloc
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import nn
+from torch.optim import lr_scheduler
+
+from lockstep.checkpoint.kinds import KINDS
+from lockstep.checkpoint.tree import put_together, take_apart
+from lockstep.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(60)
+thorough = settings(deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+]
+NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+@pytest.fixture(autouse=True)
+def _directory_of_the_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+
+
+def as_in_a_file(tree, name="state"):
+    """The value and the tensors of a tree, after a journey through the text and the bytes of files."""
+    value, tensors = take_apart(tree, name)
+    text = json.dumps(value, allow_nan=False)
+    assert all(type(tensor) is torch.Tensor and not tensor.is_neg() | tensor.is_conj() for tensor in tensors.values())
+    return json.loads(text), load(save({key: tensor.contiguous().clone() for key, tensor in tensors.items()}))
+
+
+def there_and_back(tree):
+    return put_together(*as_in_a_file(tree))
+
+
+def print_of(value):
+    """Equal for two values if they are of the same types, and the same to the bit, all the way down."""
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        # A clone is laid out as what it is made from, only without gaps and repeats: as that should come back
+        bits = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+        flags = (value.requires_grad, str(value.device), bits.dtype, tuple(value.shape), value.detach().clone().stride())
+        return kind, flags, bits.view(torch.uint8).numpy().tobytes() if bits.numel() else b""
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, str):
+        native = np.array(value, value.dtype.newbyteorder("="), order="K")
+        strides = [stride for stride, size in zip(native.strides, native.shape, strict=True) if size > 1 and native.size]
+        return kind, native.dtype.name, native.shape, strides, native.tobytes()  # of the others numpy makes anything
+    if isinstance(value, float):
+        return kind, struct.pack("d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("dd", value.real, value.imag)
+    if isinstance(value, dict):
+        beside = (getattr(value, "default_factory", None), getattr(value, "_metadata", None))
+        return kind, beside, [(print_of(key), print_of(item)) for key, item in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return kind, sorted(map(repr, map(print_of, value)))
+    if isinstance(value, slice):
+        return kind, print_of([value.start, value.stop, value.step])
+    if isinstance(value, (list, tuple, collections.deque)):
+        return kind, getattr(value, "maxlen", None), [print_of(item) for item in value]
+    return kind, hex(value) if type(value) is int else repr(value)
+
+
+any_text = st.text(st.characters())  # halves of surrogate pairs among them
+floats = st.floats() | st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("d", struct.pack("Q", bits))[0])
+integers = st.integers() | st.integers(-(2**70), 2**70)
+offsets = st.integers(-1000, 1000).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
+ends = st.none() | st.integers(-5, 5)
+numpy_scalars = st.builds(
+    lambda bits, name: np.frombuffer(bits, name)[-1],
+    st.binary(min_size=16, max_size=16),
+    st.sampled_from(NUMBERS),
+)
+hashable = st.one_of(
+    *(st.none(), st.booleans(), integers, floats, any_text, st.binary(), st.complex_numbers(), numpy_scalars),
+    *(st.dates(), st.timedeltas(), st.datetimes(timezones=st.none() | offsets)),
+    st.builds(range, st.integers(-5, 5), st.integers(-(2**65), 2**65), st.integers(1, 3)),
+    st.lists(st.integers(0, 2**40)).map(torch.Size),
+    st.sampled_from([*DTYPES, torch.int4, torch.qint8]),
+    st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]).map(torch.device),
+    any_text.map(np.str_),
+    st.booleans().map(np.bool_),
+)
+keys = hashable | st.tuples(hashable, hashable) | st.frozensets(hashable, max_size=3)
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    noise = np.frombuffer(draw(st.randoms()).randbytes(num_bytes), np.uint8)
+    raw = torch.from_numpy(noise & 1 if dtype is torch.bool else noise.copy())
+    tensor = (raw.view(dtype) if num_bytes else torch.empty(0, dtype=dtype)).reshape(shape)
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    if shape and draw(st.booleans()):
+        tensor = tensor[draw(st.sampled_from([slice(None, None, 2), slice(1, None), slice(0, 0)]))]
+    if draw(st.booleans()):
+        tensor = tensor.expand(2, *tensor.shape)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return tensor
+    return draw(
+        st.sampled_from([tensor, nn.Parameter(tensor), nn.Parameter(tensor, False), tensor.detach().requires_grad_()])
+    )
+
+
+@st.composite
+def arrays(draw):
+    dtype = np.dtype(draw(st.sampled_from([*NUMBERS, "bool", ">i4", ">f8", ">c16"])))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    noise = np.frombuffer(draw(st.randoms()).randbytes(math.prod(shape) * dtype.itemsize), np.uint8)
+    array = (noise & 1 if dtype.kind == "b" else noise).view(dtype).reshape(shape)  # it cannot be written to
+    array = array.transpose(draw(st.permutations(range(len(shape)))))
+    return array[:: draw(st.sampled_from([1, 2, -1]))] if shape else array
+
+
+def containers(inner):
+    items = st.lists(st.tuples(keys, inner), max_size=3)
+    return st.one_of(
+        *(st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(any_text, inner, max_size=3)),
+        items.map(dict),
+        items.map(collections.OrderedDict),
+        st.builds(collections.defaultdict, st.sampled_from([None, int, float, list, dict, set, str]), items),
+        st.dictionaries(hashable, st.integers(0, 9), max_size=3).map(collections.Counter),
+        st.builds(collections.deque, st.lists(inner, max_size=4), ends.map(lambda size: size and abs(size))),
+        *(st.sets(keys, max_size=3), st.frozensets(keys, max_size=3)),
+        st.builds(slice, inner, ends, ends),
+    )
+
+
+trees = st.recursive(hashable | tensors() | arrays(), containers, max_leaves=12)
+
+
+@thorough
+@given(trees | tensors() | arrays())
+def test_a_tree_comes_back_as_it_was(tree):
+    assert print_of(there_and_back(tree)) == print_of(tree)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(-0.0, math.inf, -math.inf, math.nan, -math.nan, struct.unpack("<d", b"\1\2\3\4\5\6\xf8\x7f")[0], 5e-324),
+        *(complex(-0.0, -math.nan), complex(math.inf, -0.0)),
+        *(2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 7**6000, {-(7**6000): {7**6000}}),  # Python has no decimals for these
+        *("", "$", "\0", "\ud800", "\ud83d\ude00", "\U0001f600", {"\udfff": 0, "$": 1}, np.str_("\udc00")),
+        *(np.float32(-0.0), np.float64(0.1), np.complex64(complex(0.0, -math.inf)), np.bool_(True)),
+        *(np.frombuffer(b"\1\xfc", "f2")[0], np.frombuffer(b"\1\0\x80\x7f", "f4")[0]),  # the latter a signalling one
+        *({1: 0, "1": 1, None: 2, "None": 3}, {True: 0}, {1.0: 0}, {"b": 0, "a": 1}, collections.deque([1], 1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_awkward_ones_come_back_as_they_were(value):
+    assert print_of(there_and_back(value)) == print_of(value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "value"),
+    [
+        ([None, True, 1, 0.1, -0.0, "ä$"], [None, True, 1, 0.1, -0.0, "ä$"]),
+        ({"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1, "betas": {"$tuple": [0.9, 0.99]}}),
+        ({"$set": 1}, {"$dict": [["$set", 1]]}),
+        ({1: "a", "b": math.inf}, {"$dict": [[1, "a"], ["b", {"$float": "inf"}]]}),
+        (collections.Counter("abb"), {"$counter": {"a": 1, "b": 2}}),
+        (np.float32(0.5), {"$scalar": 0.5, "dtype": "float32"}),
+        (torch.zeros(2, 3).t(), {"$tensor": "state", "device": "cpu", "strides": [1, 3]}),
+        (nn.Parameter(torch.zeros(1)), {"$parameter": "state", "device": "cpu", "requires_grad": True}),
+    ],
+)
+def test_what_is_written_can_be_read_by_people(tree, value):
+    assert json.dumps(take_apart(tree, "state")[0]) == json.dumps(value)
+
+
+def test_two_names_of_one_numpy_type_are_one():
+    assert [type(value).__name__ for value in there_and_back([np.longlong(-1), np.ulonglong(1)])] == ["int64", "uint64"]
+
+
+# --- tensors
+
+
+def test_tensors_have_readable_names_each_its_own():
+    one = torch.ones(1)
+    tree = {
+        "state": {0: {"exp avg": one}, "0": {"exp avg": one + 1}, (0,): one + 2},
+        "a.b": one + 3,
+        "a": {"b": one + 4},
+        "list": [one + 5, (one + 6,)],
+    }
+    assert {name: tensor.item() for name, tensor in take_apart(tree, "optimizer-1")[1].items()} == {
+        "optimizer-1.state.0.exp_avg": 1,
+        "optimizer-1.state.0.exp_avg~2": 2,
+        "optimizer-1.state.2": 3,
+        "optimizer-1.a.b": 4,
+        "optimizer-1.a.b~2": 5,
+        "optimizer-1.list.0": 6,
+        "optimizer-1.list.1.0": 7,
+    }
+
+
+def test_a_tensor_that_is_there_twice_is_kept_once_and_comes_back_as_one():
+    shared, array = nn.Parameter(torch.ones(3)), np.ones(3)
+    tree = {"a": shared, "b": [shared, array], shared: array}
+    assert len(as_in_a_file(tree)[1]) == 2
+    back = there_and_back(tree)
+    assert back["a"] is back["b"][0] is list(back)[2]
+    assert back["b"][1] is back[back["a"]]
+
+
+def test_tensors_are_handed_out_without_a_copy_and_without_their_history():
+    kept = nn.Parameter(torch.ones(4, 4))
+    tensors = take_apart([kept, kept[::2], torch.ones(2, dtype=torch.complex128)], "state")[1]
+    assert not any(tensor.requires_grad for tensor in tensors.values())
+    assert tensors["state.0"].data_ptr() == tensors["state.1"].data_ptr() == kept.data_ptr()
+    assert tensors["state.1"].stride() == (8, 1)
+    assert tensors["state.2"].dtype == torch.float64
+    assert not there_and_back([kept[::2]])[0].requires_grad
+
+
+def test_a_tensor_keeps_its_memory_format_and_loses_its_gaps():
+    image = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    back = there_and_back([image, image[:, :2], image[:1].expand(3, -1, -1, -1)])
+    assert [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in back[:2]] == [True, True]
+    assert all(tensor.untyped_storage().nbytes() == tensor.numel() * 4 for tensor in back)
+
+
+def test_numbers_that_are_negated_or_conjugated_only_on_paper_come_back_so_in_memory():
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    back = there_and_back([number.conj(), number.conj().imag])
+    assert back[0].tolist() == [1 - 2j, 3 + 4j]
+    assert back[1].tolist() == [-2, 4]
+
+
+def test_arrays_are_writable_and_in_the_order_of_their_dimensions():
+    array = np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3))
+    array.setflags(write=False)
+    back = there_and_back([array])[0]
+    assert back.flags.f_contiguous
+    assert back.flags.writeable
+    assert back.tolist() == array.tolist()
+
+
+# --- what torch, numpy and Python keep
+
+
+OPTIMIZERS = {
+    "ASGD": [{}, {"foreach": True, "weight_decay": 0.1}],
+    "Adagrad": [{}, {"fused": True}, {"initial_accumulator_value": 0.1, "lr_decay": 0.1}],
+    "Adam": [{}, {"amsgrad": True}, {"fused": True, "amsgrad": True}, {"foreach": True}, {"decoupled_weight_decay": True}],
+    "AdamW": [
+        {},
+        {"amsgrad": True, "lr": torch.tensor(0.1)},
+        {"fused": True},
+        {"betas": (torch.tensor(0.9), torch.tensor(0.99))},
+    ],
+    "NAdam": [{}, {"decoupled_weight_decay": True}, {"foreach": True}],
+    "RAdam": [{}, {"decoupled_weight_decay": True}, {"foreach": True}],
+    "RMSprop": [{}, {"centered": True}, {"momentum": 0.9}, {"centered": True, "momentum": 0.9, "foreach": True}],
+    "Rprop": [{}, {"foreach": True}],
+    "SGD": [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.9, "fused": True},
+        {"maximize": True},
+    ],
+    "LBFGS": [{}, {"line_search_fn": "strong_wolfe", "history_size": 3}],
+}
+ALL_OPTIMIZERS = [
+    (name, options)
+    for name, kind in sorted(vars(torch.optim).items())
+    if isinstance(kind, type) and kind is not torch.optim.Optimizer
+    for options in OPTIMIZERS.get(name, [{}])
+]
+
+
+def train(name, options, before=None):
+    """The optimizer after two steps, or after those of a state and two more; and its parameters."""
+    torch.manual_seed(0)
+    embedding = nn.Embedding(5, 4, sparse=name == "SparseAdam")
+    linear = nn.Linear(4, 3, bias=False)
+    parameters = embedding.parameters() if name == "SparseAdam" else [*embedding.parameters(), *linear.parameters()]
+    optimizer = getattr(torch.optim, name)(parameters, **options)
+    if before is not None:
+        optimizer.load_state_dict(before)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = linear(embedding(torch.tensor([0, 2, 2]))).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    return optimizer.state_dict(), [embedding.weight, linear.weight]
+
+
+@pytest.mark.parametrize(("name", "options"), ALL_OPTIMIZERS, ids=str)
+def test_an_optimizer_comes_back_and_goes_on_as_it_would_have(name, options):
+    state, _ = train(name, options)
+    back = there_and_back(state)
+    assert print_of(back) == print_of(state)
+    assert print_of(train(name, options, back)) == print_of(train(name, options, state))
+
+
+class Warmup:
+    """As a schedule with a state of its own: what LambdaLR keeps is its dictionary."""
+
+    def __init__(self):
+        self.num_steps = 3
+
+    def __call__(self, epoch):
+        return min(1.0, (epoch + 1) / self.num_steps)
+
+
+def half(_):
+    return 0.5
+
+
+SCHEDULERS = {
+    "LambdaLR": [lambda o: lr_scheduler.LambdaLR(o, half), lambda o: lr_scheduler.LambdaLR(o, Warmup())],
+    "MultiplicativeLR": [lambda o: lr_scheduler.MultiplicativeLR(o, half)],
+    "StepLR": [lambda o: lr_scheduler.StepLR(o, 2)],
+    "MultiStepLR": [lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 5])],
+    "ConstantLR": [lambda o: lr_scheduler.ConstantLR(o, total_iters=2)],
+    "LinearLR": [lr_scheduler.LinearLR],
+    "ExponentialLR": [lambda o: lr_scheduler.ExponentialLR(o, 0.9)],
+    "PolynomialLR": [lr_scheduler.PolynomialLR],
+    "CosineAnnealingLR": [lambda o: lr_scheduler.CosineAnnealingLR(o, 4)],
+    "CosineAnnealingWarmRestarts": [lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2)],
+    "CyclicLR": [
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, mode="exp_range", gamma=0.9),
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, scale_fn=half),
+    ],
+    "OneCycleLR": [
+        lambda o: lr_scheduler.OneCycleLR(o, 0.1, 12),
+        lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.2], 12, anneal_strategy="linear", three_phase=True),
+    ],
+    "ReduceLROnPlateau": [lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, min_lr=[0.01, 0.0])],
+    "SequentialLR": [
+        lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.MultiStepLR(o, [1, 2])], [3])
+    ],
+    "ChainedScheduler": [
+        lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.LambdaLR(o, half)])
+    ],
+    "SWALR": [lambda o: torch.optim.swa_utils.SWALR(o, 0.05, 3)],
+}
+
+
+def schedule(make, before=None):
+    """The states of optimizer and scheduler after four steps, or after those of a state and four more."""
+    parameters = [{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.2}]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    scheduler = make(optimizer)
+    if before is not None:
+        optimizer.load_state_dict(before[0])
+        scheduler.load_state_dict(before[1])
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step(*[np.float64(0.5)] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+    return optimizer.state_dict(), scheduler.state_dict()
+
+
+@pytest.mark.parametrize("make", [make for all_of_one in SCHEDULERS.values() for make in all_of_one])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: some have their epochs counted by SequentialLR
+def test_a_scheduler_comes_back_and_goes_on_as_it_would_have(make):
+    states = schedule(make)
+    back = there_and_back(states)
+    assert print_of(back) == print_of(states)
+    assert print_of(schedule(make, back)) == print_of(schedule(make, states))
+
+
+def test_no_scheduler_is_forgotten_here():
+    there = {name for name in vars(lr_scheduler) if name[0] != "_" and isinstance(getattr(lr_scheduler, name), type)}
+    schedulers = {name for name in there if name.endswith(("LR", "Scheduler", "Restarts", "Plateau"))} - {"LRScheduler"}
+    assert schedulers == set(SCHEDULERS) - {"SWALR"}
+
+
+def test_a_gradient_scaler_comes_back():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale((weight * 2).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.state_dict()["scale"] == 2.0**11
+    assert print_of(there_and_back(scaler.state_dict())) == print_of(scaler.state_dict())
+
+
+def test_a_module_comes_back_with_the_versions_of_its_parts():
+    module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+    state = module.state_dict()
+    back = there_and_back(state)
+    assert print_of(back) == print_of(state)
+    assert back._metadata["1"] == {"version": 2}
+    module.load_state_dict(back)
+
+
+def test_random_generators_come_back():
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "new": np.random.default_rng(5).bit_generator.state,
+        "random": random.getstate(),
+    }
+    back = there_and_back(state)
+    assert print_of(back) == print_of(state)
+    random.Random().setstate(back["random"])
+    np.random.RandomState().set_state(back["numpy"])
+
+
+def test_a_set_is_written_the_same_in_whatever_order_it_is():
+    one, other = {0, 8, frozenset([1, 9])}, {frozenset([9, 1]), 8, 0}
+    assert [*one] != [*other]
+    assert json.dumps(take_apart(one, "state")[0]) == json.dumps(take_apart(other, "state")[0])
+
+
+# --- what is refused
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Word(str, enum.Enum):
+    YES = "yes"
+
+
+class Pair(NamedTuple):
+    first: int
+
+
+class Whole(int):
+    pass
+
+
+class Bag(dict):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def function():
+    pass
+
+
+def quantized():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on its way out of torch
+        return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
+
+
+def nested():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+REFUSED = {
+    "function": lambda: function,
+    "function of a name": lambda: lambda: None,
+    "builtin_function_or_method": lambda: len,
+    "type": lambda: int,
+    "module": lambda: json,
+    "object": object,
+    "bytearray": bytearray,
+    "generator": lambda: (i for i in ()),
+    "torch._C.Generator": torch.Generator,
+    "numpy.random._generator.Generator": np.random.default_rng,
+    "test_tree.Color": lambda: Color.RED,
+    "test_tree.Level": lambda: Level.LOW,
+    "test_tree.Word": lambda: Word.YES,
+    "test_tree.Pair": lambda: Pair(1),
+    "test_tree.Whole": lambda: Whole(1),
+    "test_tree.Bag": Bag,
+    "test_tree.Marked": lambda: torch.zeros(1).as_subclass(Marked),
+    "numpy.datetime64": lambda: np.datetime64("2020-01-01"),
+    "numpy.matrix": lambda: np.ones((1, 1)).view(np.matrix),
+    "a numpy array of object": lambda: np.array([None]),
+    "a numpy array of <U1": lambda: np.array(["a"]),
+    "a numpy array of datetime64": lambda: np.array(["2020"], "M8[Y]"),
+    "a numpy array of [('a', '<i4')]": lambda: np.zeros(1, [("a", "<i4")]),
+    "a sparse_coo tensor": lambda: torch.zeros(2).to_sparse(),
+    "a strided tensor of float32 on the device meta": lambda: torch.zeros(2, device="meta"),
+    "tensor of qint8": quantized,
+    "a nested tensor": nested,
+    "UninitializedParameter": nn.parameter.UninitializedParameter,
+    "a strided tensor of bits8": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
+    "a defaultdict with the factory <class 'bytes'>": lambda: collections.defaultdict(bytes),
+    "a time zone that is more than an offset": lambda: datetime.datetime(
+        2020, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(0), "here")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_anything_else_is_refused_by_its_place_its_type_and_with_what_to_do(what):
+    tree = {"state": {}, "param_groups": [{"lr": 0.1, "hook": REFUSED[what]()}]}
+    with pytest.raises(ConfigError) as refusal:
+        take_apart(tree, "optimizer-1")
+    message = str(refusal.value)
+    assert message.startswith("optimizer-1.param_groups[0]['hook'] is ")
+    assert what.removesuffix(" of a name") in message
+    assert "could not go on" in message
+    assert "state_dict()" in message
+
+
+@pytest.mark.parametrize(
+    ("tree", "place"),
+    [
+        (len, "sampler"),
+        ([1, len], "sampler[1]"),
+        ({"a": {"b": {3: len}}}, "sampler.a['b'][3]"),
+        ({"not a name": len}, "sampler['not a name']"),
+        (collections.OrderedDict(a=(1, len)), "sampler.a[1]"),
+        ({1: 0, (2, len): 0}, "sampler.keys()[1][1]"),
+        ({(1, 2): len}, "sampler[key 0]"),
+        (collections.deque([len]), "sampler[0]"),
+    ],
+)
+def test_a_place_reads_as_python_would_have_it(tree, place):
+    with pytest.raises(ConfigError) as refusal:
+        take_apart(tree, "sampler")
+    assert str(refusal.value).startswith(f"{place} is of type builtin_function_or_method,")
+
+
+def test_what_contains_itself_is_refused():
+    tree = {"a": [1, {}]}
+    tree["a"][1]["b"] = (tree["a"],)
+    with pytest.raises(ConfigError, match=r"^state\.a\[1\]\['b'\]\[0\] is a list that contains itself, "):
+        take_apart(tree, "state")
+
+
+def test_the_same_container_in_two_places_is_no_cycle():
+    inner = [1]
+    assert there_and_back([inner, (inner, inner)]) == [[1], ([1], [1])]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: [inner], lambda inner: (inner,), lambda inner: collections.OrderedDict([(0, inner)]), lambda i: slice(i)],
+)
+def test_depth_is_refused_before_python_has_enough_of_it(wrap):
+    tree = 1
+    for _ in range(50):
+        tree = wrap(tree)
+    value, tensors = as_in_a_file(tree)
+    json.dumps(value, indent=1)  # the encoder for people is written in Python, and so needs more of its stack
+    assert print_of(put_together(value, tensors)) == print_of(tree)
+    with pytest.raises(ConfigError, match="is inside 50 containers, one in the other"):
+        take_apart(wrap(tree), "state")
+
+
+# --- what was damaged
+
+
+DAMAGED = [
+    {"$unknown": 1},
+    {"$object": "os.system", "args": ["true"]},
+    {"$tuple": [1], "$set": [1]},
+    {"$tuple": [1], "length": 1},
+    {"$tuple": "abc"},
+    {"$tuple": {"$tuple": []}},
+    {"$dict": [[[], 1]]},
+    {"$text": "a", "encoding": "utf-8"},
+    {"$deque": [], "maxlen": -1},
+    {"$defaultdict": {}, "factory": "eval"},
+    {"$dtype": "Tensor"},
+    {"$device": "nowhere"},
+    {"$int": "0x"},
+    {"$float": "1e5"},
+    {"$str": "!"},
+    {"$bytes": 5},
+    {"$date": "2020-13-01"},
+    {"$timedelta": [10**20]},
+    {"$scalar": 300, "dtype": "uint8"},
+    {"$scalar": "00", "dtype": "object"},
+    {"$scalar": 1},
+    {"$tensor": "missing", "device": "cpu"},
+    {"$tensor": ["real"], "device": "cpu"},
+    {"$tensor": "real"},
+    {"$tensor": "real", "device": "cpu", "strides": [1]},
+    {"$tensor": "real", "device": "cpu", "strides": "ab"},
+    {"$tensor": "whole", "device": "cpu", "requires_grad": True},
+    {"$tensor": "whole", "device": "cpu", "complex": True},
+    {"$tensor": "real", "device": "cpu", "tag": "$array"},
+    {"$array": "half", "device": "cpu"},
+    {"$array": "real", "device": "cpu", "requires_grad": True, "self": 1},
+]
+GIVEN = {"real": torch.zeros(3, 2), "whole": torch.zeros(3, dtype=torch.int64), "half": torch.zeros(2, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=str)
+def test_what_take_apart_does_not_make_is_refused(value):
+    with pytest.raises(ConfigError, match=r"cannot be put together: .*\. It was damaged, or written by another version"):
+        put_together({"state": [value]}, GIVEN)
+
+
+@pytest.mark.parametrize("value", [{"$set": {"$range": [0, 10**6, 1]}}, {"$dict": [{"$range": [0, 10**6, 1]}]}], ids=str)
+def test_a_few_damaged_bytes_do_not_ask_for_all_memory(value):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError):
+            put_together(value, {})
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("strides", [[10**6, 1], [4, 1], [0, 0], [1, 1]])
+def test_strides_with_gaps_or_repeats_are_refused(strides):
+    with pytest.raises(ConfigError, match="cannot have the strides"):
+        put_together({"$tensor": "real", "device": "cpu", "strides": strides}, GIVEN)
+
+
+def test_the_tensors_given_stay_as_they_are():
+    kept = put_together({"$tensor": "real", "device": "cpu", "requires_grad": True}, GIVEN)
+    assert kept.requires_grad
+    assert not GIVEN["real"].requires_grad
+
+
+def test_depth_that_take_apart_does_not_make_is_refused():
+    value = 1
+    for _ in range(5000):
+        value = {"$tuple": [value]}
+    with pytest.raises(ConfigError, match="cannot be put together: RecursionError"):
+        put_together(value, {})
+
+
+BAIT = "lockstep_bait"  # if it were imported or run, the name would be seen
+words = st.sampled_from(
+    [f"{BAIT}.run", f"__import__('{BAIT}')", f"$pickle:{BAIT}", "int", "float32", "cpu", "nan", "real", "half"]
+)
+options = st.sampled_from(
+    ["device", "strides", "requires_grad", "complex", "maxlen", "factory", "dtype", "metadata", "self"]
+)
+tags = st.sampled_from([*KINDS, "$tensor", "$parameter", "$array", "$object", "$reduce", "$"])
+noise = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | words,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(tags | options | st.text(max_size=3), inner, max_size=3)
+        | st.builds(
+            lambda tag, content, rest: {tag: content, **rest}, tags, inner, st.dictionaries(options, inner, max_size=2)
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@st.composite
+def bent(draw):
+    """What was made of a tree, with some bytes of its text changed."""
+    text = bytearray(json.dumps(take_apart(draw(trees), "state")[0]).encode())
+    for _ in range(draw(st.integers(1, 3))):
+        text[draw(st.integers(0, len(text) - 1))] = draw(st.sampled_from(b'0129-$.,:[]{}"aefx'))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+class Watch:
+    """Sees what is run, or imported by a name out of the file, while it is held. Python lets go of no audit hook."""
+
+    def __init__(self):
+        self.seen = []
+        self.held = False
+        sys.addaudithook(self._see)
+
+    def _see(self, event, arguments):
+        runs = event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
+        if self.held and (runs or (event in ("import", "compile", "exec", "open") and BAIT in str(arguments))):
+            self.seen.append(event)
+
+    def __enter__(self):
+        self.held = True
+
+    def __exit__(self, *_):
+        self.held = False
+
+
+@pytest.fixture(scope="module")
+def watch():
+    watch = Watch()
+    with watch, pytest.raises(ModuleNotFoundError):
+        pickle.loads(f"c{BAIT}\nrun\n.".encode())
+    assert set(watch.seen) == {"pickle.find_class", "import"}  # so it does see
+    watch.seen.clear()
+    return watch
+
+
+@thorough
+@given(value=noise | bent())
+def test_whatever_a_file_holds_no_code_is_run_and_only_config_errors_are_raised(watch, value):
+    with watch, contextlib.suppress(ConfigError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        put_together(value, GIVEN)
+    assert watch.seen == []

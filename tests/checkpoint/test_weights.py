@@ -1,0 +1,125 @@
+"""Promises of the weights in a checkpoint: they are those of the user's own model, and any program can load them."""
+
+import random
+
+import pytest
+import torch
+from checkpoint_helpers import flip
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import lockstep
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.staging import Staging
+from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.weights import Tensors, read_manifest
+from lockstep.checkpoint.writer import Job, Writer
+from lockstep.errors import CheckpointError
+from lockstep.recovery.holdings import Holdings
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Model(nn.Module):
+    """With a tied weight, and buffers in the state dict and outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+    def forward(self, batch):
+        return self.head(self.norm(self.embedding(batch)))
+
+
+def write(run_dir, *objects, step=10, kind="checkpoint"):
+    """A checkpoint of these objects' weights."""
+    holdings, writer = Holdings(objects=list(objects)), Writer(Store(run_dir))
+    tensors = {file: Staging().copy(weights)[0] for file, weights in holdings.weights().items()}
+    manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, objects=holdings.describe())
+    writer.submit(Job(manifest=manifest, token="t", rank=0, world_size=1, keep=2, tensors=tensors))
+    assert writer.wait(30)
+    (result,) = writer.results()
+    assert not result.error
+    return result.path
+
+
+@pytest.mark.parametrize("name", ["model", "average"])
+def test_they_load_strictly_in_plain_torch_under_the_names_of_the_users_own_model(tmp_path, name):
+    model = Model()
+    model(torch.arange(5))
+    path = write(tmp_path, model, AveragedModel(model))
+    for found in (lockstep.load_weights(path, name), load_file(path / f"{name}.safetensors")):
+        again = Model()
+        again.load_state_dict(found, strict=True)
+        assert found.keys() == model.state_dict().keys()
+        assert all(torch.equal(again.state_dict()[key], value) for key, value in model.state_dict().items())
+        assert again.head.weight is again.embedding.weight
+
+
+def test_a_path_is_a_checkpoint_or_a_run_with_its_newest_one_or_its_best_or_a_file(tmp_path):
+    run, model = tmp_path / "run", nn.Linear(1, 1)
+    paths = {}
+    for value, step, kind in ((1.0, 10, "checkpoint"), (2.0, 20, "checkpoint"), (3.0, 15, "weights")):
+        nn.init.constant_(model.weight, value)
+        paths[value] = write(run, model, step=step, kind=kind)
+    for path, value in (
+        *((path, value) for value, path in paths.items()),
+        *((run, 2.0), (str(run), 2.0), (run / "checkpoints", 2.0), (run / "best", 3.0)),
+        (paths[1.0] / "model.safetensors", 1.0),
+    ):
+        assert lockstep.load_weights(path)["weight"].item() == value
+    assert read_manifest(run)[1].step == 20
+
+
+def test_several_models_are_told_apart_by_name_and_a_wrong_one_lists_those_that_there_are(tmp_path):
+    models = [nn.Linear(1, 1), nn.Linear(2, 2), AveragedModel(nn.Linear(3, 3))]
+    write(tmp_path, *models, torch.optim.SGD(models[0].parameters()))
+    sizes = [len(lockstep.load_weights(tmp_path, name)["bias"]) for name in ("model", "model-2", "average")]
+    assert sizes == [1, 2, 3]
+    with pytest.raises(CheckpointError, match=r"no weights of 'model-3': there is model, model-2, average$"):
+        lockstep.load_weights(tmp_path, "model-3")
+
+
+def test_damaged_ones_are_refused_and_never_read(tmp_path):
+    path = write(tmp_path, Model())
+    flip(path / "model.safetensors", random.Random(0))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was damaged"):
+        lockstep.load_weights(tmp_path)
+    (path / "model.safetensors").write_bytes(b"no tensors")
+    for file in (path / "model.safetensors", path):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors|damaged"):
+            lockstep.load_weights(file)
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        Tensors([path / "model.safetensors"])
+    with pytest.raises(CheckpointError, match="there is no"):
+        lockstep.load_weights(tmp_path / "nowhere")
+
+
+def test_a_file_of_pickles_is_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (tmp_path.joinpath("sprung").touch, ())
+
+    path = write(tmp_path / "run", Model())
+    torch.save({"weight": Trap()}, path / "model.safetensors")
+    for where in (path / "model.safetensors", path):
+        with pytest.raises(CheckpointError):
+            lockstep.load_weights(where)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_tensors_of_several_files_are_one_mapping(tmp_path):
+    save_file({"a": torch.ones(2), "b": torch.zeros(1)}, tmp_path / "1")
+    save_file({"c": torch.tensor(3)}, tmp_path / "2")
+    tensors = Tensors([tmp_path / "1", tmp_path / "2"])
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"a": [1.0, 1.0], "b": [0.0], "c": 3}
+    assert (len(tensors), "d" in tensors) == (3, False)
+    with pytest.raises(KeyError):
+        tensors["d"]
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        Tensors([tmp_path / "3"])

@@ -1,0 +1,373 @@
+"""Promises of ``lockstep runs``."""
+
+import fcntl
+import json
+import random
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from real_runs import STEPS, going_on, run
+from rich.console import Console
+
+from lockstep.checkpoint import manifest
+from lockstep.cli import inventory
+from lockstep.cli import runs as runs_verb
+from lockstep.cli.main import main
+from lockstep.rundir.lock import RunLock, holder_of
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs in every state, made by the real command: killed and finished, killed, killed too early, and going on."""
+    place = tmp_path_factory.mktemp("made")
+    run(place, "runs/finished-1", "--kill", "15", nproc=2, kill=True)
+    run(place, "runs/finished-1", "--kill", "15")
+    run(place, "runs/stopped-1", "--kill", "15", nproc=2, kill=True)
+    run(place, "runs/early-1", "--kill", "3", kill=True)
+    with going_on(place, "runs/going-1", "--wait", "9"):
+        yield place
+
+
+@pytest.fixture
+def look(capsys, monkeypatch):
+    """``lockstep runs ARGS`` in a directory: its exit status, and what it printed."""
+
+    def call(place, *args):
+        monkeypatch.chdir(place)
+        with pytest.raises(SystemExit) as ended:
+            main(["runs", *map(str, args)])
+        captured = capsys.readouterr()
+        return types.SimpleNamespace(status=ended.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
+
+
+@pytest.fixture
+def stopped(made, tmp_path):
+    """A copy of the interrupted run, to be damaged."""
+    return Path(shutil.copytree(made / "runs" / "stopped-1", tmp_path / "runs" / "stopped-1"))
+
+
+def rows(out):
+    return {line.split()[0]: line for line in out.splitlines() if "-1  " in line}
+
+
+def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last(made, look):
+    done = look(made)
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["run", "finished-1", "stopped-1", "early-1", "going-1"]
+    for name, words in {
+        "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 15"),
+        "stopped-1": ("interrupted in epoch 2", "0.75"),
+        "early-1": ("failed before its first checkpoint", "train.py --kill 3"),
+        "going-1": ("running: process ", " 6 "),
+    }.items():
+        for word in words:
+            assert word in rows(done.out)[name]
+
+
+def test_how_to_go_on_is_said_below_the_table(made, look):
+    last = look(made).out.splitlines()[-1]
+    assert "goes on when its command is run again" in last
+    assert "--run-dir runs/stopped-1" in last
+    assert "again" not in look(made, "runs/finished-1").out
+
+
+def test_what_other_programs_get_is_what_the_files_say(made, look):
+    found = {run["name"]: run for run in json.loads(look(made, "--json").out)}
+    assert {name: run["state"] for name, run in found.items()} == {
+        "finished-1": "finished",
+        "stopped-1": "interrupted",
+        "early-1": "failed",
+        "going-1": "running",
+    }
+    finished, stopped, early, going = (found[f"{name}-1"] for name in ("finished", "stopped", "early", "going"))
+    assert (finished["world_sizes"], finished["num_launches"], finished["shards"]) == ([2, 1], 2, 2)
+    assert (finished["step"], finished["checkpoint"]["step"], finished["checkpoint"]["finished"]) == (STEPS, STEPS, True)
+    assert (finished["script"], finished["args"]) == (str(made / "train.py"), ["--kill", "15"])
+    files = saved(made / "runs" / "stopped-1")
+    size = sum(file.stat().st_size for file in files.iterdir() if file.name != "manifest.json")
+    assert stopped["checkpoint"] == {**stopped["checkpoint"], "name": files.name, "bytes": size, "epoch": 1}
+    assert stopped["step"] >= 12
+    assert stopped["best"] == 0.75
+    assert 0 < stopped["ran_s"] < 60
+    assert (early["checkpoint"], early["best"]) == (None, None)
+    assert going["holder"].startswith("process ")
+    assert [run["active_s"] for run in found.values()] == sorted(run["active_s"] for run in found.values())
+
+
+def test_one_run_can_be_looked_at_alone(made, look):
+    done = look(made, "runs/stopped-1", "--json")
+    assert [run["name"] for run in json.loads(done.out)] == ["stopped-1"]
+    assert [run["name"] for run in json.loads(look(made / "runs" / "stopped-1", ".", "--json").out)] == ["stopped-1"]
+
+
+def test_looking_takes_nothing_from_a_run_and_writes_nothing(made, look):
+    path = made / "runs" / "stopped-1"
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    holder = holder_of(made / "runs" / "going-1")
+    look(made)
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+    assert holder_of(made / "runs" / "going-1") == holder is not None
+
+
+def test_two_that_look_do_not_take_each_other_for_the_run(tmp_path):
+    RunLock(tmp_path).release()
+    looks = "import fcntl, sys; f = open(sys.argv[1]); fcntl.lockf(f, fcntl.LOCK_SH); print(flush=True); input()"
+    command = [sys.executable, "-c", looks, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert holder_of(tmp_path) is None
+        other.communicate(b"\n", timeout=20)
+    with (tmp_path / "lock").open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        asks = "import sys; from pathlib import Path; from lockstep.rundir.lock import holder_of\n"
+        asks += "print(holder_of(Path(sys.argv[1])))"
+        done = subprocess.run([sys.executable, "-c", asks, str(tmp_path)], capture_output=True, text=True, timeout=20)
+    assert done.stdout.startswith("process ")
+
+
+def test_listing_runs_does_not_import_torch(made):
+    program = (
+        "import sys; from lockstep.cli.main import main\ntry: main(['runs'])\nfinally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=made, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "going-1" in done.stdout
+
+
+def test_on_a_narrow_terminal_no_column_is_lost(made, capsys, monkeypatch):
+    monkeypatch.chdir(made)
+    found, _ = inventory.look_into(Path("runs"))
+    for width in (60, 200):
+        runs_verb.show(found, Console(width=width, force_terminal=True, color_system=None))
+        out = capsys.readouterr().out
+        for word in ("state", "saved", "age", "size", "best", "ran", "launches", "processes", "shards", "script", "2 → 1"):
+            assert word in out
+        assert out.count("stopped-1") >= (2 if width == 60 else 1)
+
+
+# Damage
+
+
+def rewrite(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def of_later_version(content):
+    del content["checksum"]
+    content["format"] = 99
+    content["checksum"] = manifest._digest(content)
+
+
+def flip(path, number=100):
+    content = bytearray(path.read_bytes())
+    content[number % len(content)] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def replace(path, content=b""):
+    path.unlink()
+    path.write_bytes(content)
+
+
+NEWEST, BEFORE = "checkpoints/step-00000012", "checkpoints/step-00000006"
+
+
+def saved(run_dir, number=-1):
+    return sorted((run_dir / "checkpoints").glob("step-*"))[number]
+
+
+DAMAGE = {
+    "birth cut short": (
+        lambda d: replace(d / "birth.json", b'{"format": 2,'),
+        "unreadable",
+        None,
+        "birth.json cannot be read",
+    ),
+    "no birth": (lambda d: (d / "birth.json").unlink(), "unreadable", None, "birth.json is missing"),
+    "birth of another kind": (lambda d: replace(d / "birth.json", b"[1]"), "unreadable", None, "cannot be read"),
+    "birth of a later version": (
+        lambda d: rewrite(d / "birth.json", lambda birth: birth.update(format=99)),
+        "unreadable",
+        None,
+        "has format 99, and this lockstep knows",
+    ),
+    "birth is a directory": (
+        lambda d: ((d / "birth.json").unlink(), (d / "birth.json").mkdir()),
+        "unreadable",
+        None,
+        "birth.json cannot be read",
+    ),
+    "a manifest with a flipped bit": (lambda d: flip(saved(d) / "manifest.json"), "interrupted", -2, "was damaged"),
+    "a manifest that is gone": (lambda d: (saved(d) / "manifest.json").unlink(), "interrupted", -2, "is missing"),
+    "a file cut short": (
+        lambda d: replace(saved(d) / "model.safetensors", b"x" * 9),
+        "interrupted",
+        -2,
+        "it has 9 bytes, and",
+    ),
+    "a file that is gone": (lambda d: (saved(d) / "state.json").unlink(), "interrupted", -2, "state.json is missing"),
+    "a manifest of a later version": (
+        lambda d: [rewrite(saved(d, c) / "manifest.json", of_later_version) for c in (-1, -2)],
+        "unreadable",
+        None,
+        "written by a newer lockstep",
+    ),
+    "a newest manifest of a later version": (  # what that version did would be undone
+        lambda d: rewrite(saved(d) / "manifest.json", of_later_version),
+        "unreadable",
+        None,
+        "written by a newer lockstep",
+    ),
+    "a manifest with numbers that are none": (
+        lambda d: rewrite(saved(d) / "manifest.json", lambda m: m.update(time_s=float("inf"))),
+        "interrupted",
+        -2,
+        "was damaged",
+    ),
+    "all checkpoints": (
+        lambda d: [flip(saved(d, c) / "manifest.json") for c in (-1, -2)],
+        "unreadable",
+        None,
+        "was damaged",
+    ),
+    "checkpoints is a file": (
+        lambda d: (shutil.rmtree(d / "checkpoints"), (d / "checkpoints").touch()),
+        "unreadable",
+        None,
+        "checkpoints cannot be read",
+    ),
+    "the pointer": (lambda d: replace(d / "checkpoints" / "newest", b"\xff\0"), "interrupted", -1, ""),
+    "the journal is noise": (
+        lambda d: replace(d / "events.jsonl", random.Random(0).randbytes(5000)),
+        "interrupted",
+        -1,
+        "",
+    ),
+    "the journal tells nonsense": (
+        lambda d: replace(
+            d / "events.jsonl",
+            b'{"event": "start", "world_size": "many", "time_s": [], "step": {}}\n"x"\n{"event": "step", "step": 1e999}\n[{',
+        ),
+        "interrupted",
+        -1,
+        "",
+    ),
+    "no journal": (lambda d: (d / "events.jsonl").unlink(), "interrupted", -1, ""),
+    "the best one": (lambda d: flip(d / "best" / "manifest.json"), "interrupted", -1, "best/manifest.json was damaged"),
+    "the lock is a directory": (lambda d: ((d / "lock").unlink(), (d / "lock").mkdir()), "interrupted", -1, ""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_shown_with_the_reason(look, stopped, tmp_path, damage):
+    wreck, state, number, reason = DAMAGE[damage]
+    name = None if number is None else saved(stopped, number).name
+    wreck(stopped)
+    done = look(tmp_path)
+    assert (done.status, done.err) == (0, "")
+    (found,) = json.loads(look(tmp_path, "--json").out)
+    assert found["state"] == state
+    if name is not None:
+        assert found["checkpoint"]["name"] == name
+    assert reason in " ".join(found["remarks"])
+    assert reason in done.out
+    assert bool(found["remarks"]) == bool(reason)
+    assert state in rows(done.out)["stopped-1"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_damage_at_any_place_brings_it_down(look, stopped, tmp_path, seed):
+    luck = random.Random(seed)
+    for _ in range(luck.randint(1, 4)):
+        file = luck.choice(sorted(path for path in stopped.rglob("*") if path.is_file()))
+        content = bytearray(file.read_bytes())
+        way = luck.choice(["flip", "cut", "remove", "insert"])
+        at = luck.randrange(len(content) or 1)
+        if way == "flip" and content:
+            content[at] ^= 1 << luck.randrange(8)
+        elif way == "cut":
+            del content[at:]
+        elif way == "insert":
+            content[at:at] = luck.randbytes(20)
+        if way == "remove":
+            file.unlink()
+        else:
+            file.write_bytes(bytes(content))
+    done = look(tmp_path)
+    assert (done.status, done.err) == (0, ""), done.err
+    assert "stopped-1" in done.out
+    (found,) = json.loads(look(tmp_path, "--json").out)
+    assert found["state"] in ("interrupted", "failed", "unreadable")
+
+
+def test_a_step_that_was_saved_and_not_told_of_counts(look, stopped, tmp_path):
+    journal = stopped / "events.jsonl"
+    kept = [line for line in journal.read_text().splitlines() if '"start"' in line]
+    replace(journal, "\n".join(kept).encode())
+    (found,) = json.loads(look(tmp_path, "--json").out)
+    step = int(saved(stopped).name.removeprefix("step-"))
+    assert (found["step"], found["world_sizes"], found["ran_s"]) == (step, [2], 0.0)
+
+
+# Where there is nothing
+
+
+def test_directories_that_are_no_runs_are_named_and_not_shown(made, look, stopped, tmp_path):
+    for name in ("notes", "plots", ".hidden"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "a file").touch()
+    done = look(tmp_path)
+    assert set(rows(done.out)) == {"stopped-1"}
+    assert "for want of a birth.json: notes, plots\n" in done.out
+    assert len(json.loads(look(tmp_path, "--json").out)) == 1
+
+
+def test_where_there_is_no_run_it_says_where_it_looked(look, tmp_path):
+    done = look(tmp_path)
+    assert done.status == 0
+    assert f"no runs in {tmp_path / 'runs'}: there is no such directory" in done.out
+    assert look(tmp_path, "--json").out == "[]\n"
+    (tmp_path / "runs").mkdir()
+    assert f"no runs in {tmp_path / 'runs'}: it is empty" in look(tmp_path).out
+    (tmp_path / "runs" / "notes").mkdir()
+    assert "notes is none" in look(tmp_path).out
+    assert "lockstep runs runs" in look(tmp_path, ".").out
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_directory_that_is_none_is_an_error(look, tmp_path, name):
+    (tmp_path / "file").touch()
+    done = look(tmp_path, name)
+    assert (done.status, done.out) == (2, "")
+    assert str(tmp_path / name) in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
+    path = tmp_path / "runs" / "train-1"
+    path.mkdir(parents=True)
+    holds = "import sys; from pathlib import Path; from lockstep.rundir.lock import RunLock\n"
+    holds += "lock = RunLock(Path(sys.argv[1])); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        (found,) = json.loads(look(tmp_path, "--json").out)
+        other.communicate(b"\n", timeout=20)
+    assert (found["state"], found["holder"].split()[:2]) == ("running", ["process", str(other.pid)])
+    assert found["remarks"] == []
+
+
+def test_the_help_teaches_with_examples(look, tmp_path):
+    text = look(tmp_path, "--help").out
+    for words in ("Examples:", "grep interrupted", "interrupted  it was stopped", "--json"):
+        assert words in text

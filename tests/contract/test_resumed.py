@@ -1,0 +1,111 @@
+"""The contract, interrupted: every feature gives the same bits when a run is killed and gone on with at another world size."""
+
+import os
+import random
+from functools import partial
+
+import features
+import pytest
+from bits import differences
+
+from lockstep.errors import LaunchError
+from lockstep.loop import Loop
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def trained(**options):
+    return partial(features.train, **options)
+
+
+def killed_after(step, task, *args):
+    """The task, in a process that dies when the step after this one begins, with a checkpoint written just then."""
+    begin, follow = Loop.begin, Loop.follow
+
+    def die(loop):
+        loop._saver.cut(loop._route.here(), loop.step, loop.epoch)
+        loop._saver.settle()
+        os._exit(7)
+
+    def dying_begin(self, turn):
+        if turn.step > step:
+            die(self)
+        begin(self, turn)
+
+    def dying_follow(self, absence):
+        if absence.step > step:
+            die(self)
+        return follow(self, absence)
+
+    Loop.begin, Loop.follow = dying_begin, dying_follow
+    return task(*args)
+
+
+def assert_goes_on(crew, seed, task, *args, shards=4, num_steps=6, every="1h", **settings):
+    """Killed after a random step on one number of processes, and gone on with on another."""
+    chance = random.Random(seed)
+    step, first, then = chance.randrange(1, num_steps), chance.randint(1, shards), chance.randint(1, shards)
+    [whole] = crew(1, task, *args, shards=shards, checkpoint_every="off", **settings)
+    settings = {"shards": shards, "checkpoint_every": every, "run_dir": "run", **settings}
+    with pytest.raises(LaunchError, match="status 7"):
+        crew(first, partial(killed_after, step), task, *args, **settings)
+    where = f"killed after step {step} on {first} processes, gone on with on {then}"
+    for rank, result in enumerate(crew(then, task, *args, **settings)):
+        assert differences(whole["state"], result["state"]) == [], f"state of rank {rank}: {where}"
+        assert all(number > step for number in result["by_step"]), where
+        for number, values in result["by_step"].items():
+            assert differences(whole["by_step"][number], values) == [], f"step {number} of rank {rank}: {where}"
+        assert result["losses"].items() <= whole["losses"].items(), where
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_goes_on_in_the_middle_of_an_epoch(crew, seed):
+    assert_goes_on(crew, seed, trained(), every=2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_averages_several_optimizers_and_kept_gradients_go_on(crew, seed):
+    assert_goes_on(crew, seed, (features.train_averages, features.train_two_optimizers)[seed])
+
+
+LONG = {
+    **{f"optimizer {name}": (trained(optimizer=name), {}) for name in features.OPTIMIZERS},
+    **{f"schedule {name}": (trained(schedule=name), {}) for name in features.SCHEDULES},
+    **{
+        f"{loader} by {weight}": (trained(loader=loader, weight=weight), {})
+        for loader in ("samples", "stream", "ready")
+        for weight in (None, "tokens", "zeros")
+    },
+    "short steps": (trained(model="Plain", length=7, batch_size=6, weight="tokens"), {"shards": 6, "num_steps": 4}),
+    "six shards": (trained(model="Plain", batch_size=20), {"shards": 6}),
+    "zeroed gradients": (trained(set_to_none=False), {}),
+    "averages": (features.train_averages, {}),
+    "two optimizers": (features.train_two_optimizers, {}),
+    "unused parameters": (trained(model="SometimesUnused", batch_size=8, epochs=3), {"num_steps": 18}),
+    "frozen": (features.train_frozen, {"num_steps": 12}),
+    "two losses": (partial(features.train_two_losses, "by weights"), {}),
+    "looked at": (partial(features.train_and_look, "evaluation"), {}),
+    "two loaders": (features.train_two_loaders, {"shards": 3, "num_steps": 12}),
+    "many dtypes": (trained(model="Mixed", weight="tokens"), {}),
+    "late buffers": (trained(model="LateBuffer"), {}),
+    "checkpointing": (trained(model="reentrant"), {}),
+    "accumulation": (trained(model="Deep", length=62, batch_size=8), {"accumulate": 3, "shards": 3}),
+    "accumulation of a stream": (
+        trained(model="Plain", loader="stream", length=62, batch_size=8),
+        {"accumulate": 2, "num_steps": 8},
+    ),
+    "bf16-mixed": (trained(model="Deep"), {"precision": "bf16-mixed"}),
+    "parameters of 16 bits": (trained(model="bfloat16", weight="tokens"), {}),
+    "scaled by the script": (partial(features.train_scaled, "script", "AdamW, foreach"), {"num_steps": 9}),
+    "scaled by the run": (trained(model="Plain", length=17, batch_size=8, epochs=3), {"precision": "16-mixed"}),
+    "left loops": (partial(features.leave_the_loop, "32-true"), {"num_steps": 4}),
+    "compiled": (trained(model="compiled, aot_eager", length=32, epochs=1), {"num_steps": 2}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("feature", LONG)
+def test_every_feature_goes_on(crew, feature, seed):
+    task, settings = LONG[feature]
+    assert_goes_on(crew, seed * 1000 + sorted(LONG).index(feature), task, **settings)

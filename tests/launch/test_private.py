@@ -1,0 +1,146 @@
+"""Private directories: gone after a launch, also after one that was killed; never while somebody uses them."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch import private
+from lockstep.launch.private import private_directory, remove_abandoned
+
+pytestmark = pytest.mark.timeout(40)
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    """The directory in which private directories are made."""
+    found = tmp_path / "tmp"
+    found.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(found))
+    return found
+
+
+@pytest.fixture
+def kill_holder(parent):
+    """Call it: a process makes a private directory and is killed with SIGKILL; returns what it left behind."""
+
+    def kill():
+        source = (
+            f"import tempfile, time; tempfile.tempdir = {str(parent)!r}\n"
+            "from lockstep.launch.private import private_directory\n"
+            "with private_directory() as path:\n"
+            "    open(path + '/spec.pickle', 'w').close(); print(path, flush=True); time.sleep(100)"
+        )
+        with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process:
+            path = Path(process.stdout.readline().strip())
+            process.send_signal(signal.SIGKILL)
+        assert (path / "spec.pickle").exists()
+        return path
+
+    return kill
+
+
+def test_the_next_launch_removes_what_a_killed_launcher_left(start_cold, tmp_path, parent):
+    source = "import os, time; print(os.path.dirname(os.environ['LOCKSTEP_STORE']), flush=True); time.sleep(SLEEP)"
+    environ = {**os.environ, "TMPDIR": str(parent)}
+    killed = start_cold(source.replace("SLEEP", "100"), env=environ)
+    left = Path(killed.stdout.readline().strip())
+    assert left.is_relative_to(parent)
+    killed.kill()
+    killed.wait()
+    assert left.exists()
+    later = start_cold(source.replace("SLEEP", "0"), env=environ)
+    out, err = later.communicate(timeout=20)
+    assert (later.returncode, err) == (0, "")
+    assert out
+    assert list(parent.iterdir()) == []
+
+
+def test_one_that_is_in_use_stays(parent):
+    with private_directory() as path:
+        source = f"from lockstep.launch.private import remove_abandoned; remove_abandoned({str(parent)!r})"
+        subprocess.run([sys.executable, "-c", source], check=True, timeout=20)
+        remove_abandoned(str(parent))
+        with private_directory() as other:
+            assert Path(path).exists()
+        assert Path(path).exists()
+        assert not Path(other).exists()
+    assert list(parent.iterdir()) == []
+
+
+def test_what_others_made_stays(parent, kill_holder, monkeypatch):
+    (parent / "lockstep-data").mkdir()
+    (parent / "lockstep-file").touch()
+    (parent / "lockstep-dangling").symlink_to(parent / "nowhere")
+    foreign = parent / "lockstep-foreign"
+    foreign.mkdir()
+    (foreign / private._LOCK).write_text(f"not-{socket.gethostname()}\n1")
+    elsewhere = parent / "mine"
+    kill_holder().rename(elsewhere)
+    (parent / "lockstep-link").symlink_to(elsewhere)
+    others = kill_holder()
+    before = sorted(parent.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: others.stat().st_uid + 1)
+        remove_abandoned(str(parent))
+    assert sorted(parent.iterdir()) == before
+    remove_abandoned(str(parent))
+    assert sorted(parent.iterdir()) == [path for path in before if path != others]
+    assert (elsewhere / "spec.pickle").exists()
+
+
+def test_what_cannot_be_read_or_is_not_there_is_no_error(parent):
+    remove_abandoned(str(parent / "nowhere"))
+
+
+def test_without_locks_nothing_is_taken_for_abandoned(parent, monkeypatch):
+    def refuse(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(private.fcntl, "flock", refuse)
+    with private_directory() as path:
+        remove_abandoned(str(parent))
+        assert Path(path).exists()
+    assert list(parent.iterdir()) == []
+
+
+def test_launches_that_begin_and_end_and_are_killed_at_once_never_take_each_others(parent):
+    seed = 31
+    draw = random.Random(seed)
+    source = (
+        f"import os, sys, tempfile; tempfile.tempdir = {str(parent)!r}\n"
+        "from lockstep.launch.private import private_directory\n"
+        "while True:\n"
+        "    with private_directory() as path:\n"
+        "        for _ in range(20):\n"
+        "            if not os.path.exists(path): sys.exit(f'{path} was taken away')\n"
+    )
+    command = [sys.executable, "-c", source]
+    running = []
+    try:
+        for _ in range(12):
+            while len(running) < 4:
+                running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            time.sleep(draw.uniform(0.05, 0.2))
+            ended = [process.communicate()[1] for process in running if process.poll() is not None]
+            assert not ended, f"seed {seed}: {ended}"
+            victim = running.pop(draw.randrange(len(running)))
+            victim.kill()
+            victim.communicate()
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    # What is without a lock file was killed within the microseconds before it has one.
+    remove_abandoned(str(parent))
+    with contextlib.suppress(StopIteration):
+        left = next(path for path in parent.iterdir() if (path / private._LOCK).exists())
+        pytest.fail(f"seed {seed}: {left} was left")

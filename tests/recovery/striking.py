@@ -1,0 +1,140 @@
+"""What training scripts that are to be disturbed share: data, a digest of the end, and the fault, from inside their process.
+
+The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what": "kill"}``. It strikes in the
+first start of a launch only, never after a restart.
+
+- ``at``: ``step`` (in the body of the loop, where the script calls ``strike``), or what the writing of a checkpoint calls:
+  ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
+- ``number``: of the step, or of the call, from 1, counted in this process since the run was joined.
+- ``when``: ``before`` or ``after`` the call; ``within`` (a file of which half was written).
+- ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``; or ``fail``: the call raises
+  the error of a full disk, ``times`` times in a row.
+- ``first``: of ``step``: wait until this many checkpoints were committed by this launch, or lie there.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+FAULT = json.loads(os.environ.get("FAULT", "null"))
+FEATURES, CLASSES = 6, 2
+
+
+def sample(index):
+    generator = torch.Generator().manual_seed(index)
+    features = torch.randn(FEATURES, generator=generator)
+    # The second part is augmentation: it comes from the streams of the run.
+    return features + 0.1 * torch.randn(FEATURES), (features.sum() > 0).long()
+
+
+class Samples(Dataset):
+    def __init__(self, length=40):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return sample(index)
+
+
+def samples(length=40, batch=8, **options):
+    """A loader: five steps an epoch."""
+    return DataLoader(Samples(length), batch_size=batch, **{"shuffle": True, **options})
+
+
+def network(hidden=8):
+    return nn.Sequential(
+        nn.Linear(FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, CLASSES)
+    )
+
+
+def digest(*things):
+    found = hashlib.sha256()
+    for thing in things:
+        state = thing.state_dict() if hasattr(thing, "state_dict") else thing
+        for name, value in sorted(state.items()):
+            found.update(
+                name.encode() + (value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+            )
+    return found.hexdigest()
+
+
+def say_last_words(team, *things, **more):
+    """What must be the same, whatever has happened meanwhile."""
+    team.print("last words", json.dumps({"digest": digest(*things), "step": team.step, **more}, sort_keys=True))
+
+
+def arm(team):
+    """Make the fault ready. To be called by every rank, right after joining."""
+    everybody = team.all_gather_object(os.getpid())
+    if FAULT is None or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or FAULT.get("rank", 0) != team.rank:
+        return
+    FAULT["everybody"] = everybody
+    if FAULT["at"] in ("replace", "fsync"):
+        setattr(os, FAULT["at"], _striking(getattr(os, FAULT["at"])))
+    elif FAULT["at"] == "save":
+        from lockstep.checkpoint import writer
+
+        writer.save_file = _striking(writer.save_file)
+
+
+def strike(team):
+    """To be called in the body of the loop."""
+    if FAULT is None or "everybody" not in FAULT or (FAULT["at"], FAULT["number"]) != ("step", team.step):
+        return
+    wait_for_checkpoints(team, FAULT.get("first", 0))
+    _strike()
+
+
+def wait_for_checkpoints(team, number):
+    deadline = time.monotonic() + 20
+    while len(list(Path(team.run_dir, "checkpoints").glob("step-*"))) < number:
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.005)
+
+
+def _striking(call):
+    lock, calls = threading.Lock(), []
+
+    def struck(*args, **options):
+        with lock:
+            calls.append(None)
+            number = len(calls)
+        if FAULT["what"] == "fail" and FAULT["number"] <= number < FAULT["number"] + FAULT.get("times", 1):
+            raise OSError(errno.ENOSPC, "No space left on device (the test says so)")
+        strikes = FAULT["what"] != "fail" and number == FAULT["number"]
+        if strikes and FAULT.get("when") == "before":
+            _strike()
+        result = call(*args, **options)
+        if strikes and FAULT.get("when") == "within":
+            path = args[1]
+            os.truncate(path, path.stat().st_size // 2)
+        if strikes:
+            _strike()
+        return result
+
+    return struck
+
+
+def _strike():
+    what = FAULT["what"]
+    if what == "kill launcher":
+        # The fork server that this process was forked from is a child of the launcher.
+        os.kill(psutil.Process().parents()[1].pid, signal.SIGKILL)
+        time.sleep(30)
+    if what == "kill all":
+        for pid in FAULT["everybody"]:
+            if pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP if what == "stop" else signal.SIGKILL)

@@ -1,0 +1,184 @@
+"""Faults strike at random, seeded places, the same command is given again, and nothing was lost.
+
+See ``striking`` for how a fault gets into the process that trains.
+"""
+
+import os
+import random
+import re
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+from laboratory import KILLED, PLAIN
+
+from lockstep.checkpoint.manifest import verify
+from lockstep.checkpoint.store import Store
+from lockstep.errors import CheckpointError
+
+pytestmark = pytest.mark.timeout(60)
+
+NUM_STEPS = 15
+# How often rank 0 calls these to write one checkpoint of the plain script, and the other rank does.
+CALLS = {"fsync": (8, 2), "replace": (4, 1), "save": (2, 1)}
+
+
+def draw_while_writing(place, nproc):
+    """A fault somewhere in the writing of a launch's first checkpoint, or its second."""
+    at = place.choice(sorted(CALLS))
+    rank = place.randrange(nproc)
+    when = place.choice(["before", "after", "within"] if at == "save" else ["before", "after"])
+    number = place.randint(1, 2 * CALLS[at][rank > 0])
+    what = place.choice(["kill", "kill all"]) if nproc > 1 else "kill"
+    return {"at": at, "number": number, "rank": rank, "when": when, "what": what}
+
+
+def newest_whole(run_dir):
+    """The step of the newest checkpoint that is whole, whatever its directory is called; 0: there is none."""
+    found = [0]
+    for path in Store(run_dir).directory.glob("*/"):
+        try:
+            found.append(verify(path).step)
+        except CheckpointError:
+            continue
+    return max(found)
+
+
+def play(lab, seed, num_kills):
+    """Launches that are killed while they write, and one that is not. Returns how many were, and what happened."""
+    place, story, killed = random.Random(seed), [f"seed {seed}"], 0
+    for _ in range(num_kills):
+        nproc = place.choice([1, 2])
+        ended = lab.run(PLAIN, nproc=nproc, fault=draw_while_writing(place, nproc))
+        story.append(str(ended))
+        assert ended.status in (0, KILLED), "\n".join(story)
+        if ended.status == 0:  # there was less left to write than it waited for
+            break
+        killed += 1
+        whole = newest_whole(lab.run_dir)
+        story.append(f"the newest whole checkpoint is of step {whole}, there are {lab.names()}")
+    else:
+        ended = lab.run(PLAIN, nproc=place.choice([1, 2]))
+        story.append(str(ended))
+        assert lab.resumes()[-1] == whole, "\n".join(story)
+    assert killed, "\n".join(story)
+    return ended.words, "\n".join(story)
+
+
+@pytest.mark.parametrize("seed", range(101, 109))
+def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_newest_whole_one(lab, undisturbed, seed):
+    words, story = play(lab, seed, num_kills=1)
+    assert words == undisturbed(), story
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(201, 241))
+def test_killed_again_and_again_while_checkpoints_are_written_it_does_too(lab, undisturbed, seed):
+    words, story = play(lab, seed, num_kills=4)
+    assert words == undisturbed(), story
+
+
+@pytest.mark.parametrize(("what", "seed"), [("kill", 301), ("kill", 302), ("kill all", 303)])
+def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undisturbed, what, seed):
+    place = random.Random(seed)
+    # A checkpoint is cut after every second step, and the fault waits until the first one is written.
+    fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": what, "first": 1}
+    ended = lab.run(PLAIN, nproc=2, fault=fault)
+    told = f"seed {seed}\n{ended}"
+    assert (ended.status, ended.words) == (KILLED, None), told
+    named = rf"rank (\d) of 2 on {socket.gethostname()} failed: SIGKILL: killed from outside"
+    assert re.match(named, ended.err), told
+    if what == "kill":
+        assert re.match(named, ended.err)[1] == str(fault["rank"]), told
+    whole = newest_whole(lab.run_dir)
+    again = lab.run(PLAIN, nproc=place.choice([1, 2]))
+    told += f"\n{again}"
+    assert again.words == undisturbed(), told
+    assert lab.resumes() == [whole], told
+    assert whole > 0, told
+    assert f"run {lab.run_dir} goes on after step {whole} (checkpoint of 2" in again.out, told
+    assert "To start anew: --fresh" in again.out, told
+
+
+def test_with_restarts_a_killed_run_goes_on_by_itself(lab, undisturbed):
+    seed = 304
+    place = random.Random(seed)
+    fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": "kill", "first": 1}
+    ended = lab.run(PLAIN, nproc=2, fault=fault, max_restarts=1)
+    told = f"seed {seed}\n{ended}"
+    assert (ended.status, ended.words) == (0, undisturbed()), told
+    assert lab.resumes()[0] > 0, told
+    assert "lockstep: restart 1 of 1: all 2 processes start again" in ended.err, told
+
+
+def test_after_the_launcher_was_killed_nobody_holds_the_run_and_it_goes_on(lab, undisturbed):
+    seed = 305
+    place = random.Random(seed)
+    fault = {
+        "at": "step",
+        "number": place.randint(3, NUM_STEPS),
+        "rank": place.randrange(2),
+        "what": "kill launcher",
+        "first": 1,
+    }
+    launcher = lab.start(PLAIN, nproc=2, fault=fault)
+    _, err = launcher.communicate(timeout=40)
+    assert launcher.returncode == -signal.SIGKILL, f"seed {seed}\n{err}"
+    ended = lab.run(PLAIN, nproc=place.choice([1, 2]))
+    told = f"seed {seed}\n{ended}"
+    assert (ended.status, ended.words) == (0, undisturbed()), told
+    assert lab.resumes()[0] > 0, told
+
+
+@pytest.mark.parametrize("seed", [401, pytest.param(402, marks=pytest.mark.long), pytest.param(403, marks=pytest.mark.long)])
+def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts_again(lab, undisturbed, seed):
+    place = random.Random(seed)
+    timeout_s = 6.0
+    fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": "stop", "first": 1}
+    began_s = time.monotonic()
+    ended = lab.run(PLAIN, nproc=2, fault=fault, max_restarts=1, timeout_s=timeout_s)
+    took_s = time.monotonic() - began_s
+    told = f"seed {seed}, {took_s:.1f} s\n{ended}"
+    assert (ended.status, ended.words) == (0, undisturbed()), told
+    assert lab.resumes()[0] > 0, told
+    found = re.match(
+        rf"rank {fault['rank']} of 2 on \S+ failed: stopped: process (\d+) stood stopped \(SIGSTOP, or Ctrl-Z\) for (\d+) s "
+        r"while others waited for it, so it was killed\. Let such a process go on in time \(kill -CONT \1\)",
+        ended.err,
+    )
+    assert found, told
+    assert int(found[2]) <= timeout_s, told
+    assert "lockstep: restart 1 of 1" in ended.err, told
+
+
+def test_two_launches_in_one_directory_the_second_names_the_holder_and_goes_on_once_that_was_killed(lab, undisturbed):
+    seed = 501
+    place = random.Random(seed)
+    enough = lab.directory / "enough"
+    step = place.randint(3, NUM_STEPS - 2)
+    holder = lab.start(PLAIN, f"pause={step}", nproc=2)
+    try:
+        rank_0 = int(lab.until((lab.directory / "paused-0").read_text))
+        before = sorted(path.name for path in lab.run_dir.iterdir())
+        refused = lab.run(PLAIN, nproc=place.choice([1, 2]))
+        told = f"seed {seed}\n{refused}"
+        assert refused.status == 1, told
+        holder_is = f"process {rank_0} on {socket.gethostname()}"
+        assert (
+            f"ConfigError: the run directory {lab.run_dir} is in use by {holder_is}: two launches in one" in refused.err
+        ), told
+        assert "Wait for that one to end, or give another directory with --run-dir" in refused.err, told
+        assert sorted(path.name for path in lab.run_dir.iterdir()) == before, told
+        assert psutil.Process(rank_0).is_running()
+        enough.touch()  # the first goes on as if nothing had been
+        lab.until((lab.directory / "went-on-0").read_text)
+        os.kill(holder.pid, signal.SIGKILL)
+    finally:
+        holder.kill()
+        holder.communicate(timeout=20)
+    ended = lab.run(PLAIN, nproc=place.choice([1, 2]))
+    told += f"\n{ended}"
+    assert (ended.status, ended.words) == (0, undisturbed()), told
+    assert lab.resumes()[0] > 0, told

@@ -1,0 +1,189 @@
+"""Promises of the route: wherever a script was interrupted, running it again makes just the steps that were left."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import UsageError
+from lockstep.recovery.position import Position, Route
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclasses.dataclass
+class Cut:
+    """A checkpoint of a simulated run."""
+
+    position: Position
+    steps: list
+    """All that were taken before."""
+    skip: int
+    """Those of them that belong to the pass at hand."""
+
+
+class Launch:
+    """Runs a script as a team does: asks the route in the order in which ``Loop`` and ``PreparedLoader`` do.
+
+    A cut is taken wherever one may be.
+    """
+
+    def __init__(self, script, cut=None):
+        target = None if cut is None else Position.from_json(json.loads(json.dumps(cut.position.as_json())))
+        self.route, self.saved = Route(target), cut
+        self.steps, self.cuts, self.num_resumed = [], [], 0
+        self._skip, self._running = 0, False
+        for number, part in enumerate(script):
+            part(self, number)
+        self._cut(self.route.end())
+
+    def _cut(self, position, skip=0):
+        if self.route.target is None:
+            self.cuts.append(Cut(position, list(self.steps), skip))
+
+    def _resume(self, *, final):
+        self.steps, self._skip = list(self.saved.steps), self.saved.skip
+        self.num_resumed += final
+
+    def _arrive(self):
+        if self.route.arrives():
+            self._resume(final=True)
+
+    def epochs(self, num_epochs):
+        self._arrive()
+        first = self.route.enter_epochs(num_epochs)
+        if self.route.arrives(num_epochs):
+            self._resume(final=True)
+        elif self.route.target is not None and self.route.target.in_pass and first < num_epochs:
+            self._resume(final=False)
+        completed = False
+        try:
+            for epoch in range(first, num_epochs):
+                self.route.begin_epoch(epoch)
+                self._arrive()
+                yield epoch
+                if not self._running:
+                    self._cut(self.route.after_epoch(epoch))
+            completed = True
+        finally:
+            self.route.leave_epochs(max(first, num_epochs) if completed else None)
+            if completed:
+                self._arrive()
+
+    def one_pass(self, length):
+        """The steps of a pass over a training loader, by number."""
+        if self.route.skips():
+            self._arrive()
+            return
+        done = 0
+        if self.route.begin_pass():
+            self._resume(final=True)
+            done, self._skip = self._skip, 0
+        self._running, exhausted = True, False
+        try:
+            for number in range(done, length):
+                self._cut(self.route.here(), number)
+                yield number
+            exhausted = True
+        finally:
+            self._running = False
+            self.route.end_pass()
+            if exhausted and self.route.here().section % 2 == 0:
+                self._cut(self.route.here())
+
+
+def train(launch, passes, name):
+    """Loops over a loader, one after the other: each to its end, or left after some steps."""
+    for length, most in passes:
+        for number in launch.one_pass(length):
+            launch.steps.append((*name, number))
+            if most is not None and number + 1 >= most:
+                break
+
+
+def bare(passes):
+    """Loops over a loader, outside of ``team.epochs``."""
+    return lambda launch, number: train(launch, passes, (number,))
+
+
+def in_epochs(num_epochs, passes, last):
+    """A loop over ``team.epochs`` with loops over a loader in it; left in the epoch ``last``."""
+
+    def run(launch, number):
+        for epoch in launch.epochs(num_epochs):
+            train(launch, passes, (number, epoch))
+            if epoch == last:
+                break
+
+    return run
+
+
+def across_epochs(num_epochs, per_epoch, length):
+    """The same with an iterator that goes on from one epoch to the next, each of which ends after a certain step."""
+
+    def run(launch, number):
+        steps = (_ for _ in ())
+        for epoch in launch.epochs(num_epochs):
+            while sum(name[0] == number for name in launch.steps) < (epoch + 1) * per_epoch:
+                step = next(steps, None)
+                while step is None:
+                    steps = launch.one_pass(length)
+                    step = next(steps, None)
+                launch.steps.append((number, epoch, step))
+        steps.close()
+
+    return run
+
+
+few = st.integers(0, 3)
+passes = st.lists(st.tuples(few, st.none() | st.integers(1, 3)), max_size=3)
+parts = st.one_of(
+    st.builds(bare, passes),
+    st.builds(in_epochs, few, passes, st.none() | few),
+    st.builds(across_epochs, few, st.integers(1, 4), st.integers(1, 3)),
+)
+scripts = st.lists(parts, max_size=4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(scripts)
+def test_from_every_place_and_from_there_again_just_the_steps_that_were_left_are_made(script):
+    undisturbed = Launch(script)
+    for cut in undisturbed.cuts:
+        again = Launch(script, cut)
+        if again.route.target is not None:  # nothing was trained, and nothing is
+            assert not undisturbed.steps
+            continue
+        assert again.num_resumed == 1
+        assert again.steps == undisturbed.steps
+        for second in again.cuts:
+            third = Launch(script, second)
+            assert (third.num_resumed, third.steps) == (1, undisturbed.steps)
+
+
+@settings(deadline=None)
+@given(scripts, parts, st.integers(0, 3), passes, st.integers(0, 3))
+def test_a_script_that_had_come_to_its_end_goes_on_with_what_was_added_to_it(script, more, num_epochs, loops, num_more):
+    for before, later in (
+        (script, [*script, more]),
+        ([*script, in_epochs(num_epochs, loops, None)], [*script, in_epochs(num_epochs + num_more, loops, None)]),
+    ):
+        assert Launch(later, Launch(before).cuts[-1]).steps == Launch(later).steps
+
+
+@pytest.mark.parametrize("script", [[in_epochs(1, [(3, None)], None)], [bare([(3, None)]), in_epochs(1, [(3, None)], None)]])
+def test_a_script_that_has_no_such_place_any_more_is_told_what_was_looked_for(script):
+    cut = Launch([bare([(3, None)] * 2)]).cuts[5]
+    assert cut.position == Position(passes=1, in_pass=True)
+    with pytest.raises(
+        UsageError, match=r"interrupted at the part outside .* in pass 2 .* has now come to epoch 1.*--fresh"
+    ):
+        Launch(script, cut)
+
+
+def test_fewer_epochs_than_were_run_already_end_at_once_with_the_state_that_there_was():
+    cut = Launch([in_epochs(5, [(2, None)], None)]).cuts[-1]
+    again = Launch([in_epochs(3, [(2, None)], None)], cut)
+    assert (again.num_resumed, len(again.steps)) == (1, 10)
