@@ -2,13 +2,14 @@
 
     python benchmarks/checkpoint.py                          100M parameters with Adam (1.2 GB), one process
     python benchmarks/checkpoint.py --nproc 2                two processes that train together
-    python benchmarks/checkpoint.py --dir /data              write to that disk, not to the working directory's
+    python benchmarks/checkpoint.py --dir /data              write to that disk, not to the one of build/
 
 All train the same transformer on the same short batch. A turn is some undisturbed steps, a checkpoint, and the steps during
 which it is written; what the disk still has to do is waited for before the next turn. *Held up* is the time of all steps
 from the cut until the checkpoint is written, less that of as many undisturbed steps of the same turn. So it holds the copy,
 and also what the writing takes away from training in the background. The very first checkpoint, for which memory must be
-found, is reported apart; so is the *pause*, the time for which training stands still.
+found, is reported apart; so are the *pause*, the time for which training stands still, and the cores that others on the
+machine used meanwhile: with more than a tenth of one, the figures say little.
 
   lockstep      checkpoint_every=; writes, flushes, checks what it wrote, and renames
   torch.save    model and optimizer, between two steps; not flushed to the disk
@@ -52,6 +53,7 @@ def measure(args: argparse.Namespace, rounds: int, say: Callable[[str], None]) -
     """Seconds that each contender's checkpoints held training up, and all that was noted of them, the first one first."""
     hows = HOWS if args.async_save == "all" else (args.async_save,)
     contenders = {OURS: OURS, PEER: PEER, **{name_of(how, args): f"{ASYNC}:{how}" for how in hows}}
+    args.dir.mkdir(parents=True, exist_ok=True)
     width, layers = (64, 2) if args.quick else (1024, 8)
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=args.dir) as scratch, Crews(say) as crews:
         places = {name: Path(scratch) / str(number) for number, name in enumerate(contenders)}
@@ -93,9 +95,9 @@ def main() -> None:
     parser = harness.make_parser(__doc__ or "", rounds=7)
     parser.add_argument("--nproc", type=int, default=1, metavar="W", help="processes (default: 1)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each (default: 1)")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where the checkpoints go (default: the working directory)")
+    parser.add_argument("--dir", type=Path, default=Path("build"), help="where the checkpoints go (default: build)")
     parser.add_argument("--before", type=int, default=6, metavar="N", help="undisturbed steps of a turn (default: 6)")
-    parser.add_argument("--after", type=int, default=10, metavar="N", help="steps after the cut (default: 10)")
+    parser.add_argument("--after", type=int, default=16, metavar="N", help="steps after the cut (default: 16)")
     parser.add_argument("--async-save", choices=[*HOWS, "all"], default=BEST_HOW, help=f"its settings (default: {BEST_HOW})")
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args)
@@ -112,12 +114,8 @@ def report(
     say = harness.speaker(args)
     ratios = {name: ratio_of(timings[OURS], timings[name]) for name in timings if name != OURS}
     say(f"\nHeld up by a checkpoint:\n{harness.spread_table(timings, 's', {OURS: (PEER, ratios[PEER])}, digits=3)}")
-    say(
-        "\n"
-        + harness.table(
-            ["contender", "first s", "pause s", "steps until written", "a step s"], [detail(n, notes) for n in notes]
-        )
-    )
+    header = ["contender", "first s", "pause s", "steps until written", "a step s", "others' cores"]
+    say(f"\n{harness.table(header, [detail(name, own) for name, own in notes.items()])}")
     for name, ratio in ratios.items():
         say(f"- lockstep / {name}: {ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]")
     late = {name: sum(not note["ended"] for note in own) for name, own in notes.items()}
@@ -139,6 +137,7 @@ def report(
             "first_s": {name: round(own[0]["held_s"], 3) for name, own in notes.items()},
             "pause_s": {name: round(median_of("pause_s", own), 4) for name, own in notes.items()},
             "step_s": {name: round(median_of("step_s", own), 4) for name, own in notes.items()},
+            "others_cores": {name: round(median_of("others_cores", own), 2) for name, own in notes.items()},
             "not_written_in_time": late,
             "async_save": args.async_save,
             "coverage": round(ratios[PEER].coverage, 4),
@@ -163,14 +162,14 @@ def median_of(field: str, own: Notes) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def detail(name: str, notes: dict[str, Notes]) -> list[str]:
-    own = notes[name]
+def detail(name: str, own: Notes) -> list[str]:
     return [
         name,
         f"{own[0]['held_s']:.2f}",
         f"{median_of('pause_s', own):.3f}",
         f"{median_of('held_steps', own):.0f}",
         f"{median_of('step_s', own):.3f}",
+        f"{median_of('others_cores', own):.2f}",
     ]
 
 

@@ -36,9 +36,9 @@ from _crew import WORKERS, clean_environ
 GOAL = 0.4
 OURS, PEER = "lockstep", "torchrun"
 SIZES = ("0.5M", "5M", "25M")
-STAGES = ("all gone", "script begins", "met", "state is back", "new step")
+STAGES = ("all gone", "script begins", "met", "state is back", "first step", "new step")
 _TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.002
+_LOOK_EVERY_S = 0.003
 _FIRST_S, _NEXT_S = 7.0, 2.0
 """Of training before the first kill (lockstep readies itself for restarts after 5 s), and before the next ones."""
 
@@ -77,18 +77,25 @@ class Launch:
 
     def __init__(self, command: Sequence[str], scratch: Path, notes: Path) -> None:
         self._command = command
-        self._notes = notes
+        self._path = notes
+        self._place = 0
+        self._notes: list[Note] = []
         self._output = (scratch / "output").open("w+")
         self._process = subprocess.Popen(
             command, cwd=scratch, env=clean_environ(), stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
     def notes(self) -> list[Note]:
-        if not self._notes.exists():
-            return []
-        lines = self._notes.read_text(encoding="utf-8").splitlines(keepends=True)
-        fields = [line.split() for line in lines if line.endswith("\n")]
-        return [Note(what, int(number), int(pid), float(time_s)) for what, number, pid, time_s in fields]
+        """All so far."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                lines = file.read()
+            whole = lines[: lines.rfind(b"\n") + 1]
+            self._place += len(whole)
+            fields = (line.split() for line in whole.decode().splitlines())
+            self._notes += [Note(what, int(number), int(pid), float(time_s)) for what, number, pid, time_s in fields]
+        return self._notes
 
     def until(self, found: Callable[[list[Note]], list[Note]]) -> Note:
         """Wait until there are such notes; the first of them."""
@@ -143,8 +150,10 @@ def kill_once(launch: Launch, kill: Kill, every: int, warm_up_s: float) -> Recov
     best = max(note.number for note in launch.notes() if note.what == "step")
     new = launch.until(lambda notes: [n for n in notes if n.what == "step" and n.number > best])
     since = [note for note in launch.notes() if note.pid == new.pid]
-    began, met, ready = (next(note for note in since if note.what == what) for what in ("began", "met", "ready"))
-    times = (gone_s, began.time_s, met.time_s, ready.time_s, new.time_s)
+    began, met, ready, first = (
+        next(note for note in since if note.what == what) for what in ("began", "met", "ready", "step")
+    )
+    times = (gone_s, began.time_s, met.time_s, ready.time_s, first.time_s, new.time_s)
     return Recovery(tuple(reached - killed_s for reached in times), best - ready.number)
 
 
@@ -167,6 +176,7 @@ def command_of(name: str, args: argparse.Namespace, nproc: int, notes: Path) -> 
 
 def run_once(name: str, args: argparse.Namespace, nproc: int, kills: Sequence[Kill]) -> list[Recovery]:
     """Start one, kill it as often, and end it."""
+    args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recovery-", dir=args.dir) as directory:
         scratch = Path(directory).resolve()
         notes = scratch / "notes"
@@ -184,14 +194,12 @@ def main() -> None:
         "--every", type=int, default=25, metavar="K", help="steps from one checkpoint to the next (default: 25)"
     )
     parser.add_argument("--size", choices=SIZES, default=SIZES[0], help=f"of the model (default: {SIZES[0]})")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where the checkpoints go (default: the working directory)")
+    parser.add_argument("--dir", type=Path, default=Path("build"), help="where the checkpoints go (default: build)")
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args, quick=1)
     nproc = args.nproc or (2 if args.quick else 4)
     machine = harness.machine()
-    say(
-        f"{nproc} processes, {args.size} parameters, a checkpoint every {args.every} steps, {rounds} rounds of {args.kills} kills"
-    )
+    say(f"{nproc} processes, {args.size} parameters, saved every {args.every} steps, {rounds} rounds of {args.kills} kills")
     drawn = {name: random.Random(0) for name in (OURS, PEER)}
     found: dict[str, list[Recovery]] = {name: [] for name in drawn}
 

@@ -1,8 +1,11 @@
 """Promises of the configuration: checked when it is made, and nothing wins silently."""
 
 import dataclasses
+import datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
@@ -23,7 +26,7 @@ def test_an_unknown_name_lists_those_that_are_known(name):
         RunConfig(**{name: "nonsense"})
 
 
-@pytest.mark.parametrize("name", ["shards", "threads", "log_every"])
+@pytest.mark.parametrize("name", ["shards", "threads", "log_every", "keep"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
 def test_a_count_is_a_whole_number_from_one(name, value):
     with pytest.raises(ConfigError, match=f"{name}="):
@@ -76,3 +79,67 @@ def test_a_step_to_end_the_trace_at_needs_a_trace():
     with pytest.raises(ConfigError, match="trace_until=3 without a trace"):
         RunConfig(trace_until=3)
     assert RunConfig(trace_until=3, trace="steps").trace_until == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "interval"),
+    [
+        *((1, 1), (500, 500), ("500", 500), ("off", "off")),
+        *(("30s", "30s"), ("10m", "600s"), ("2h", "7200s"), ("1d", "86400s"), ("1.5m", "90s"), ("0.25s", "0.25s")),
+        *((datetime.timedelta(minutes=10), "600s"), (datetime.timedelta(milliseconds=1), "0.001s")),
+    ],
+)
+def test_steps_and_times_between_checkpoints_have_one_form(value, interval):
+    config = RunConfig(checkpoint_every=value)
+    assert (config.checkpoint_every, config.interval) == (interval, interval)
+    assert RunConfig().interval == "600s"
+
+
+@given(st.timedeltas(min_value=datetime.timedelta(microseconds=1)) | st.floats(1e-300, 1e300).map(lambda s: f"{s!r}s"))
+def test_that_form_means_the_same_again(value):
+    interval = RunConfig(checkpoint_every=value).interval
+    assert RunConfig(checkpoint_every=interval).interval == interval
+    seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else float(value[:-1])
+    assert float(interval[:-1]) == pytest.approx(seconds, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, -1, 1.5, True, None, [], "", "0", "-5"),
+        *("10 m", "10M", "m", "1e400s", "1e305d", "0s", "nans", "infs", "never", "1m30s", "²"),
+        *(datetime.timedelta(0), datetime.timedelta(seconds=-1)),
+    ],
+)
+def test_what_is_neither_steps_nor_a_time_is_refused_with_examples(value):
+    with pytest.raises(ConfigError, match=r"checkpoint_every=.*30s, 10m, 2h.*'off'"):
+        RunConfig(checkpoint_every=value)
+
+
+def test_names_to_allow_are_known_ones_each_once_in_order():
+    assert RunConfig().allow == ()
+    assert RunConfig(allow="shards").allow == ("shards",)
+    assert RunConfig(allow=["threads", "data", "threads"]).allow == ("data", "threads")
+    for value in (["seed"], "seed", [3]):
+        with pytest.raises(ConfigError, match=r"unknown name in allow .*: choose one of data, device, .*threads"):
+            RunConfig(allow=value)
+    for value in (None, 3):
+        with pytest.raises(ConfigError, match=r"allow=.*data, device"):
+            RunConfig(allow=value)
+
+
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_fresh_is_true_or_false_and_nothing_that_looks_like_it(value):
+    with pytest.raises(ConfigError, match="fresh="):
+        RunConfig(fresh=value)
+    assert RunConfig(fresh=True).fresh
+
+
+def test_settings_that_mean_the_same_may_be_given_twice():
+    command = {"checkpoint_every": "600s", "allow": ["threads", "data"]}
+    script = {"checkpoint_every": datetime.timedelta(minutes=10), "allow": ("data", "threads")}
+    merged = RunConfig.merge(command, script)
+    assert (merged.interval, merged.allow) == ("600s", ("data", "threads"))
+    for name, value in (("checkpoint_every", 600), ("allow", "data"), ("fresh", True), ("keep", 3)):
+        with pytest.raises(ConfigError, match=f"{name} is .* on the command line"):
+            RunConfig.merge({name: value}, {"fresh": False, "keep": 2, **script})

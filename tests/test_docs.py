@@ -43,7 +43,7 @@ def commands():
 
 
 def marked(command):
-    slow = command.startswith(("lockstep compare", "lockstep verify"))
+    slow = command.startswith(("lockstep compare", "lockstep verify")) or "examples/" in command
     return pytest.param(command, marks=[pytest.mark.long, pytest.mark.timeout(300)] if slow else [], id=command)
 
 

@@ -77,6 +77,7 @@ class Clock:
         self._optimizer = optimizer
         self._came: dict[int, float] = {}
         self._went: dict[int, float] = {}
+        self._others: dict[int, float] = {}
         self._written_at: int | None = None
         self._next = 1
         self._expected: Values = {}
@@ -85,6 +86,7 @@ class Clock:
         """A step begins. True: the turn is over."""
         step, self._next = self._next, self._next + 1
         self._came[step] = time.perf_counter()
+        self._others[step] = others_cpu_s()
         cut = (step - 1) // self._cycle * self._cycle  # the last step before the checkpoint
         is_over = False
         if cut > 0:
@@ -105,10 +107,9 @@ class Clock:
         self._went[self._next - 1] = time.perf_counter()
 
     def _note(self, cut: int) -> None:
-        """The turn of the checkpoint after step ``cut``. (The first step of a turn finds cold caches and counts for nothing.)"""
-        lasted = {
-            step: self._came[step + 1] - self._went[step] for step in range(cut - self._before + 2, cut + self._after + 1)
-        }
+        """A turn is over: note what the checkpoint after step ``cut`` cost."""
+        first = cut - self._before + 2  # the very first of the turn found cold caches, and counts for nothing
+        lasted = {step: self._came[step + 1] - self._went[step] for step in range(first, cut + self._after + 1)}
         end = self._written_at or cut + self._after + 1  # the first step that was left alone again
         plain_s = statistics.median(lasted[step] for step in lasted if step < cut or step >= end)
         window = [lasted[step] for step in lasted if cut <= step < end]
@@ -117,8 +118,8 @@ class Clock:
             "pause_s": lasted[cut] - plain_s,
             "step_s": plain_s,
             "held_steps": len(window),
+            "others_cores": (self._others[end] - self._others[cut]) / sum(window),
             "ended": self._written_at is not None,
-            "steps": list(lasted.values()),
         }
         self._saving.wait(cut)
         if cut == self._cycle and RANK == 0:
@@ -127,6 +128,14 @@ class Clock:
         if RANK == 0:
             with self._notes.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(note) + "\n")
+
+
+def others_cpu_s() -> float:
+    """Processor time that was spent on this machine, but not in this training (its ranks are taken to be alike)."""
+    with Path("/proc/stat").open() as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    spent = user + nice + system + irq + softirq + steal
+    return spent / os.sysconf("SC_CLK_TCK") - WORLD_SIZE * time.process_time()
 
 
 def known_by(tensor: Tensor) -> tuple[int, list[float]]:

@@ -98,6 +98,8 @@ class Loop:
         self._owes_tick = False
         """Whether the ranks have still to talk about the last step, because the loop was left in it."""
         self._error_before = getattr(sys, "last_value", None)
+        self._is_at_end = False
+        """Whether this launch has come to the end that the run had come to before, and to nothing new yet."""
 
     # Where the run is
 
@@ -167,15 +169,14 @@ class Loop:
     @property
     def is_replaying(self) -> bool:
         """Whether what runs was done already before the interruption, so that nothing of it is noted again."""
-        return self._route.target is not None
+        return self._route.target is not None or self._is_at_end
 
     def enter_epochs(self, num_epochs: int) -> int:
         """A loop over ``team.epochs()`` begins: returns its first epoch."""
         self._arrive()  # at the end of an earlier launch that had not come here
         first = self._route.enter_epochs(num_epochs)
-        if self._route.arrives(num_epochs):  # no epoch is left
-            self._resume(True)
-        elif self._route.target is not None and self._route.target.in_pass and first < num_epochs:
+        is_over = self._arrive(num_epochs)
+        if not is_over and self._route.target is not None and self._route.target.in_pass and first < num_epochs:
             self._resume(False)  # for the script's code before the pass, which sees the state again when that begins
         return first
 
@@ -184,7 +185,9 @@ class Loop:
         self.num_epochs = num_epochs
         self.epoch = epoch
         self._route.begin_epoch(epoch)
+        self._leave_end()
         self._arrive()
+        self._is_at_end = False  # what the script does before the pass is new
         if self._leader is None:
             reseed(self._seed, Purpose.EPOCH, self._route.here().section, epoch)
 
@@ -200,8 +203,19 @@ class Loop:
         if num_epochs is not None:
             self._arrive()
 
-    def _arrive(self) -> None:
-        if self._route.arrives():
+    def _arrive(self, num_epochs: int | None = None) -> bool:
+        """At the place to go on from, if this is one: see ``Route.arrives``."""
+        if not self._route.arrives(num_epochs):
+            return False
+        self._resume(True)
+        self._is_at_end = self._route.is_end
+        return True
+
+    def _leave_end(self) -> None:
+        """A run that had come to its end is trained further. What ran since it came there again was in its state already
+        (a schedule's step in the tail of the last epoch, say): it is undone."""
+        if self._is_at_end:
+            self._is_at_end = False
             self._resume(True)
 
     def _save_if_due(self) -> None:
@@ -234,6 +248,7 @@ class Loop:
             return False
         self.report_passes()
         self._stop_if_told()
+        self._leave_end()
         done = 0
         if self._route.begin_pass():
             self._resume(True)
@@ -506,7 +521,7 @@ class Loop:
                 "nothing was gone on with, and no checkpoint is written.",
                 flush=True,
             )
-        if self._route.target is None:
+        if self._route.target is None and not self._is_at_end:  # else nothing has been trained
             self._saver.close(self._route.end(), self.step, self.epoch, failed=failed)
 
 

@@ -14,7 +14,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
-from lockstep.rundir.birth import Birth, Command, read_birth, reconcile, write_birth
+from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
 from lockstep.rundir.lock import RunLock, last_launch
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
 from lockstep.world import World
@@ -101,14 +101,39 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
                 path.mkdir()
             lock.release()
             lock = RunLock(path, launch.world.launch)
-        found = read_birth(path)
-        if found is None:
+        birth = _find_birth(path, launch, notices)
+        if birth is None:
             write_birth(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
-        return _go_on(path, _reconcile(path, found[0], launch), lock, notices)
+        return _go_on(path, _reconcile(path, birth, launch), lock, notices)
     except BaseException:
         lock.release()
         raise
+
+
+def _find_birth(path: Path, launch: Launch, notices: list[str]) -> Birth | None:
+    """The birth of the run in a directory: out of its own file or, where that is missing or damaged, out of a checkpoint."""
+    damage: ConfigError | None = None
+    try:
+        found = read_birth(path)
+        if found is not None:
+            return found[0]
+    except ConfigError as error:
+        if not is_damaged(path):
+            raise
+        damage = error
+    store = Store(path)
+    sound = store.newest_sound(notices.append) if store.newest() is not None else None
+    if sound is not None:
+        birth = Birth(**sound[1].birth)
+        write_birth(path, birth, launch.command)
+        notices.append(
+            f"the run's birth.json was {'missing' if damage is None else 'damaged'}: written again from {sound[0]}"
+        )
+        return birth
+    if damage is not None:
+        raise damage
+    return None
 
 
 def _holds_something(path: Path) -> bool:
@@ -129,7 +154,8 @@ def _take_up(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
         birth = _reconcile(path, found[0], launch)
         lock = RunLock(path, launch.world.launch, patience_s=0.2)
     except ConfigError as error:
-        notices.append(f"this is a new run, and {path} stays as it is: {error}")
+        if not notices:  # of many, the newest is enough to hear of
+            notices.append(f"this is a new run, and {path} stays as it is: {error}")
         return None
     try:
         run = _go_on(path, birth, lock, notices)

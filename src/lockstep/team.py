@@ -117,7 +117,8 @@ class Team:
         if self._scaling is not None:
             self._keep(self._scaling.scaler)
         self._saver = self._make_saver(place)
-        self._resumption = None
+        self._resumption: Resumption | None = None
+        self._at_end: Resumption | None = None
         if checkpoint is not None:
             self._resumption = Resumption(checkpoint=checkpoint, holdings=self._holdings, allow=config.allow)
         self._loop = Loop(
@@ -133,7 +134,7 @@ class Team:
             parameters=self._parameters,
             state_of=lambda: [state_of(thing) for thing in self._holdings.objects],
             load_state=self._load_state,
-            route=Route(None if checkpoint is None else checkpoint.position),
+            route=_route(checkpoint),
             saver=self._saver,
             resume=self._resume,
             recorder=self._recorder,
@@ -270,7 +271,8 @@ class Team:
         )
 
     def _may_act(self) -> bool:
-        return self._loop.ends_step
+        # What is done again before the place to go on from has no effect: its state is put back there.
+        return self._loop.ends_step and not self._loop.is_replaying
 
     def _load_state(self, states: list[Any]) -> None:
         for thing, state in zip(self._holdings.objects, states, strict=True):
@@ -278,13 +280,15 @@ class Team:
 
     def _resume(self, is_final: bool) -> None:
         """Put the state of the run's checkpoint back."""
-        resumption = self._resumption
+        resumption = self._resumption or self._at_end
         assert resumption is not None
         resumption.apply(is_final=is_final)
         self._loop.step = resumption.checkpoint.manifest.step
         self._saver.best = resumption.best
         if is_final:
-            self._resumption = None
+            # What runs between the end of a run that had come to its end, and what is trained after that, must be undone.
+            is_end = resumption.checkpoint.manifest.finished
+            self._resumption, self._at_end = None, resumption if is_end else None
 
     def register(self, name: str, thing: Any) -> Any:
         """Make something of the script's own part of the run's state: it is in every checkpoint, and put back from it.
@@ -432,7 +436,9 @@ class Team:
             self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share(0)))
         models = [model] if isinstance(model, nn.Module) else list(model)
         source = self._evaluations[id(batches)][1]
-        return Evaluation(models, source, self._inner, self.device, self._evaluated, self._next_occasion(id(batches)), metrics)
+        return Evaluation(
+            models, source, self._inner, self.device, self._evaluated, self._next_occasion(id(batches)), metrics
+        )
 
     def _next_occasion(self, loader: int) -> Occasion:
         since = (self.step, self._loop.turn is not None)
@@ -634,6 +640,10 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _route(checkpoint: Checkpoint | None) -> Route:
+    return Route() if checkpoint is None else Route(checkpoint.position, is_end=checkpoint.manifest.finished)
 
 
 def _check_weight(weight: float | Tensor) -> float:

@@ -25,7 +25,10 @@ def run(name, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("loop_overhead", "scaling", "exact")]
+
+
+@pytest.mark.parametrize("name", ["startup", *LONG])
 def test_a_benchmark_ends_in_one_json_object(name):
     done = run(name, "--quick", "--rounds", "1")
     assert done.returncode == 0, done.stdout + done.stderr

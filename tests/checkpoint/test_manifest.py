@@ -5,7 +5,7 @@ import hashlib
 import json
 
 import pytest
-from checkpoint_helpers import write_files
+from checkpoint_files import write_files
 
 from lockstep.checkpoint.manifest import FILE_NAME, FORMAT, Manifest, verify, verify_file
 from lockstep.errors import CheckpointError

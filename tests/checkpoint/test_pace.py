@@ -125,3 +125,14 @@ def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely_until_it_g
     assert waits_s == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60], abs=0.8)
     assert [at_s for at_s in tries_s if at_s > 595] == pytest.approx([600, 601, 800], abs=0.8)
     assert len(ranks.failures) == sum(not goes_well(len(drifts) - 1, cut) for cut in ranks.cuts)  # all hear of each
+
+
+def test_what_the_ranks_have_told_each_other_by_other_means_is_not_told_again():
+    asked = []
+    pace = Pace(3, lambda numbers: asked.append(numbers) or numbers, is_alone=True)
+    pace.written(well=False)
+    assert pace.tick(1, is_busy=False) == (False, True)
+    pace.written(well=False)
+    pace.told()
+    assert pace.tick(3, is_busy=False) == (True, False)
+    assert [numbers[2] for numbers in asked] == [True, False]

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoint_helpers import flip, write_files
+from checkpoint_files import flip, write_files
 
 from lockstep.checkpoint.manifest import FILE_NAME, Manifest, verify
 from lockstep.checkpoint.store import BEST, Store, find_checkpoint

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from checkpoint_helpers import flip
+from checkpoint_files import flip
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel

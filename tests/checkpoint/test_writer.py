@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.checkpoint.manifest import Manifest, verify
+from lockstep.checkpoint.manifest import FILE_NAME, Manifest, verify
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.checkpoint.writer import STATE, Job, Writer
 
@@ -68,7 +68,8 @@ def test_the_parts_of_all_ranks_come_together_whoever_is_first(tmp_path, order):
     assert sorted(verify(results[0].path).files) == [*(f"state-{rank}.safetensors" for rank in range(3)), STATE]
     for rank in range(3):
         assert load_file(results[0].path / f"state-{rank}.safetensors")["a"].eq(rank).all()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")] == []
+    assert {path.name for path in results[0].path.iterdir()} == {*verify(results[0].path).files, FILE_NAME}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"newest", results[0].path.name}
 
 
 def test_the_best_weights_are_kept_apart_from_the_checkpoints(tmp_path):
@@ -110,11 +111,14 @@ def test_a_rank_that_cannot_write_says_so_and_rank_0_does_not_wait_for_it_for_ev
     (result,) = main.results()
     assert (result.path, result.error) == (None, "CheckpointError: rank 1 could not write its part")
     assert list((tmp_path / "checkpoints").iterdir()) == []  # a full disk needs the room
-    # The next one is written, if it can be: nobody has given up that one.
+    # A third rank had not heard of it. The next one is written, if it can be: nobody has given up that one.
+    third = Writer(Store(tmp_path))
+    assert write(third, job(2, 3)).error == ""
     again = Writer(Store(tmp_path))
     again.submit(job(1, 2, step=20, token="token-2"))
     assert write(main, job(0, 2, step=20, token="token-2")).error == ""
     assert again.wait(30)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"newest", "step-00000020"}
 
 
 def test_where_nothing_can_be_written_nothing_is_lost_and_it_is_written_when_it_can_be(tmp_path):
@@ -135,9 +139,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_leaves_no_half_of_it(tmp_pa
     writer = Writer(Store(tmp_path))
     sound = write(writer, job(step=10)).path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (room_bytes, before[1])
-    )  # for each file, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))  # for each file, as on a full disk
     try:
         result = write(writer, job(step=20))
     finally:

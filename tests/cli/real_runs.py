@@ -27,7 +27,7 @@ def is_time():  # when there are two checkpoints: the writer may have been busy 
     if args.kill < 12:
         return team.step == args.kill
     time.sleep(0.1)
-    return team.step >= args.kill and len(os.listdir(team.run_dir / "checkpoints")) >= 3  # and the pointer
+    return team.step >= args.kill and len(list((team.run_dir / "checkpoints").glob("step-*"))) >= 2
 for epoch in team.epochs(2):
     for (x,) in loader:
         loss = head(model(x)).square().mean()

@@ -63,7 +63,7 @@ def test_whole_batch_fetching_is_for_plain_tensors_alone():
 
 @pytest.mark.parametrize("dataset", [table(), Numbers(6)])
 def test_an_index_that_does_not_exist_is_named(dataset):
-    with pytest.raises(DataError, match="sample 99 of .* IndexError"):
+    with pytest.raises(DataError, match=r"sample 99 of .* IndexError"):
         fetch(DataLoader(dataset), request(0, 99))
 
 

@@ -31,6 +31,7 @@ def test_the_transformer_learns_the_same_on_one_and_on_two_processes(run_script)
     assert float(top5) > 45
 
 
+@pytest.mark.long
 def test_the_transformer_runs_under_plain_python(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--batch-size", "256", "--workers", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)

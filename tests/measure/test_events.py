@@ -1,11 +1,13 @@
 """Promises of the journal, the seam between running and reading."""
 
+import contextlib
 import json
 import math
+import resource
 
 import pytest
 
-from lockstep.measure.events import FILE_NAME, EventWriter, read_events
+from lockstep.measure.events import FILE_NAME, EventWriter, read_events, read_history
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -57,3 +59,98 @@ def test_a_number_that_is_not_finite_becomes_null_so_that_any_reader_can_read_th
 def test_a_directory_without_a_journal_is_said_to_have_none(tmp_path):
     with pytest.raises(FileNotFoundError):
         list(read_events(tmp_path))
+
+
+# A disk that is full
+
+
+@contextlib.contextmanager
+def full_disk(num_bytes):
+    """No file can grow beyond this size, as if there were no more room for it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, 30])
+def test_what_finds_no_room_waits_and_is_written_whole_and_in_order_when_there_is_some(tmp_path, writer, capsys, room_bytes):
+    writer.write("start")
+    with full_disk((tmp_path / FILE_NAME).stat().st_size + room_bytes):
+        for step in (1, 2, 3):
+            writer.write("step", step=step)
+    assert capsys.readouterr().err.count("WARNING") == 1
+    assert [event["event"] for event in read_events(tmp_path)] == ["start"]
+    writer.write("end", step=3)
+    assert [event.get("step") for event in read_events(tmp_path)] == [None, 1, 2, 3, 3]
+    with full_disk(0):
+        writer.write("step", step=4)
+    assert "cannot be written" in capsys.readouterr().err  # it is told again when it happens again
+
+
+def test_lines_that_never_found_room_are_told_at_the_end_and_do_not_spoil_the_next_launch(tmp_path, capsys):
+    writer = EventWriter(tmp_path)
+    writer.write("start")
+    with full_disk((tmp_path / FILE_NAME).stat().st_size + 5):
+        writer.write("step", step=1)
+        writer.write("step", step=2)
+        writer.close()
+        writer.close()
+    assert "lost its last 2 lines" in capsys.readouterr().err
+    again = EventWriter(tmp_path)
+    again.write("resume", step=0)
+    again.close()
+    assert [event["event"] for event in read_events(tmp_path)] == ["start", "resume"]
+
+
+# A run that was interrupted
+
+
+def test_a_history_leaves_out_what_was_done_again_and_keeps_what_was_not(tmp_path, writer):
+    writer.write("start", attempt=1)
+    for step in range(1, 6):
+        writer.write("step", step=step, attempt=1)
+    writer.write("evaluate", step=4, attempt=1)
+    writer.write("epoch", step=5, attempt=1)
+    writer.write("checkpoint", step=3)
+    writer.write("start", attempt=2)
+    writer.write("resume", step=3)
+    for step in (4, 5, 6):
+        writer.write("step", step=step, attempt=2)
+    writer.write("start", attempt=3)
+    writer.write("resume", step=5)
+    writer.write("step", step=6, attempt=3)
+    writer.write("end", step=6, attempt=3)
+    found = [(event["event"], event.get("step"), event.get("attempt")) for event in read_history(tmp_path)]
+    assert [row for row in found if row[0] == "step"] == [
+        ("step", step, attempt) for step, attempt in ((1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3))
+    ]
+    assert [row[0] for row in found if row[0] != "step"] == [
+        "start",
+        "checkpoint",
+        "start",
+        "resume",
+        "start",
+        "resume",
+        "end",
+    ]
+    assert len(list(read_events(tmp_path))) == len(found) + 5
+
+
+def test_a_run_that_begins_again_at_its_beginning_has_no_history_before(tmp_path, writer):
+    for step in (1, 2):
+        writer.write("step", step=step)
+    writer.write("resume", step=0, checkpoint=None)
+    writer.write("step", step=1)
+    assert [event["event"] for event in read_history(tmp_path)] == ["resume", "step"]
+
+
+def test_where_even_the_warning_finds_no_room_training_goes_on(tmp_path, writer, monkeypatch):
+    with (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr("sys.stderr", log)
+        with full_disk(0):
+            writer.write("step", step=1)
+    writer.write("end", step=1)
+    assert [event["event"] for event in read_events(tmp_path)] == ["step", "end"]

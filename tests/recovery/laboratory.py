@@ -155,10 +155,8 @@ def lab(warm_server, tmp_path, monkeypatch, capfd):
 
 def content_of(run_dir):
     """A digest of each file that a run goes on from."""
-    paths = [run_dir / "birth.json", *sorted((run_dir / "checkpoints").rglob("*"))]
-    return {
-        str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()
-    }
+    paths = [run_dir / "birth.json", *sorted((run_dir / "checkpoints").glob("step-*/*"))]
+    return {str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.fixture(scope="session")
@@ -189,16 +187,16 @@ def known_runs(tmp_path_factory):
 
 @pytest.fixture
 def interrupted(lab, known_runs):
-    """``interrupted(run_dir)``: a run of the plain script is there that was killed when it had three checkpoints."""
+    """``interrupted(run_dir, *args, **settings)``: a run of the plain script, killed when it had three checkpoints."""
     known, place = known_runs
 
-    def copy(run_dir, **settings):
-        key = tuple(sorted(settings.items()))
+    def copy(run_dir, *args, **settings):
+        key = (args, tuple(sorted(settings.items())))
         if key not in known:
             known[key] = place / str(len(known))
             fault = {"at": "step", "number": 13, "what": "kill", "first": 3}
             settings = {"keep": 3, **settings}
-            ended = lab.run(PLAIN, "step_s=0.02", fault=fault, run_dir=str(known[key]), **settings)
+            ended = lab.run(PLAIN, "step_s=0.02", *args, fault=fault, run_dir=str(known[key]), **settings)
             assert ended.status == KILLED, ended
         shutil.copytree(known[key], run_dir)
         return run_dir

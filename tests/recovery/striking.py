@@ -3,13 +3,13 @@
 The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what": "kill"}``. It strikes in the
 first start of a launch only, never after a restart.
 
-- ``at``: ``step`` (in the body of the loop, where the script calls ``strike``), or what the writing of a checkpoint calls:
-  ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
+- ``at``: ``step`` or ``tail`` (in the body of the loop, or after it: where the script calls ``strike``), or what the
+  writing of a checkpoint calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
 - ``number``: of the step, or of the call, from 1, counted in this process since the run was joined.
 - ``when``: ``before`` or ``after`` the call; ``within`` (a file of which half was written).
 - ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``; or ``fail``: the call raises
   the error of a full disk, ``times`` times in a row.
-- ``first``: of ``step``: wait until this many checkpoints were committed by this launch, or lie there.
+- ``first``: of ``step`` and ``tail``: wait until so many checkpoints are there.
 """
 
 import errno
@@ -89,9 +89,9 @@ def arm(team):
         writer.save_file = _striking(writer.save_file)
 
 
-def strike(team):
-    """To be called in the body of the loop."""
-    if FAULT is None or "everybody" not in FAULT or (FAULT["at"], FAULT["number"]) != ("step", team.step):
+def strike(team, at="step"):
+    """To be called in the body of the loop; with ``tail`` after it, where the number is that of the last step."""
+    if FAULT is None or "everybody" not in FAULT or (FAULT["at"], FAULT["number"]) != (at, team.step):
         return
     wait_for_checkpoints(team, FAULT.get("first", 0))
     _strike()

@@ -67,7 +67,7 @@ def play(lab, seed, num_kills):
     return ended.words, "\n".join(story)
 
 
-@pytest.mark.parametrize("seed", range(101, 109))
+@pytest.mark.parametrize("seed", range(101, 107))
 def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_newest_whole_one(lab, undisturbed, seed):
     words, story = play(lab, seed, num_kills=1)
     assert words == undisturbed(), story
@@ -89,9 +89,9 @@ def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undi
     told = f"seed {seed}\n{ended}"
     assert (ended.status, ended.words) == (KILLED, None), told
     named = rf"rank (\d) of 2 on {socket.gethostname()} failed: SIGKILL: killed from outside"
-    assert re.match(named, ended.err), told
+    assert re.search(named, ended.err), told
     if what == "kill":
-        assert re.match(named, ended.err)[1] == str(fault["rank"]), told
+        assert re.search(named, ended.err)[1] == str(fault["rank"]), told
     whole = newest_whole(lab.run_dir)
     again = lab.run(PLAIN, nproc=place.choice([1, 2]))
     told += f"\n{again}"
@@ -143,7 +143,7 @@ def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts
     told = f"seed {seed}, {took_s:.1f} s\n{ended}"
     assert (ended.status, ended.words) == (0, undisturbed()), told
     assert lab.resumes()[0] > 0, told
-    found = re.match(
+    found = re.search(
         rf"rank {fault['rank']} of 2 on \S+ failed: stopped: process (\d+) stood stopped \(SIGSTOP, or Ctrl-Z\) for (\d+) s "
         r"while others waited for it, so it was killed\. Let such a process go on in time \(kill -CONT \1\)",
         ended.err,

@@ -1,6 +1,7 @@
 """Promises of the lock: one launch at a time in a run's directory, and it dies with its holder."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -75,28 +76,78 @@ def test_a_launch_waits_a_while_for_one_that_is_about_to_end(tmp_path):
 
 
 FORK = """
-import os
-from lockstep.errors import ConfigError
-if os.fork() == 0:
+import os, signal
+child = os.fork()
+if child == 0:
     lock.release()
     try:
         RunLock(Path(sys.argv[1]), patience_s=0)
-    except ConfigError:
-        os._exit(7)
+    except Exception as error:
+        os._exit(7 if "in use" in str(error) else 1)
     os._exit(0)
-assert os.waitstatus_to_exitcode(os.wait()[1]) == 7, "the child has the lock"
-print("has forked", flush=True)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def test_forked_children_neither_have_it_nor_keep_it_nor_lose_it(tmp_path):
+def test_a_forked_child_does_not_have_it_and_cannot_give_it_away(tmp_path):
     with another_process(tmp_path, code=HOLD + FORK) as first:
         assert has_it(first)
-        assert first.stdout.readline() == "has forked\n", first.stderr.read()
+        assert first.stdout.readline() == "7\n"
         assert holder_of(tmp_path) is not None
-    linger = "if os.fork() == 0:\n    time.sleep(60)\nos.kill(os.getpid(), 9)"
-    with another_process(tmp_path, code=f"{HOLD}\nimport os, time\n{linger}") as first:
+
+
+LEAVE_A_CHILD = """
+import os
+child = os.fork()
+if child:
+    print(child, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_that_outlives_the_holder_does_not_keep_it(tmp_path):
+    with another_process(tmp_path, code=HOLD + LEAVE_A_CHILD) as first:
         assert has_it(first)
-        RunLock(tmp_path, patience_s=20).release()  # its child still has the file open
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
+        child = int(first.stdout.readline())
+        try:
+            RunLock(tmp_path, patience_s=20).release()
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_who_waits_while_the_directory_is_set_aside_gets_the_lock_of_the_new_one(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    lock = RunLock(run_dir)
+    with another_process(run_dir, patience_s=20) as second:
+        time.sleep(0.5)  # it has opened the file that is about to go
+        aside = set_aside(run_dir)
+        run_dir.mkdir()
+        new = RunLock(run_dir)
+        lock.release()
+        time.sleep(0.5)
+        assert (second.poll(), last_launch(aside)) == (None, "")
+        new.release()
+        assert has_it(second)
+        assert last_launch(run_dir) == "launch-7"
+
+
+def test_a_directory_that_is_set_aside_at_the_worst_moment_does_not_lead_to_its_lock(tmp_path, monkeypatch):
+    run_dir, take, aside = tmp_path / "run", fcntl.lockf, []
+    run_dir.mkdir()
+
+    def set_aside_before(*args):
+        monkeypatch.undo()
+        aside.append(set_aside(run_dir))
+        run_dir.mkdir()
+        take(*args)
+
+    monkeypatch.setattr(fcntl, "lockf", set_aside_before)
+    RunLock(run_dir, "mine").release()
+    assert (last_launch(run_dir), last_launch(aside[0])) == ("mine", "")
+
+
+def test_a_directory_where_no_run_was_has_no_holder(tmp_path):
+    assert (holder_of(tmp_path), holder_of(tmp_path / "none"), last_launch(tmp_path)) == (None, None, "")
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python
 ``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (what must be the same when the run goes
-                   on), ``options`` (an optimizer's) and ``file`` (a model's weights)
+                   on), ``options`` (of optimizers and schedules) and ``file`` (a model's weights)
 ``registered``     names given to ``team.register``
 ``loaders``        what must be the same of each prepared loader, a list of lines
 ``metric``         of weights: the value they were kept for

@@ -31,6 +31,7 @@ _ALL = "checkpoints"
 _NAME = re.compile(r"step-(\d+)")
 _UNFINISHED = ".writing-"
 _REMOVED = "-removed"
+_OLD = "-old"
 _NEWEST = "newest"
 _DAMAGED = "damaged-"
 BEST = "best"
@@ -145,6 +146,12 @@ class Store:
         flush(self.run_dir)
         return path
 
+    def clear_failed(self, unfinished: Path) -> None:
+        """Make room: remove what failed tries have left beside the one that begins. Only where no rank writes another one."""
+        for path in self.directory.glob(f"{_UNFINISHED}*"):
+            if path != unfinished and not path.name.endswith(_OLD):
+                shutil.rmtree(path, ignore_errors=True)
+
     def clean(self) -> None:
         """Clear up what a killed launch has left. Only for who holds the run's lock."""
         if not self.directory.is_dir():
@@ -160,7 +167,7 @@ class Store:
     def _put(self, unfinished: Path, path: Path) -> None:
         if path.exists():
             # A step that was come to again: the run went back beyond it. A directory cannot be replaced in one go.
-            old = unfinished.with_name(f"{unfinished.name}-old")
+            old = unfinished.with_name(f"{unfinished.name}{_OLD}")
             os.replace(path, old)  # noqa: PTH105
             try:
                 os.replace(unfinished, path)  # noqa: PTH105

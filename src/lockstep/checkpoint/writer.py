@@ -142,6 +142,8 @@ class Writer:
         try:
             if job.copied is not None:
                 job.copied.synchronize()
+            if job.rank == 0:
+                self._store.clear_failed(directory)
             files = _write_part(directory, job)
             if job.rank == 0:
                 path = self._finish(directory, job, files)

@@ -74,10 +74,10 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
 
 
 def _install_hooks(private_dir: str) -> None:
-    """Have the main hook and that of threads fall silent while the launch is being ended.
+    """Have Python's hooks for errors that nobody caught fall silent while the launch is being ended.
 
-    What reaches them then is only the noise of processes that lose each other. Loader workers inherit the hooks, and
-    make most of it.
+    What reaches them then is only the noise of processes that lose each other, and are interrupted wherever they are (in a
+    generator that is being closed, say). Loader workers inherit the hooks, and make most of it.
     """
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -88,7 +88,11 @@ def _install_hooks(private_dir: str) -> None:
         if not failures.is_ending(private_dir):
             threading.__excepthook__(args)
 
-    sys.excepthook, threading.excepthook = report, report_in_thread
+    def report_ignored(args: sys.UnraisableHookArgs) -> None:
+        if not failures.is_ending(private_dir):
+            sys.__unraisablehook__(args)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = report, report_in_thread, report_ignored
 
 
 def _tell(failure: failures.Failure, spec: LaunchSpec, request: Request) -> None:

@@ -101,7 +101,8 @@ class EventWriter:
 
 def _warn(what: str) -> None:
     # Not one of Python's warnings: those can be turned into errors, and a full disk must not end the training.
-    print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # what is printed may go to a file on that disk
+        print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
 def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:

@@ -64,7 +64,8 @@ def put_back(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> Non
         return
     assert weights is not None
     inner = innermost(thing)
-    _make_buffers(inner, weights)
+    for name, value in weights.items():
+        _make_buffer(inner, name, value)
     inner.load_state_dict({**weights, **rest["extra"]})
     for name, value in rest["hidden"].items():
         _put_hidden(thing, name, value)
@@ -100,7 +101,10 @@ def lines_of(thing: Any) -> list[str]:
 
 
 def options_of(thing: Any) -> dict[str, Any]:
-    """The options that an optimizer was made with, by name, with the number of the group behind if there are several."""
+    """The options that an optimizer or a schedule was made with, by name (with the number of its group behind, if there are
+    several)."""
+    if isinstance(thing, LRScheduler):
+        return {name: value for name, value in thing.state_dict().items() if _is_plain(value)}
     if not isinstance(thing, Optimizer):
         return {}
     groups = thing.param_groups
@@ -113,16 +117,36 @@ def options_of(thing: Any) -> dict[str, Any]:
     return found
 
 
-def apply_options(optimizer: Optimizer, names: list[str], options: Mapping[str, Any]) -> None:
-    """Set these options, as ``options_of`` names them."""
-    for number, group in enumerate(optimizer.param_groups, 1):
-        for key in names:
-            name, _, of = key.partition(" of group ")
-            if (not of or int(of) == number) and key in options:
-                if isinstance(group.get(name), Tensor):
-                    group[name].fill_(options[key])
-                else:
-                    group[name] = options[key]
+def apply_options(
+    thing: Optimizer | LRScheduler, names: list[str], options: Mapping[str, Any], before: Mapping[str, str]
+) -> None:
+    """Set the options of these names to those of now; ``before`` has the ``repr`` of those in the checkpoint."""
+    if isinstance(thing, LRScheduler):
+        thing.__dict__.update({name: options[name] for name in names if name in options})
+        return
+    for number, group in enumerate(thing.param_groups, 1):
+        behind = "" if len(thing.param_groups) == 1 else f" of group {number}"
+        changed = {name.removesuffix(behind): options[name] for name in names if name.endswith(behind) and name in options}
+        if "initial_lr" in group:
+            # A schedule has moved the rate on: what has changed is the rate that it began with.
+            begin = "initial_lr" if "initial_lr" + behind in options else "lr"
+            if begin != "lr":
+                changed.pop("lr", None)
+            was = float(before.get(begin + behind, "0"))
+            if begin in changed and was:
+                factor = float(changed[begin]) / was
+                changed.update(lr=float(group["lr"]) * factor, initial_lr=float(group["initial_lr"]) * factor)
+        for name, value in changed.items():
+            if isinstance(group.get(name), Tensor):
+                group[name].fill_(value)
+            else:
+                group[name] = value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -136,16 +160,20 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _make_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Buffers that are None in a new model, and were made during training."""
-    for name, value in values.items():
-        owner_name, _, last = name.rpartition(".")
-        try:
-            owner = module.get_submodule(owner_name)
-        except AttributeError:
-            continue  # loading will say what does not fit
-        if last in owner._buffers and owner._buffers[last] is None:
-            put_buffer(owner, last, value)
+def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Make room for a buffer that the new model has not, or in another shape: it was made, or grew, during training."""
+    owner_name, _, last = name.rpartition(".")
+    try:
+        owner = module.get_submodule(owner_name)
+    except AttributeError:
+        return  # loading will say what does not fit
+    if last not in owner._buffers:
+        return
+    now = owner._buffers[last]
+    if now is None:
+        put_buffer(owner, last, value)
+    elif now.shape != value.shape or now.dtype != value.dtype or _is_expanded(now):
+        owner._buffers[last] = value.to(now.device, copy=True)
 
 
 def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
@@ -176,4 +204,6 @@ def _gradient_apart(gradient: Tensor) -> Any:
 def _gradient_together(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    return torch.sparse_coo_tensor(value["indices"], value["values"], value["shape"], is_coalesced=value["coalesced"])
+    return torch.sparse_coo_tensor(
+        value["indices"], value["values"], value["shape"], is_coalesced=value["coalesced"], check_invariants=True
+    )

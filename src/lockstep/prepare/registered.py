@@ -39,7 +39,10 @@ def restore_registered(name: str, thing: Any, state: Any) -> None:
     Raises:
         MismatchError: the state is of a thing of another kind, or of a tensor of another shape.
     """
-    now, was = _kind(state_of_registered(thing)), _kind(state)
+    if not isinstance(thing, (Tensor, list, dict)) or has_state(thing):
+        put_state(thing, state)
+        return
+    now, was = _kind(thing), _kind(state)
     if now != was:
         raise MismatchError(
             f"register({name!r}, ...): {now} is registered now, and {was} was when the checkpoint was cut, so it cannot be "
@@ -49,14 +52,12 @@ def restore_registered(name: str, thing: Any, state: Any) -> None:
         thing.copy_(state)
     elif isinstance(thing, list):
         thing[:] = state
-    elif isinstance(thing, dict) and not has_state(thing):
+    else:
         thing.clear()
         thing.update(state)
-    else:
-        put_state(thing, state)
 
 
-def _kind(state: Any) -> str:
-    if isinstance(state, Tensor):
-        return f"a tensor of shape {tuple(state.shape)}, {str(state.dtype).removeprefix('torch.')}"
-    return f"a {type(state).__name__}"
+def _kind(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {tuple(thing.shape)}, {str(thing.dtype).removeprefix('torch.')}"
+    return next((f"a {kind.__name__}" for kind in (list, dict) if isinstance(thing, kind)), f"a {type(thing).__name__}")

@@ -21,7 +21,7 @@ class Holdings:
     loaders: list[PreparedLoader] = field(default_factory=list)
     registered: dict[str, Any] = field(default_factory=dict)
     options: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By number of the object: the options that an optimizer had when it was prepared."""
+    """By number of the object: the options that an optimizer or a schedule had when it was prepared."""
 
     def names(self) -> list[str]:
         """A name for each object: its kind, with a number from the second on."""

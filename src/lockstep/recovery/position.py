@@ -49,11 +49,13 @@ class Route:
 
     Args:
         target: that place; None: the run is new.
+        is_end: whether the script had come to its end there.
     """
 
-    def __init__(self, target: Position | None = None) -> None:
+    def __init__(self, target: Position | None = None, *, is_end: bool = False) -> None:
         self.target = target
         """None as soon as it has been come to."""
+        self.is_end = is_end
         self._section = 0
         self._epoch = 0
         self._passes = 0

@@ -132,12 +132,13 @@ class Resumption:
             weights = Tensors([directory / record["file"]]) if "file" in record else None
             put_back(thing, weights, put_together(rest, tensors))
             if self._changed_options.get(number):
-                apply_options(thing, self._changed_options[number], holdings.options[number])
+                apply_options(thing, self._changed_options[number], holdings.options[number], record["options"])
         for loader, value in zip(holdings.loaders, state["loaders"], strict=False):
             loader.load_state(put_together(value, tensors))
+        registered = put_together(state["registered"], tensors)
         for name, thing in holdings.registered.items():
-            if name in state["registered"]:
-                restore_registered(name, thing, put_together(state["registered"][name], tensors))
+            if name in registered:
+                restore_registered(name, thing, registered[name])
 
     @property
     def best(self) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -34,6 +36,7 @@ _FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
 """How long a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
+_BEST_RETRY_S = 10.0
 
 
 class Saver:
@@ -83,6 +86,9 @@ class Saver:
         self._last_sound: int | None = None
         self._held_s: dict[int, float] = {}
         self._num_cuts = 0
+        self._best_job: Job | None = None
+        """On rank 0: the best weights, as long as they are not written."""
+        self._best_retry_at = 0.0
 
     # When
 
@@ -98,6 +104,7 @@ class Saver:
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
+        self._retry_best()
 
     def _exchange(self, numbers: list[int]) -> list[int]:
         if self._collectives.size == 1:
@@ -136,7 +143,8 @@ class Saver:
             loaders=[loader.describe() for loader in self._holdings.loaders],
             **self._origin(),
         )
-        self._submit(manifest, mine, state, self._staging)
+        self._num_cuts += 1
+        self._writer.submit(self._job(manifest, mine, state, self._staging))
         self._held_s[step] = time.perf_counter() - began
 
     def _origin(self) -> dict[str, Any]:
@@ -146,21 +154,21 @@ class Saver:
             "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def _submit(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> None:
+    def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
+        """This rank's part in writing these files, of which copies are taken."""
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
-        self._num_cuts += 1
-        self._writer.submit(
-            Job(
-                manifest=manifest,
-                token=f"{self._token}-{self._num_cuts}",
-                rank=self._collectives.rank,
-                world_size=self._collectives.size,
-                keep=self._keep,
-                tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
-                state=state,
-                copied=copied,
-            )
+        # A name on which the ranks agree: they have all cut as many checkpoints.
+        is_best = manifest.kind == "weights"
+        return Job(
+            manifest=manifest,
+            token=f"{self._token}-{'best' if is_best else self._num_cuts}",
+            rank=self._collectives.rank,
+            world_size=self._collectives.size,
+            keep=self._keep,
+            tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
+            state=state,
+            copied=copied,
         )
 
     def _contents(self, step: int, position: Position) -> tuple[dict[str, dict[str, Tensor]], Any]:
@@ -182,9 +190,9 @@ class Saver:
             "loaders": [
                 _apart(loader.state(step), f"loader-{number}", tensors) for number, loader in enumerate(holdings.loaders, 1)
             ],
-            "registered": {
-                name: _apart(state_of_registered(thing), name, tensors) for name, thing in holdings.registered.items()
-            },
+            "registered": _apart(
+                {name: state_of_registered(thing) for name, thing in holdings.registered.items()}, "registered", tensors
+            ),
             "best": _apart(self.best, "best", tensors),
         }
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
@@ -202,33 +210,36 @@ class Saver:
         """Tell of what has been written since the last call. False: something could not be."""
         well = True
         for result in self._writer.results():
-            step = result.manifest.step
-            self._pace.written(well=not result.error)
-            well = well and not result.error
+            step, is_best = result.manifest.step, result.manifest.kind == "weights"
+            if is_best:
+                self._best_job = self._best_job if result.error else None
+                self._best_retry_at = time.monotonic() + _BEST_RETRY_S
+            else:
+                self._pace.written(well=not result.error)
+                well = well and not result.error
             if result.error:
                 self._warn(result)
             elif result.path is not None:
-                self._last_sound = step if result.manifest.kind == "checkpoint" else self._last_sound
+                self._last_sound = self._last_sound if is_best else step
                 self._journal.write(
                     "checkpoint",
                     step=step,
                     kind=result.manifest.kind,
                     name=result.path.name,
-                    held_s=self._held_s.pop(step, None),
+                    held_s=None if is_best else self._held_s.pop(step, None),
                     wall_s=result.wall_s,
                 )
         return well
 
     def _warn(self, result: Written) -> None:
-        last = (
-            "there is none before it" if self._last_sound is None else f"the one of step {self._last_sound} stays the newest"
-        )
-        print(
-            f"lockstep: WARNING: rank {self._collectives.rank} could not write the checkpoint of step {result.manifest.step} "
-            f"in {self._store.directory}: {result.error}. Training goes on without it ({last}); the next try is in "
-            f"{self._pace.retry_s:.0f} s.",
-            file=sys.stderr,
-            flush=True,
+        what, retry_s = "the checkpoint", self._pace.retry_s
+        if result.manifest.kind == "weights":
+            what, retry_s = "the best weights,", _BEST_RETRY_S
+        newest = f"the one of step {self._last_sound} stays the newest"
+        _print(
+            f"rank {self._collectives.rank} could not write {what} of step {result.manifest.step} in {self._store.run_dir}: "
+            f"{result.error}. Training goes on without it ({newest if self._last_sound else 'there is none before it'}); the "
+            f"next try is in {retry_s:.0f} s."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
@@ -252,9 +263,10 @@ class Saver:
             self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
             self._read_results()
             return
-        if self._pace.is_off:
+        if self._pace.is_off or step == 0:  # nothing was trained
             self.settle()
             return
+        self._retry_best()
         for attempt in range(_FINAL_TRIES):
             self.cut(position, step, epoch, finished=True)
             if self.settle():
@@ -262,11 +274,9 @@ class Saver:
             if attempt + 1 < _FINAL_TRIES:
                 time.sleep(2.0**attempt)
         if self._is_main:
-            print(
-                f"lockstep: WARNING: the end of the run could not be saved in {self._store.directory}. The same command goes "
-                "on from the newest checkpoint when there is room.",
-                file=sys.stderr,
-                flush=True,
+            _print(
+                f"the end of the run could not be saved in {self._store.directory}. The same command goes on from the newest "
+                "checkpoint when there is room."
             )
 
     # The best
@@ -288,9 +298,20 @@ class Saver:
             objects=self._holdings.describe(),
             **self._origin(),
         )
-        weights = {} if self._collectives.rank else self._holdings.weights()
-        self._submit(manifest, weights, {}, self._staging_of_best)
+        if self._is_main:  # alone: the weights are the same everywhere, and nobody need agree on trying again
+            job = self._job(manifest, self._holdings.weights(), {}, self._staging_of_best)
+            self._best_job = replace(job, world_size=1)
+            self._writer.submit(self._best_job)
         return True
+
+    def _retry_best(self) -> None:
+        if self._best_job is not None and not self._writer.is_busy and time.monotonic() >= self._best_retry_at:
+            self._writer.submit(self._best_job)
+
+
+def _print(warning: str) -> None:
+    with contextlib.suppress(OSError):  # what is printed may go to a file on the disk that is full
+        print(f"lockstep: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def _apart(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -92,6 +92,17 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     )
 
 
+def is_damaged(path: Path) -> bool:
+    """Whether a directory's birth is there and is nothing that any version of lockstep has written."""
+    try:
+        content = json.loads((path / _FILE_NAME).read_bytes())
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        return True
+    return not isinstance(content, dict) or content.get("format") == _FORMAT or not isinstance(content.get("format"), int)
+
+
 def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
     """The settings that a launch goes on with: those of the birth, but for what differs and is allowed to.
 

@@ -20,7 +20,8 @@ class RunLock:
     """Held by rank 0 of the launch that runs in a directory, as long as that process lives.
 
     A lock of the POSIX kind (``lockf``): the kernel frees it when the process ends, however that comes about; processes that
-    it has forked do not inherit it; and it works over NFS.
+    it has forked do not inherit it; and it works over NFS. (It is lost when the process closes the file, however often it
+    has opened it: so the holder must not look into it.)
 
     Raises:
         ConfigError: another process holds it; the message says which.
@@ -89,7 +90,7 @@ def _holder(fd: int) -> str:
 
 
 def last_launch(run_dir: Path) -> str:
-    """The name of the launch that held the lock last; empty: it had none."""
+    """The name of the launch that held the lock last; empty: it had none. (Not for the process that holds it.)"""
     try:
         lines = (run_dir / _FILE_NAME).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,0 +1,373 @@
+"""Promises of what a checkpoint holds of an object: a new one that takes it goes on as the old one would have, to the bit."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+
+from lockstep.checkpoint.staging import Staging
+from lockstep.checkpoint.tree import put_together, take_apart
+from lockstep.prepare.contents import apply_options, innermost, kind_of, lines_of, options_of, put_back, take_out
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # of torch's own compiler
+]
+
+
+@pytest.fixture(autouse=True)
+def _directory_of_the_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+
+
+def in_files(thing):
+    """What ``take_out`` gives, after a journey through the bytes of files."""
+    weights, rest = take_out(thing)
+    value, tensors = take_apart(rest, "rest")
+    files = [load(save(Staging().copy(part)[0])) for part in (weights or {}, tensors)]
+    return None if weights is None else files[0], put_together(json.loads(json.dumps(value)), files[1])
+
+
+def bits(tensor):
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return ("sparse", tensor.is_coalesced(), bits(tensor._indices()), bits(tensor._values()), tuple(tensor.shape))
+    data = tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return (str(tensor.dtype), tuple(tensor.shape), data.numpy().tobytes() if data.numel() else b"")
+
+
+def look_of(model):
+    """All that a model is, seen from outside."""
+    return {
+        "parameters": {
+            name: (bits(p), p.requires_grad, None if p.grad is None else bits(p.grad), p.stride())
+            for name, p in model.named_parameters()
+        },
+        "buffers": {name: bits(buffer) for name, buffer in model.named_buffers()},
+        "saved": {name: bits(v) if isinstance(v, torch.Tensor) else v for name, v in model.state_dict().items()},
+        "training": {name: module.training for name, module in model.named_modules()},
+    }
+
+
+# Models
+
+
+class Odd(nn.Module):
+    """One of everything that a model can have beside plain weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("made_later", None)
+        self.register_buffer("hidden_made_later", None, persistent=False)
+        self.register_buffer("hidden", torch.zeros(3), persistent=False)
+        self.register_buffer("grows", torch.zeros(1), persistent=False)
+        self.register_buffer("changes_its_type", torch.zeros(2), persistent=False)
+        self.register_buffer("expanded", torch.arange(3.0).expand(2, 3), persistent=False)
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("transposed", torch.zeros(2, 3).t())
+        self.counts = {"calls": 0}
+
+    def get_extra_state(self):
+        return self.counts
+
+    def set_extra_state(self, state):
+        self.counts = state
+
+    def forward(self, batch):
+        self.counts["calls"] += 1
+        self.hidden += 1
+        self.transposed += torch.rand(3, 2)
+        self.made_later = torch.rand(2) if self.made_later is None else self.made_later + 1
+        self.hidden_made_later = torch.rand(2, 2) if self.hidden_made_later is None else self.hidden_made_later + 1
+        self.grows = torch.cat([self.grows, torch.rand(1)])
+        self.changes_its_type = self.changes_its_type.bfloat16() + 1
+        self.register_buffer("of_nowhere", torch.rand(2), persistent=False)
+        self.register_parameter("no", None)
+        return self.head(self.frozen(self.norm(self.embedding(batch))))
+
+
+class LeavesOut(nn.Module):
+    """Its state dict holds only what is small, as those of adapters do."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, batch):
+        return self.small(self.large(batch))
+
+    def state_dict(self, *args, **options):
+        return {name: value for name, value in super().state_dict(*args, **options).items() if "small" in name}
+
+    def load_state_dict(self, state, strict=True):
+        return super().load_state_dict(state, strict=False)
+
+
+def averaged():
+    return AveragedModel(Odd(), multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
+
+
+def convolution():
+    return nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+
+
+TOKENS, VECTORS = torch.tensor([0, 3, 3, 1]), torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+MODELS = {
+    "of everything": (Odd, TOKENS),
+    "compiled": (lambda: torch.compile(LeavesOut(), backend="eager"), VECTORS),
+    "with weights left out": (LeavesOut, VECTORS),
+    "averaged": (averaged, TOKENS),
+    "in channels last": (convolution, IMAGES),
+    "parametrized": (lambda: parametrizations.spectral_norm(parametrizations.weight_norm(nn.Linear(3, 3))), VECTORS),
+    "recurrent": (lambda: nn.GRU(3, 2, num_layers=2), VECTORS),
+    "with sparse gradients": (lambda: nn.Embedding(5, 4, sparse=True), TOKENS),
+    "of half precision": (lambda: nn.Linear(3, 3).bfloat16(), VECTORS.bfloat16()),
+    "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), VECTORS.to(torch.complex64)),
+}
+
+
+def run(model, batch):
+    """A forward and a backward pass, with all that they change."""
+    torch.manual_seed(7)
+    result = model(batch)
+    result = result[0] if isinstance(result, tuple) else result
+    result.abs().sum().backward()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_model_becomes_what_the_old_one_was_and_goes_on_alike(name):
+    make, batch = MODELS[name]
+    torch.manual_seed(1)
+    old = make()
+    for _ in range(2):  # the gradients of the first are still there in the second
+        run(old, batch)
+    next(iter(old.children()), old).eval()
+    torch.manual_seed(2)
+    new = make()
+    assert look_of(new) != look_of(old)
+    put_back(new, *in_files(old))
+    assert look_of(new) == look_of(old)
+    for model in (old, new):
+        run(model, batch)
+    assert look_of(new) == look_of(old)
+    for module in new.modules():  # and none of it has become a plain attribute
+        assert not any(isinstance(value, torch.Tensor) for value in vars(module).values())
+
+
+def test_what_was_frozen_or_thawed_in_training_is_so_again_and_gradients_are_gone_or_summed_up_as_they_were():
+    def make():
+        return nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), nn.Embedding(3, 2, sparse=True)])
+
+    old, new = make(), make()
+    old[0].requires_grad_(False)
+    old[1].requires_grad_(True)
+    for model in (old, new):
+        model[2](torch.tensor([1, 1])).sum().backward()
+    old[2].weight.grad = old[2].weight.grad.coalesce()
+    new[1].weight.grad = torch.ones(2, 2)
+    put_back(new, *in_files(old))
+    assert look_of(new) == look_of(old)
+
+
+# Optimizers, schedules and scalers
+
+OPTIMIZERS = [
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]
+OPTIONS = {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True, "lr": torch.tensor(0.01)}, "LBFGS": {"max_iter": 2}}
+SCHEDULES = {
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
+    "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.CosineAnnealingLR(o, 9)], milestones=[3]
+    ),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "averaging": lambda o: SWALR(o, 0.01, anneal_epochs=4),
+}
+
+
+class Training:
+    """A model, what trains it, and its steps so far."""
+
+    def __init__(self, optimizer, schedule=None, scaler=None, model=None, dtype=torch.float32):
+        sparse = optimizer is torch.optim.SparseAdam
+        bias = optimizer is not torch.optim.Muon  # which takes matrices only
+        torch.manual_seed(1)
+        model = model or (nn.Embedding(4, 3, sparse=True) if sparse else nn.Linear(3, 2, bias=bias))
+        self.model, self.batch = model.to(dtype), TOKENS if sparse else VECTORS.to(dtype)
+        self.optimizer = optimizer(self.model.parameters(), **OPTIONS.get(optimizer.__name__, {}))
+        self.schedule = schedule and schedule(self.optimizer)
+        self.scaler = scaler and scaler()
+        self.losses = []
+
+    def things(self):
+        return [thing for thing in (self.model, self.optimizer, self.schedule, self.scaler) if thing is not None]
+
+    def step(self):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = self.model(self.batch).pow(2).mean()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            return loss
+
+        if self.scaler is None:
+            self.losses.append(self.optimizer.step(closure).item())
+        else:
+            self.losses.append(closure().item())
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if isinstance(self.schedule, lr_scheduler.ReduceLROnPlateau):
+            self.schedule.step(self.losses[-1])
+        elif self.schedule is not None:
+            self.schedule.step()
+
+    def look(self):
+        return look_of(self.model), [group["lr"] for group in self.optimizer.param_groups], self.losses[-1]
+
+
+def assert_goes_on_alike(make):
+    old, new = make(), make()
+    for _ in range(3):
+        old.step()
+    for mine, its in zip(old.things(), new.things(), strict=True):
+        put_back(its, *in_files(mine))
+    for _ in range(4):
+        old.step()
+        new.step()
+        assert new.look() == old.look()
+    assert (
+        take_apart([take_out(thing)[1] for thing in new.things()], "")[0]
+        == (take_apart([take_out(thing)[1] for thing in old.things()], "")[0])
+    )
+    return new
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_every_optimizer_of_pytorch_goes_on_alike(kind):
+    assert_goes_on_alike(lambda: Training(kind))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_go_on_alike(name):
+    assert_goes_on_alike(lambda: Training(torch.optim.SGD, SCHEDULES[name]))
+
+
+def test_a_scaler_goes_on_alike():
+    new = assert_goes_on_alike(
+        lambda: Training(torch.optim.AdamW, scaler=lambda: torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2))
+    )
+    assert new.scaler.get_scale() > 4
+
+
+def test_an_optimizers_state_keeps_its_layout_in_memory():
+    new = assert_goes_on_alike(lambda: Training(torch.optim.Adam, model=ConvolutionOfVectors()))
+    state = new.optimizer.state[new.model.convolution.weight]
+    assert state["exp_avg"].is_contiguous(memory_format=torch.channels_last)
+    assert not state["exp_avg"].is_contiguous()
+
+
+class ConvolutionOfVectors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 2, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, batch):
+        return self.convolution(batch[:, :, None, None])
+
+
+class WithMasters(torch.optim.Optimizer):
+    """SGD that adds up in float32, whatever the parameters are."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    def step(self, closure):
+        loss = closure()
+        for parameter in self.param_groups[0]["params"]:
+            master = self.state[parameter].setdefault("master", parameter.detach().float())
+            parameter.data.copy_(master.sub_(parameter.grad.float(), alpha=0.01))
+        return loss
+
+
+def test_float32_masters_of_16_bit_parameters_stay_what_they_are():
+    new = assert_goes_on_alike(lambda: Training(WithMasters, dtype=torch.bfloat16))
+    assert {state["master"].dtype for state in new.optimizer.state.values()} == {torch.float32}
+
+
+# What must be the same, and what may be changed
+
+
+def test_each_object_has_a_kind_and_lines_that_tell_it_from_another():
+    model = Odd()
+    optimizer = torch.optim.SGD([{"params": model.embedding.parameters()}, {"params": model.norm.parameters()}])
+    schedule, scaler = lr_scheduler.StepLR(optimizer, 1), torch.amp.GradScaler("cpu")
+    things = [model, AveragedModel(model), optimizer, schedule, lr_scheduler.ReduceLROnPlateau(optimizer), scaler]
+    assert [kind_of(thing) for thing in things] == ["model", "average", "optimizer", "schedule", "schedule", "scaler"]
+    lines = lines_of(model)
+    assert lines[0] == "embedding.weight of shape (5, 4), float32"
+    assert len(lines) == 5
+    run(model, TOKENS)
+    assert lines_of(model) == lines_of(torch.compile(model)) == lines_of(AveragedModel(model)) == lines
+    assert innermost(torch.compile(model)) is model
+    assert type(innermost(AveragedModel(torch.compile(model)))) is Odd
+    assert lines_of(optimizer) == ["group 1 of 1 parameters", "group 2 of 2 parameters"]
+    assert [lines_of(thing) for thing in things[3:]] == [[], [], []]
+
+
+def change(thing, was, is_now, names):
+    """Give an object these options of now, where its checkpoint had others."""
+    apply_options(thing, names, is_now, {name: repr(value) for name, value in was.items()})
+
+
+def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_the_saved_ones():
+    model = nn.Linear(2, 2)
+    one = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    assert {"lr": 0.5, "momentum": 0.9}.items() <= options_of(one).items()
+    change(one, options_of(one), {"lr": 2.0, "momentum": 0.0}, ["lr"])
+    assert (one.param_groups[0]["lr"], one.param_groups[0]["momentum"]) == (2.0, 0.9)
+    groups = [{"params": model.weight, "lr": torch.tensor(0.25)}, {"params": model.bias, "lr": 0.125}]
+    two = torch.optim.Adam(groups, foreach=False)
+    assert {"lr of group 1": 0.25, "lr of group 2": 0.125}.items() <= options_of(two).items()
+    assert not any("params" in name for name in options_of(two))
+    learning_rate = two.param_groups[0]["lr"]
+    change(two, options_of(two), {"lr of group 1": 3.0, "eps of group 2": 4.0}, ["lr of group 1", "eps of group 2"])
+    assert two.param_groups[0]["lr"] is learning_rate  # a graph may hold it
+    assert [(group["lr"], group["eps"]) for group in two.param_groups] == [(3.0, 1e-8), (0.125, 4.0)]
+    assert options_of(model) == {}
+
+
+def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_the_schedule_takes_its_own_options():
+    def make(lr, gamma):
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
+        return optimizer, lr_scheduler.StepLR(optimizer, 2, gamma)
+
+    old, new = make(0.5, 0.1), make(0.25, 0.2)
+    was, is_now = [options_of(thing) for thing in old], [options_of(thing) for thing in new]
+    for _ in range(3):
+        old[0].step()
+        old[1].step()
+    for number, (mine, its) in enumerate(zip(old, new, strict=True)):
+        put_back(its, *in_files(mine))
+        changed = [name for name in was[number] if was[number][name] != is_now[number][name]]
+        change(its, was[number], is_now[number], changed)
+    assert new[0].param_groups[0]["lr"] == pytest.approx(0.025)
+    new[0].step()
+    new[1].step()
+    assert new[0].param_groups[0]["lr"] == pytest.approx(0.005)

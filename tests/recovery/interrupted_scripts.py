@@ -1,0 +1,557 @@
+"""Training scripts of many kinds, each with the number of its steps: see ``test_interrupted_scripts``."""
+
+import textwrap
+
+HEAD = """
+import random
+
+import numpy as np
+import torch
+from striking import FEATURES, Samples, arm, digest, network, sample, samples, say_last_words, strike
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
+
+import lockstep
+
+def learn(model, optimizer, batch):
+    features, labels = batch
+    loss = nn.functional.cross_entropy(model(features), labels)
+    team.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    strike(team)
+    return loss
+"""
+
+BEGIN = """
+team = lockstep.join()
+arm(team)
+model = network()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
+
+SCRIPTS = {
+    "for epoch in range": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in range(3):
+            model.train()
+            for batch in batches:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "range, with a tail": (
+        15,
+        BEGIN,
+        """
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
+        for epoch in range(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+            with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
+                for features, labels in evaluation:
+                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+            strike(team, "tail")
+            schedule.step()
+        say_last_words(team, model, optimizer, schedule, accuracy=evaluation["accuracy"])
+        """,
+    ),
+    "break at a step": (
+        14,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(generator=torch.Generator().manual_seed(3)))
+        for epoch in team.epochs(4):
+            for batch in batches:
+                learn(model, optimizer, batch)
+                if team.ends_step and team.step % 7 == 0:
+                    break
+        say_last_words(team, model)
+        """,
+    ),
+    "break in a range": (
+        14,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(generator=torch.Generator().manual_seed(3)))
+        for epoch in range(4):
+            for batch in batches:
+                learn(model, optimizer, batch)
+                if team.ends_step and team.step % 7 == 0:
+                    break
+        say_last_words(team, model)
+        """,
+    ),
+    "zip of two loaders": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, first, second = team.prepare(
+            model, optimizer, samples(40, 8), samples(24, 4, generator=torch.Generator().manual_seed(4))
+        )
+        for epoch in team.epochs(3):
+            for (features, labels), (others, _) in zip(first, second):
+                learn(model, optimizer, (features + others.mean(), labels))
+        say_last_words(team, model)
+        """,
+    ),
+    "two loaders in turn": (
+        16,
+        BEGIN,
+        """
+        model, optimizer, first, second = team.prepare(model, optimizer, samples(40, 8), samples(24, 8))
+        for epoch in team.epochs(2):
+            for batch in first:
+                learn(model, optimizer, batch)
+            for batch in second:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "two models and two optimizers": (
+        15,
+        """
+        team = lockstep.join()
+        arm(team)
+        made = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
+        judge = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+        """,
+        """
+        of_made = torch.optim.Adam(made.parameters(), lr=0.01)
+        of_judge = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
+        made, judge, of_made, of_judge, batches = team.prepare(made, judge, of_made, of_judge, samples())
+        for epoch in team.epochs(3):
+            for real, _ in batches:
+                fake = made(torch.randn(len(real), 4))
+                truth, lie = judge(real), judge(fake.detach())
+                team.backward(nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean())
+                for parameter in judge.parameters():
+                    parameter.requires_grad_(False)
+                team.backward(nn.functional.softplus(-judge(fake)).mean())
+                for parameter in judge.parameters():
+                    parameter.requires_grad_(True)
+                of_judge.step()
+                of_made.step()
+                of_judge.zero_grad()
+                of_made.zero_grad()
+                strike(team)
+        say_last_words(team, made, judge, of_made, of_judge)
+        """,
+    ),
+    "registered things": (
+        15,
+        BEGIN,
+        """
+        class Counter:
+            def __init__(self):
+                self.seen, self.last = 0, torch.zeros(2)
+            def state_dict(self):
+                return {"seen": self.seen, "last": self.last}
+            def load_state_dict(self, state):
+                self.seen, self.last = state["seen"], state["last"]
+
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        mean = team.register("mean", torch.zeros(3))
+        table = team.register("table", {"steps": 0, 7: (1, 2), "tensor": torch.zeros(2)})
+        history = team.register("history", [])
+        generator = team.register("generator", torch.Generator().manual_seed(1))
+        numbers = team.register("numbers", np.random.default_rng(2))
+        plain = team.register("plain", random.Random(3))
+        counter = team.register("counter", Counter())
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+                if team.ends_step:
+                    mean += torch.rand(3, generator=generator)
+                    table["steps"] += 1
+                    table["tensor"] = table["tensor"] * 0.5 + numbers.random()
+                    history.append((team.step, plain.random()))
+                    counter.seen += team.step
+                    counter.last = counter.last + mean[:2]
+            history.append("tail")
+            strike(team, "tail")
+        say_last_words(
+            team, model, {"mean": mean, "tensor": table["tensor"], "last": counter.last},
+            steps=table["steps"], pair=table[7], history=history, seen=counter.seen, next=[numbers.random(), plain.random()],
+        )
+        """,
+    ),
+    "schedules in the tail": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        cosine, plateau = team.prepare(
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),
+            torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0),
+        )
+        for epoch in team.epochs(3):
+            model.train()
+            for batch in batches:
+                learn(model, optimizer, batch)
+            with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
+                for features, labels in evaluation:
+                    evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+            cosine.step()
+            strike(team, "tail")
+            plateau.step(evaluation["loss"])
+        say_last_words(team, model, optimizer, cosine, plateau)
+        """,
+    ),
+    "16-mixed, with steps that overflow": (
+        15,
+        """
+        team = lockstep.join(precision="16-mixed")
+        arm(team)
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        """,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(3):
+            for features, labels in batches:
+                factor = 3000.0 if team.step % 6 == 2 else 1.0
+                loss = nn.functional.cross_entropy(factor * model(features).float(), labels)
+                team.backward(loss)
+                team.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer, scale=team._scaling.scaler.state_dict())
+        """,
+    ),
+    "accumulate": (
+        9,
+        """
+        team = lockstep.join(accumulate=2)
+        arm(team)
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        """,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "stateful sampler": (
+        15,
+        BEGIN,
+        """
+        class Wandering(Sampler):
+            '''Where a pass begins depends on all that was drawn before.'''
+            def __init__(self):
+                self.place = 1
+            def __iter__(self):
+                for _ in range(40):
+                    self.place = self.place * 7 % 41
+                    yield self.place - 1
+                self.place = self.place % 40 + 1
+            def __len__(self):
+                return 40
+            def state_dict(self):
+                return {"place": self.place}
+            def load_state_dict(self, state):
+                self.place = state["place"]
+
+        model, optimizer, batches = team.prepare(model, optimizer, samples(shuffle=False, sampler=Wandering()))
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "generators of samplers": (
+        15,
+        BEGIN,
+        """
+        own = RandomSampler(Samples(), replacement=True, num_samples=24, generator=torch.Generator().manual_seed(5))
+        weighted = WeightedRandomSampler(torch.rand(40) + 0.1, 16, generator=torch.Generator().manual_seed(6))
+        first = samples(shuffle=False, sampler=own)
+        second = DataLoader(Samples(), batch_sampler=BatchSampler(weighted, 8, drop_last=False))
+        model, optimizer, first, second = team.prepare(model, optimizer, first, second)
+        for epoch in team.epochs(3):
+            for batch in first:
+                learn(model, optimizer, batch)
+            for batch in second:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "early stopping": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        kept = team.register("kept", {"best": 0.0, "bad": 0})
+        for epoch in team.epochs(10):
+            for batch in batches:
+                learn(model, optimizer, batch)
+            with team.evaluate(model, samples(40, shuffle=False)) as evaluation:
+                for features, labels in evaluation:
+                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+            strike(team, "tail")
+            # As bad as can be from the second epoch on: it ends after the third.
+            improved = epoch == 0 and evaluation["accuracy"] > kept["best"]
+            kept["bad"] = 0 if improved else kept["bad"] + 1
+            kept["best"] = max(kept["best"], evaluation["accuracy"])
+            if kept["bad"] == 2:
+                break
+        say_last_words(team, model, **kept)
+        """,
+    ),
+    "two loops over epochs": (
+        20,
+        BEGIN,
+        """
+        fine = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        model, optimizer, fine, batches = team.prepare(model, optimizer, fine, samples())
+        for epoch in team.epochs(2):
+            for batch in batches:
+                learn(model, optimizer, batch)
+        for parameter in team.unwrap(model)[0].parameters():
+            parameter.requires_grad_(False)
+        strike(team, "tail")
+        for epoch in team.epochs(2):
+            for batch in batches:
+                learn(model, fine, batch)
+            strike(team, "tail")
+        say_last_words(team, model, optimizer, fine)
+        """,
+    ),
+    "an endless stream of batches": (
+        14,
+        BEGIN,
+        """
+        def endless():
+            while True:
+                yield from batches
+
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for batch in endless():
+            learn(model, optimizer, batch)
+            if team.ends_step and team.step == 14:
+                break
+        say_last_words(team, model)
+        """,
+    ),
+    "a last batch for one process alone": (
+        18,
+        BEGIN,
+        """
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        model = nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.BatchNorm1d)))
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model, optimizer, average, batches = team.prepare(model, optimizer, average, samples(41))
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+                average.update_parameters(model)
+        say_last_words(team, model, average)
+        """,
+    ),
+    "evaluation in the body": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        seen = team.register("seen", [])
+        for epoch in team.epochs(3):
+            for batch in batches:
+                loss = learn(model, optimizer, batch)
+                team.log(loss=loss)
+                if team.ends_step and team.step % 2 == 0:
+                    with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
+                        for features, labels in evaluation:
+                            evaluation.add(accuracy=model(features).argmax(1) == labels)
+                    seen.append(evaluation["accuracy"])
+        say_last_words(team, model, seen=seen)
+        """,
+    ),
+    "prepared later": (
+        20,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(2):
+            for batch in batches:
+                learn(model, optimizer, batch)
+            strike(team, "tail")
+        student = nn.Linear(FEATURES, 2)
+        of_student = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9)
+        student, of_student, others = team.prepare(student, of_student, samples(24, 4))
+        for epoch in team.epochs(2):
+            for features, labels in others:
+                with torch.no_grad():
+                    taught = model(features).softmax(1)
+                team.backward(nn.functional.cross_entropy(student(features), taught))
+                of_student.step()
+                of_student.zero_grad()
+                strike(team)
+                if team.ends_step and team.step in (15, 20):
+                    break
+            strike(team, "tail")
+        say_last_words(team, model, student, optimizer, of_student)
+        """,
+    ),
+    "the best weights": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(3):
+            model.train()
+            for batch in batches:
+                learn(model, optimizer, batch)
+            with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
+                for features, labels in evaluation:
+                    evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+            strike(team, "tail")
+            team.best(abs(evaluation["loss"] - 0.7), mode="min")
+            strike(team, "tail")
+        run_dir = team.run_dir
+        team.close()
+        say_last_words(team, model, lockstep.load_weights(run_dir / "best"))
+        """,
+    ),
+    "accumulated batches, the last for one process alone": (
+        9,
+        """
+        team = lockstep.join(accumulate=2)
+        arm(team)
+        model = nn.Linear(FEATURES, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        """,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(33))
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "accumulated batches of a stream": (
+        9,
+        """
+        from torch.utils.data import IterableDataset
+
+        class Stream(IterableDataset):
+            def __init__(self):
+                self.place = 0
+            def __iter__(self):
+                while self.place < 37:
+                    self.place += 1
+                    yield sample(self.place)
+                self.place = 0
+            def state_dict(self):
+                return {"place": self.place}
+            def load_state_dict(self, state):
+                self.place = state["place"]
+
+        team = lockstep.join(accumulate=2)
+        arm(team)
+        model = nn.Linear(FEATURES, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        """,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, DataLoader(Stream(), batch_size=8))
+        for epoch in team.epochs(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+        say_last_words(team, model)
+        """,
+    ),
+    "gradients kept over a step": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(3):
+            for features, labels in batches:
+                team.backward(nn.functional.cross_entropy(model(features), labels))
+                optimizer.step()
+                if team.ends_step and team.step % 3 == 0:
+                    optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model)
+        """,
+    ),
+}
+
+
+def source_of(name):
+    _, begin, rest = SCRIPTS[name]
+    return HEAD + textwrap.dedent(begin) + textwrap.dedent(rest)
+
+
+def steps_of(name):
+    return SCRIPTS[name][0]
+
+
+# Those that ask for a number of epochs, with the argument of the script.
+LONGER = {
+    name: HEAD + "import sys" + textwrap.dedent(BEGIN) + textwrap.dedent(rest)
+    for name, rest in {
+        "for epoch in range": """
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+            model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
+            for epoch in range(int(sys.argv[1])):
+                for batch in batches:
+                    learn(model, optimizer, batch)
+            say_last_words(team, model, optimizer)
+            """,
+        "for epoch in range, with a tail": """
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+            model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
+            tails = team.register("tails", torch.zeros(()))
+            for epoch in range(int(sys.argv[1])):
+                for batch in batches:
+                    learn(model, optimizer, batch)
+                schedule.step()
+                tails += 1
+            say_last_words(team, model, optimizer, tails=tails.item())
+            """,
+        "for epoch in team.epochs": """
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+            model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
+            tails = team.register("tails", torch.zeros(()))
+            for epoch in team.epochs(int(sys.argv[1])):
+                for batch in batches:
+                    learn(model, optimizer, batch)
+                schedule.step()
+                tails += 1
+            with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
+                for features, labels in evaluation:
+                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+            say_last_words(team, model, optimizer, tails=tails.item(), accuracy=evaluation["accuracy"])
+            """,
+        "two loops, the second longer": """
+            model, optimizer, batches = team.prepare(model, optimizer, samples())
+            for epoch in team.epochs(1):
+                for batch in batches:
+                    learn(model, optimizer, batch)
+            for epoch in team.epochs(int(sys.argv[1])):
+                for batch in batches:
+                    learn(model, optimizer, batch)
+            say_last_words(team, model, optimizer)
+            """,
+    }.items()
+}
+
+# Those with something after the loop, and after which steps that is.
+TAILS = {
+    "range, with a tail": (5, 10, 15),
+    "registered things": (5, 10, 15),
+    "schedules in the tail": (5, 10, 15),
+    "early stopping": (5, 10, 15),
+    "two loops over epochs": (10, 15, 20),
+    "prepared later": (5, 10, 15, 20),
+    "the best weights": (5, 10, 15),
+}

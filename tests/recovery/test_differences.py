@@ -1,0 +1,151 @@
+"""An interrupted run is gone on with by a script or command that differs: refused, with the difference named, or allowed."""
+
+import copy
+import time
+
+import pytest
+import torch
+from laboratory import PLAIN, content_of
+
+from lockstep.prepare.contents import apply_options, options_of, put_back, take_out
+
+pytestmark = pytest.mark.timeout(60)
+
+ANOTHER_ANSWER = "To go on all the same, with another answer: --allow {}"
+BACK = "the run cannot go on as if it had not been interrupted. Change it back, or start a new run with --fresh"
+BIRTH = "the answer would be another. Leave {0} as it was, or start a new run: --fresh, or in another directory."
+
+# What differs, as arguments of the script and settings of the command; what the error says; and what would allow it.
+DIFFERENCES = {
+    "model": (["hidden=9"], {}, "model (Sequential) has `0.weight of shape (9, 6), float32` now, and had `0.weight of", ""),
+    "optimizer": (["optimizer=RAdam"], {}, "an optimizer (RAdam) now, and was an optimizer (AdamW)", ""),
+    "learning rate": (["lr=0.02"], {}, "lr=0.02 (was 0.01)", "optimizer"),
+    "schedule": (["schedule=0"], {}, "schedule (ExponentialLR) is not prepared now, and was", ""),
+    "data set": (["samples=48"], {}, "loader 1 has `data set of length 48` now, and had `data set of length 40`", "data"),
+    "global batch": (["batch=4"], {}, "has `batch_size=4, drop_last=False` now, and had `batch_size=8, drop_last=F", "data"),
+    "seed": ([], {"seed": 7}, "seed is 7 now, and was 0 when the run in", ""),
+    "accumulate": ([], {"accumulate": 2}, "accumulate is 2 now, and was 1 when the run in", ""),
+    "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed' now, and was '32-true' when", "precision"),
+    "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
+    "threads": ([], {"threads": 2}, "threads is 2 now, and was 1 when the run in", "threads"),
+    "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp' now, and the run in", ""),
+    "matmul": (["switch=matmul"], {}, "PyTorch's float32_matmul_precision is 'medium' now, and was 'highest'", "numerics"),
+    "deterministic": (["switch=deterministic"], {}, "deterministic_algorithms is True now, and was False", "numerics"),
+}
+
+
+def refused(lab, name, nproc):
+    args, settings, words, allowable = DIFFERENCES[name]
+    before, began_s = content_of(lab.run_dir), time.monotonic()
+    ended = lab.run(PLAIN, *args, nproc=nproc, **settings)
+    assert time.monotonic() - began_s < 20, ended
+    assert ended.status == 1, ended
+    assert ended.words is None, ended
+    assert words in ended.err, ended
+    assert str(lab.run_dir) in ended.err, ended
+    assert (BACK in ended.err) != ("run: --fresh, or in another directory" in ended.err or "start a new run in" in ended.err)
+    assert (ANOTHER_ANSWER.format(allowable) in ended.err) if allowable else "--allow" not in ended.err, ended
+    assert content_of(lab.run_dir) == before, ended
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_difference_is_refused_and_named_and_the_run_stays_as_it_is(lab, interrupted, name):
+    interrupted(lab.run_dir)
+    refused(lab, name, nproc=2 if name in ("learning rate", "strategy", "seed") else 1)
+
+
+def test_refused_again_and_again_a_run_goes_on_as_if_nothing_had_been(lab, interrupted, undisturbed):
+    interrupted(lab.run_dir)
+    newest = int(lab.names()[0].removeprefix("step-"))
+    for name in ("model", "learning rate", "data set", "seed", "matmul"):
+        refused(lab, name, nproc=1)
+    ended = lab.run(PLAIN, nproc=2)
+    assert ended.words == undisturbed(), ended
+    assert lab.resumes()[-1] == newest > 0
+
+
+@pytest.mark.parametrize("name", [name for name, difference in DIFFERENCES.items() if difference[3]])
+def test_what_is_allowed_goes_on_from_the_same_step(lab, interrupted, undisturbed, name):
+    interrupted(lab.run_dir)
+    newest = int(lab.names()[0].removeprefix("step-"))
+    args, settings, _, allowable = DIFFERENCES[name]
+    ended = lab.run(PLAIN, *args, allow=[allowable], **settings)
+    assert ended.status == 0, ended
+    assert lab.resumes() == [newest], ended
+    if name not in ("threads", "deterministic", "matmul"):  # these may lead to the same answer
+        assert ended.words["digest"] != undisturbed()["digest"], ended
+
+
+def test_what_is_allowed_allows_nothing_else(lab, interrupted):
+    interrupted(lab.run_dir)
+    ended = lab.run(PLAIN, "lr=0.02", "samples=48", allow=["optimizer"])
+    assert ended.status == 1, ended
+    assert "data set of length 48" in ended.err, ended
+    ended = lab.run(PLAIN, "lr=0.02", seed=7, allow=["optimizer"])
+    assert ended.status == 1, ended
+    assert "seed is 7 now" in ended.err, ended
+
+
+@pytest.mark.parametrize("schedule", [0, 1])
+def test_an_allowed_learning_rate_is_that_of_all_later_steps(lab, interrupted, schedule):
+    settings = {"shards": 1}
+    interrupted(lab.run_dir, f"schedule={schedule}", **settings)
+    newest = int(lab.names()[0].removeprefix("step-"))
+    ended = lab.run(PLAIN, "lr=0.02", f"schedule={schedule}", allow=["optimizer"], **settings)
+    expected = [0.02 * (0.95**step if schedule else 1) for step in range(newest + 1, 16)]
+    assert ended.listed("rates") == pytest.approx(expected), ended
+
+
+lrs = torch.optim.lr_scheduler
+SCHEDULES = {
+    "exponential": lambda o, lr: lrs.ExponentialLR(o, 0.9),
+    "step": lambda o, lr: lrs.StepLR(o, 3, 0.5),
+    "lambda": lambda o, lr: lrs.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "cosine": lambda o, lr: lrs.CosineAnnealingLR(o, 20),
+    "warm-up": lambda o, lr: lrs.LinearLR(o, 0.25, total_iters=8),
+    "one cycle": lambda o, lr: lrs.OneCycleLR(o, max_lr=10 * lr, total_steps=20, cycle_momentum=False),
+    "chained": lambda o, lr: lrs.ChainedScheduler([lrs.LinearLR(o, 0.25, total_iters=4), lrs.ExponentialLR(o, 0.9)]),
+    "one after the other": lambda o, lr: lrs.SequentialLR(
+        o, [lrs.LinearLR(o, 0.25, total_iters=4), lrs.ExponentialLR(o, 0.9)], milestones=[4]
+    ),
+}
+
+
+# (Not of a one-cycle schedule that is made later: it has rates of its own.)
+CASES = [(name, is_made_first) for name in SCHEDULES for is_made_first in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "is_made_first"), [case for case in CASES if case != ("one cycle", False)])
+def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_with_it(
+    name, is_made_first, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
+
+    def made(lr):
+        groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr * factor} for factor in (1, 3)]
+        optimizer = torch.optim.SGD(groups, lr=lr)
+        if is_made_first:
+            schedule = SCHEDULES[name](optimizer, lr)
+            return [optimizer, schedule], [options_of(optimizer), options_of(schedule)]
+        options = [options_of(optimizer)]
+        schedule = SCHEDULES[name](optimizer, lr)
+        return [optimizer, schedule], [*options, options_of(schedule)]
+
+    def course(things, num_steps):
+        optimizer, schedule = things
+        found = []
+        for _ in range(num_steps):
+            found.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    (old, was), (new, now) = made(0.01), made(0.02)
+    course(old, 7)
+    states = [copy.deepcopy(take_out(thing)[1]) for thing in old]
+    for thing, state, before, after in zip(new, states, was, now, strict=True):
+        put_back(thing, None, state)
+        names = [key for key in after if before.get(key) != after[key]]
+        apply_options(thing, names, after, {key: repr(value) for key, value in before.items()})
+    expected, _ = made(0.02)
+    assert course(new, 10) == [pytest.approx(rates) for rates in course(expected, 17)[7:]]

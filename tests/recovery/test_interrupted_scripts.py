@@ -1,0 +1,96 @@
+"""Scripts of many kinds are killed at a random step, and go on at another world size: to the digest of the undisturbed run."""
+
+import random
+
+import pytest
+from interrupted_scripts import LONGER, SCRIPTS, TAILS, source_of, steps_of
+from laboratory import KILLED, content_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+QUICK = {
+    "for epoch in range",
+    "break at a step",
+    "zip of two loaders",
+    "two models and two optimizers",
+    "registered things",
+    "schedules in the tail",
+    "16-mixed, with steps that overflow",
+    "accumulate",
+    "stateful sampler",
+    "generators of samplers",
+    "early stopping",
+    "two loops over epochs",
+    "the best weights",
+}
+
+
+def quick_or_long(names):
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
+    place, script, told = random.Random(f"{name} {seed}"), source_of(name), f"seed {seed}"
+    words = undisturbed(script)
+    assert words["step"] == steps_of(name)
+    nproc = place.choice([1, 2])
+    for _ in range(num_kills):
+        number = place.choice(TAILS[name]) if at == "tail" else place.randint(3, steps_of(name))
+        fault = {"at": at, "number": number, "rank": place.randrange(nproc), "what": "kill", "first": 1}
+        ended = lab.run(script, nproc=nproc, fault=fault)
+        told += f"\n{ended}\nthere are {lab.names()}"
+        assert ended.status in (KILLED, 0), told
+        nproc = 3 - nproc
+        if ended.status == 0:  # that place it had behind it already
+            break
+    else:
+        ended = lab.run(script, nproc=nproc)
+        told += f"\n{ended}"
+    assert ended.words == words, told
+    assert lab.resumes()[0] > 0, told
+
+
+@pytest.mark.parametrize("name", quick_or_long(SCRIPTS))
+def test_a_killed_script_ends_as_if_nothing_had_been(lab, undisturbed, name):
+    interrupt_and_go_on(lab, undisturbed, name, 801)
+
+
+@pytest.mark.parametrize("name", quick_or_long(TAILS))
+def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name):
+    interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, name):
+    script, seed = LONGER[name], 803
+    place = random.Random(f"{name} {seed}")
+    ended = lab.run(script, "2", nproc=2)
+    assert ended.words == undisturbed(script, "2"), ended
+    before = content_of(lab.run_dir)
+    # Started again as it was, it has nothing left to do. (What a plain loop counts in its tail, it counts again.)
+    ended = lab.run(script, "2")
+    assert ended.words["digest"] == undisturbed(script, "2")["digest"], ended
+    assert "Warning" not in ended.err, ended
+    assert content_of(lab.run_dir) == before, ended
+    done = 15 if "two loops" in name else 10
+    fault = {"at": "step", "number": place.randint(done + 3, done + 10), "rank": place.randrange(2), "what": "kill"}
+    ended = lab.run(script, "4", nproc=2, fault=fault)
+    assert ended.status == KILLED, f"seed {seed}\n{ended}"
+    again = lab.run(script, "4")
+    assert again.words == undisturbed(script, "4"), f"seed {seed}\n{ended}\n{again}"
+    assert lab.resumes()[:2] == [done, done], f"seed {seed}\n{ended}\n{again}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(811, 816))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_that_is_killed_again_and_again_does_too(lab, undisturbed, name, seed):
+    interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(821, 824))
+@pytest.mark.parametrize("name", TAILS)
+def test_a_script_that_is_killed_again_and_again_after_the_loop_does_too(lab, undisturbed, name, seed):
+    interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=2, at="tail")

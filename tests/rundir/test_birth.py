@@ -1,0 +1,130 @@
+"""Promises of a run's birth: it is saved once, and applied to every later launch or refused."""
+
+import json
+import sys
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
+
+pytestmark = pytest.mark.timeout(20)
+BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
+COMMAND = Command(script="/a/train.py", args=("--lr", "0.1"), number=0)
+FIELDS = {"shards": 4, "exact": False, "accumulate": 2, "seed": 3, "threads": 2, "precision": "32-true", "device": "cpu"}
+
+
+def born_with(**changes):
+    return Birth(**{**BORN.__dict__, **changes})
+
+
+def launch(now=BORN, allow=(), **explicit):
+    """The settings of a later launch of the run: ``now`` with what of it was given by name."""
+    return reconcile("RUN", BORN, explicit, now, allow)
+
+
+def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
+    assert (read_birth(tmp_path), is_damaged(tmp_path)) == (None, False)
+    write_birth(tmp_path, BORN, COMMAND)
+    assert read_birth(tmp_path) == (BORN, COMMAND)
+    command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0}
+    assert json.loads((tmp_path / "birth.json").read_text()) == {"format": 2, "command": command, **FIELDS}
+    assert [file.name for file in tmp_path.iterdir()] == ["birth.json"]
+
+
+def test_a_later_launch_takes_all_that_it_does_not_name_from_the_birth():
+    now = Birth(shards=1, exact=True, accumulate=1, seed=0, threads=8, precision="bf16-mixed", device="cpu")
+    assert launch(now) == BORN
+    assert launch(now, strategy="auto", threads=None) == BORN
+
+
+DIFFERING = [
+    ("shards", 4, 2),
+    ("accumulate", 2, 1),
+    ("seed", 3, 0),
+    ("threads", 2, 1),
+    ("precision", "32-true", "bf16-mixed"),
+]
+
+
+@pytest.mark.parametrize(("name", "was", "now"), DIFFERING)
+def test_a_setting_that_is_named_and_differs_is_an_error_with_both_values(name, was, now):
+    with pytest.raises(ConfigError, match=rf"{name} is {now!r} now, and was {was!r} when the run in RUN.*--fresh") as caught:
+        launch(born_with(**{name: now}), **{name: now})
+    assert (f"--allow {name}" in str(caught.value)) == (name in ("shards", "threads", "precision"))
+    assert launch(**{name: was}) == BORN
+
+
+@pytest.mark.parametrize(("name", "was", "now"), [row for row in DIFFERING if row[0] not in ("accumulate", "seed")])
+def test_what_is_allowed_to_differ_is_as_it_is_named_now_and_else_as_it_was(name, was, now):
+    other = born_with(**{name: now})
+    assert launch(other, allow=[name], **{name: now}) == other
+    assert launch(other, allow=[name]) == BORN
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum_nor_the_other_way_round(exact):
+    born, other = born_with(exact=exact), born_with(exact=not exact)
+    assert reconcile("RUN", born, {}, other) == born  # nobody named a strategy: that of the birth
+    with pytest.raises(ConfigError, match=r"strategy is .* now, and the run in RUN was born with"):
+        reconcile("RUN", born, {"strategy": "ddp" if exact else "exact"}, other)
+
+
+def test_another_kind_of_device_is_an_error_although_nobody_named_it_unless_it_is_allowed():
+    with pytest.raises(ConfigError, match=r"device is 'cuda' now, and was 'cpu'.*--allow device"):
+        launch(born_with(device="cuda"))
+    assert launch(born_with(device="cuda"), allow=["device"]).device == "cuda"
+
+
+GOOD = {"format": 2, "command": {"script": "", "args": [], "number": 0}, **FIELDS}
+WRONG = [{"more": 1}, {"shards": "4"}, {"shards": 0}, {"command": None}, {"command": []}, {"command": {"script": ""}}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "null", "{}", '{"format": 2}', "\xff\xfe\0", *(json.dumps({**GOOD, **wrong}) for wrong in WRONG)],
+)
+def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
+    (tmp_path / "birth.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"birth\.json cannot be read as a run's birth"):
+        read_birth(tmp_path)
+    assert (tmp_path / "birth.json").read_text(encoding="latin-1") == text
+    assert is_damaged(tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_birth_of_another_format_says_so(tmp_path, version):
+    (tmp_path / "birth.json").write_text(json.dumps({"format": version, "shards": 4}))
+    with pytest.raises(ConfigError, match=f"has format {version}, and this lockstep knows format 2"):
+        read_birth(tmp_path)
+    assert not is_damaged(tmp_path)
+
+
+def test_a_launch_killed_while_it_saved_the_birth_does_no_harm(tmp_path):
+    (tmp_path / "birth.json.new").write_text('{"form')
+    assert read_birth(tmp_path) is None
+    write_birth(tmp_path, BORN, COMMAND)
+    assert read_birth(tmp_path) == (BORN, COMMAND)
+
+
+# The command
+
+
+def test_the_same_command_means_the_same_script_and_arguments_wherever_it_is_called_from(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.touch()
+    (tmp_path / "link.py").symlink_to(script)
+    commands = []
+    for place, name in ((tmp_path, "train.py"), (tmp_path.parent, str(script)), (tmp_path, "link.py")):
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "argv", [name, "--lr", "1"])
+        commands.append(Command.of_this_process(0, is_program=True))
+    assert commands == [Command(script=str(script.resolve()), args=("--lr", "1"), number=0)] * 3
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "2"])
+    assert Command.of_this_process(0, is_program=True) != commands[0]
+
+
+@pytest.mark.parametrize(("argv", "is_program"), [([""], True), (["-c"], True), ([], True), (["train.py"], False)])
+def test_what_is_no_program_has_no_script(monkeypatch, argv, is_program):
+    monkeypatch.setattr(sys, "argv", argv)
+    assert Command.of_this_process(0, is_program=is_program).script == ""

@@ -1,0 +1,304 @@
+"""Promises of opening a run: the same command goes on with what was interrupted, and nothing is mixed up or thrown away."""
+
+import contextlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_files import write_files
+
+from lockstep.checkpoint.store import Store
+from lockstep.config import RunConfig
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.opening import Launch, open_run
+from lockstep.rundir.birth import Birth, Command, read_birth
+from lockstep.world import World
+
+pytestmark = pytest.mark.timeout(30)
+BORN = Birth(shards=4, exact=False, accumulate=1, seed=3, threads=2, precision="32-true", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    for lock in _locks:
+        lock.release()
+    _locks.clear()
+
+
+_locks = []
+
+
+def start(*, script="/a/train.py", args=(), number=0, born_with=BORN, world=None, **explicit):
+    """A launch that runs until the next one of the test starts."""
+    while _locks:
+        _locks.pop().release()
+    launch = Launch(
+        config=RunConfig(**explicit),
+        explicit=explicit,
+        born_with=born_with,
+        command=Command(script=script, args=args, number=number),
+        world=World(**(world or {})),
+    )
+    run = open_run(launch)
+    _locks.append(run.lock)
+    return run
+
+
+def save(run_dir, step, **fields):
+    store = Store(Path(run_dir))
+    unfinished = store.unfinished(step, "token")
+    return store.commit(unfinished, write_files(unfinished, step, **fields), keep=9)
+
+
+def interrupted(step=10, **launch):
+    """The directory of a run that has a checkpoint."""
+    run = start(**launch)
+    save(run.run_dir, step)
+    return run.run_dir
+
+
+def step_of(run):
+    return None if run.checkpoint is None else run.checkpoint.manifest.step
+
+
+def content(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@contextlib.contextmanager
+def in_use(run_dir):
+    """Another process runs there."""
+    code = f"""
+import sys
+from pathlib import Path
+from lockstep.rundir.lock import RunLock
+lock = RunLock(Path({str(run_dir)!r}))
+print("held", flush=True)
+sys.stdin.read()
+"""
+    while _locks:
+        _locks.pop().release()
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def assert_no_lock_is_held():
+    opened = [link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert "lock" not in opened
+
+
+# A directory with a name
+
+
+def test_a_new_run_gets_its_directory_and_its_birth_is_saved(tmp_path):
+    run = start(run_dir="some/where")
+    assert (run.run_dir, run.birth, run.is_new, run.notices) == (Path("some/where"), BORN, True, [])
+    assert read_birth(run.run_dir)[0] == BORN
+    assert sorted(file.name for file in run.run_dir.iterdir()) == ["birth.json", "lock"]
+
+
+def test_a_later_launch_goes_on_with_the_birth_and_the_newest_checkpoint(tmp_path):
+    interrupted(20, run_dir="run")
+    save("run", 30)
+    now = Birth(shards=1, exact=True, accumulate=2, seed=0, threads=8, precision="bf16-mixed", device="cpu")
+    run = start(run_dir="run", born_with=now, script="/another/script.py")
+    assert (run.birth, step_of(run), run.is_new) == (BORN, 30, False)
+    assert run.checkpoint.path == Path("run/checkpoints/step-00000030")
+    assert re.fullmatch(r"run run goes on after step 30 \(checkpoint of .*\)\. To start anew: --fresh.*", run.notices[-1])
+    save("run", 40, finished=True)
+    assert "had come to its end at step 40" in start(run_dir="run").notices[-1]
+
+
+def test_a_run_without_a_checkpoint_begins_again_in_its_directory():
+    start(run_dir="run")
+    run = start(run_dir="run")
+    assert (step_of(run), run.is_new, run.notices) == (None, False, [])
+
+
+def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():
+    interrupted(20, run_dir="run")
+    (save("run", 30) / "state.json").unlink()
+    run = start(run_dir="run")
+    assert step_of(run) == 20
+    assert "state.json is missing" in run.notices[0]
+
+
+def test_what_a_killed_launch_left_is_cleared_up_before():
+    interrupted(20, run_dir="run")
+    write_files(Path("run/checkpoints/.writing-00000030-a"), 30).write(Path("run/checkpoints/.writing-00000030-a"))
+    write_files(Path("run/checkpoints/.writing-00000040-a"), 40)
+    assert step_of(start(run_dir="run")) == 30
+    assert sorted(path.name for path in Path("run/checkpoints").glob("*-*")) == ["step-00000020", "step-00000030"]
+
+
+def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
+    interrupted(20, run_dir="run", seed=3)
+    with pytest.raises(ConfigError, match="seed is 4 now, and was 3"):
+        start(run_dir="run", seed=4, born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+    assert_no_lock_is_held()
+    with pytest.raises(ConfigError, match="5 processes"):
+        start(run_dir="run", world={"world_size": 5})
+    assert_no_lock_is_held()
+    (Path("run") / "checkpoints" / "step-00000020" / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints.*--fresh"):
+        start(run_dir="run")
+    assert_no_lock_is_held()
+    assert step_of(start(run_dir="run", fresh=True)) is None
+
+
+@pytest.mark.parametrize("text", [None, "", '{"format": 2}', "\0\0\0"])
+def test_a_birth_that_was_lost_or_damaged_is_written_again_from_the_checkpoint(text):
+    start(run_dir="run")
+    save("run", 20, birth=BORN.as_json())
+    Path("run/birth.json").unlink() if text is None else Path("run/birth.json").write_text(text)
+    run = start(run_dir="run", born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+    assert (run.birth, step_of(run), run.is_new) == (BORN, 20, False)
+    assert re.match(rf".*birth\.json was {'missing' if text is None else 'damaged'}", run.notices[0])
+    assert read_birth(Path("run"))[0] == BORN
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 3}'])
+def test_a_birth_of_another_version_or_without_a_checkpoint_is_left_as_it_is(text):
+    start(run_dir="run")
+    if text:
+        save("run", 20, birth=BORN.as_json())
+    Path("run/birth.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"birth\.json"):
+        start(run_dir="run")
+    assert Path("run/birth.json").read_text() == text
+    assert_no_lock_is_held()
+
+
+def test_two_launches_in_one_directory_are_refused():
+    interrupted(20, run_dir="run")
+    with in_use("run") as first:
+        for fresh in (False, True):
+            with pytest.raises(ConfigError, match=f"in use by process {first.pid}"):
+                start(run_dir="run", fresh=fresh)
+    assert step_of(start(run_dir="run")) == 20
+
+
+def test_a_directory_that_cannot_be_used_is_an_error_with_the_remedy():
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="--run-dir"):
+        start(run_dir="file/run")
+
+
+# A fresh run
+
+
+def test_a_fresh_run_keeps_the_old_one_whole_under_another_name():
+    run_dir = interrupted(20, run_dir="run")
+    before = content(run_dir)
+    run = start(run_dir="run", fresh=True)
+    assert (step_of(run), run.is_new, run.notices) == (None, True, ["the run that was in run is now in run.old-1"])
+    assert {name: data for name, data in content(Path("run.old-1")).items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }
+    assert not (run.run_dir / "checkpoints").exists()
+    assert start(run_dir="new", fresh=True).notices == []
+    assert not Path("new.old-1").exists()
+
+
+def test_a_restart_of_a_fresh_launch_goes_on_with_what_it_has_begun():
+    interrupted(20, run_dir="run", world={"launch": "first"})
+    interrupted(30, run_dir="run", world={"launch": "second"}, fresh=True)
+    again = start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)
+    assert (step_of(again), Path("run.old-2").exists()) == (30, False)
+
+
+def test_a_fresh_launch_that_was_killed_before_it_had_begun_is_fresh_when_it_is_restarted():
+    interrupted(20, run_dir="run", world={"launch": "first"})
+    assert step_of(start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)) is None
+    interrupted(20, world={"launch": "first"})
+    assert step_of(start(world={"launch": "second", "restart": 1}, fresh=True)) is None
+
+
+# No name is given
+
+
+def test_the_same_command_goes_on_with_its_interrupted_run():
+    run_dir = interrupted(20, args=("--lr", "1"))
+    run = start(args=("--lr", "1"))
+    assert (run.run_dir, step_of(run), run.is_new) == (run_dir, 20, False) == (Path("runs/train-1"), 20, False)
+    assert [path.name for path in Path("runs").iterdir()] == ["train-1"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ({}, {"fresh": True}),
+        ({"args": ("1",)}, {"args": ("2",)}),
+        ({}, {"script": "/b/train.py"}),
+        ({}, {"number": 1}),
+        ({"script": ""}, {"script": ""}),
+    ],
+)
+def test_another_command_is_a_new_run_and_leaves_the_interrupted_one_alone(then, now):
+    run_dir = interrupted(20, **then)
+    before = content(run_dir)
+    run = start(**now)
+    assert (run.is_new, step_of(run), run.notices) == (True, None, [])
+    assert run.run_dir != run_dir
+    assert content(run_dir) == before
+    assert start(**then).run_dir == run_dir or not then.get("script", "x")
+
+
+def test_a_run_that_had_come_to_its_end_or_has_no_checkpoint_is_not_gone_on_with():
+    save(start().run_dir, 20, finished=True)
+    assert start().run_dir == Path("runs/train-2")
+    assert start().run_dir == Path("runs/train-3")
+
+
+def test_of_several_interrupted_runs_the_newest_goes_on():
+    interrupted(20)
+    interrupted(30, fresh=True)
+    run = start()
+    assert (run.run_dir, step_of(run)) == (Path("runs/train-2"), 30)
+
+
+def test_a_run_that_is_in_use_or_was_born_otherwise_is_left_alone_and_the_launch_says_why():
+    interrupted(20)
+    with in_use("runs/train-1"):
+        run = start()
+    assert run.run_dir == Path("runs/train-2")
+    assert re.match(r"this is a new run, and runs/train-1 stays as it is: .* is in use by process", run.notices[0])
+    run = start(seed=4, born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+    assert run.run_dir == Path("runs/train-3")
+    assert any("seed is 4 now, and was 3" in notice for notice in run.notices)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_was_killed_while_its_only_checkpoint_had_no_name_goes_on_if_it_is_whole(whole):
+    checkpoint = save(start().run_dir, 20)
+    checkpoint.rename(checkpoint.with_name(".writing-00000020-token-old"))
+    if not whole:
+        (checkpoint.with_name(".writing-00000020-token-old") / "state.json").unlink()
+    run = start()
+    assert (run.run_dir, step_of(run)) == ((Path("runs/train-1"), 20) if whole else (Path("runs/train-2"), None))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_an_error_and_not_silently_begun_anew():
+    interrupted(20)
+    Path("runs/train-1/checkpoints/step-00000020/state.json").unlink()
+    with pytest.raises(CheckpointError, match="--fresh"):
+        start()
+    assert_no_lock_is_held()
+    assert start(fresh=True).run_dir == Path("runs/train-2")
+
+
+def test_a_restart_finds_the_run_of_its_launch_also_when_it_has_no_checkpoint_yet():
+    interrupted(20)
+    first = start(fresh=True, world={"launch": "mine"})
+    start(script="/b/train.py", world={"launch": "another"})
+    again = start(fresh=True, world={"launch": "mine", "restart": 2})
+    assert (again.run_dir, again.is_new) == (first.run_dir, False) == (Path("runs/train-2"), False)
