@@ -297,6 +297,8 @@ class AsyncSave(ByHand):
         )
         self._stager = None if how == "plain" else DefaultStager(options)
         self._type = AsyncCheckpointerType.PROCESS if how == "process" else AsyncCheckpointerType.THREAD
+        # Of its own: what its thread sends must not meet what training sends.
+        self._group = torch.distributed.new_group(backend="gloo")
         self._staged: Future[None] | None = None
         self._written: Future[Any] | None = None
 
@@ -306,6 +308,7 @@ class AsyncSave(ByHand):
             storage_writer=dcp.FileSystemWriter(self.path(step)),
             async_stager=self._stager,
             async_checkpointer_type=self._type,
+            process_group=self._group,
         )
         if isinstance(began, AsyncSaveResponse):
             self._staged, self._written = began.staging_completion, began.upload_completion

@@ -188,6 +188,9 @@ class Loop:
         self._leave_end()
         self._arrive()
         self._is_at_end = False  # what the script does before the pass is new
+        self._reseed_between(epoch)
+
+    def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
             reseed(self._seed, Purpose.EPOCH, self._route.here().section, epoch)
 
@@ -202,6 +205,7 @@ class Loop:
         self._route.leave_epochs(num_epochs)
         if num_epochs is not None:
             self._arrive()
+        self._reseed_between(0)  # a launch that goes on behind the loop has not drawn what was drawn in it
 
     def _arrive(self, num_epochs: int | None = None) -> bool:
         """At the place to go on from, if this is one: see ``Route.arrives``."""
@@ -237,7 +241,8 @@ class Loop:
                 flush=True,
             )
             self._told_of_skipping = True
-        self._arrive()
+        if self._arrive():
+            self.resume_stream()  # as after the pass
         return True
 
     def enter(self, loader: Any) -> bool:

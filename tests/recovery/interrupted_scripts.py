@@ -49,6 +49,7 @@ SCRIPTS = {
         """
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
+        drawn = team.register("drawn", torch.zeros(()))
         for epoch in range(3):
             for batch in batches:
                 learn(model, optimizer, batch)
@@ -57,7 +58,9 @@ SCRIPTS = {
                     evaluation.add(accuracy=model(features).argmax(1) == labels)
             strike(team, "tail")
             schedule.step()
-        say_last_words(team, model, optimizer, schedule, accuracy=evaluation["accuracy"])
+            drawn += torch.rand(()) + random.random()
+        drawn += np.random.rand()
+        say_last_words(team, model, optimizer, schedule, accuracy=evaluation["accuracy"], drawn=drawn.item())
         """,
     ),
     "break at a step": (
@@ -315,8 +318,10 @@ SCRIPTS = {
         for epoch in team.epochs(2):
             for batch in batches:
                 learn(model, optimizer, batch)
-        for parameter in team.unwrap(model)[0].parameters():
-            parameter.requires_grad_(False)
+        with torch.no_grad():
+            for parameter in team.unwrap(model)[0].parameters():
+                parameter += 0.1 * torch.randn(parameter.shape)
+                parameter.requires_grad_(False)
         strike(team, "tail")
         for epoch in team.epochs(2):
             for batch in batches:
