@@ -40,7 +40,9 @@ def start(*, script="/a/train.py", args=(), number=0, born_with=BORN, world=None
         config=RunConfig(**explicit),
         explicit=explicit,
         born_with=born_with,
-        command=Command(script=script, args=args, number=number),
+        command=Command(
+            script=script, args=args, number=number, settings={k: v for k, v in explicit.items() if k == "seed"}
+        ),
         world=World(**(world or {})),
     )
     run = open_run(launch)
@@ -271,10 +273,23 @@ def test_a_run_that_is_in_use_or_was_born_otherwise_is_left_alone_and_the_launch
     with in_use("runs/train-1"):
         run = start()
     assert run.run_dir == Path("runs/train-2")
-    assert re.match(r"this is a new run, and runs/train-1 stays as it is: .* is in use by process", run.notices[0])
+    assert re.match(r"this is a new run: runs/train-1 stays as it is: .* is in use by process", run.notices[0])
     run = start(seed=4, born_with=Birth(**{**BORN.__dict__, "seed": 4}))
     assert run.run_dir == Path("runs/train-3")
-    assert any("seed is 4 now, and was 3" in notice for notice in run.notices)
+    assert any("seed: 4 now, not given then" in notice for notice in run.notices)
+
+
+def test_a_run_of_other_settings_is_not_gone_on_with_by_leaving_them_out():
+    interrupted(20)
+    other = interrupted(30, seed=3)
+    assert start().run_dir == Path("runs/train-1")
+    assert start(seed=3).run_dir == other == Path("runs/train-2")
+
+
+def test_a_run_that_was_abandoned_for_one_that_has_finished_stays_abandoned():
+    interrupted(20)
+    save(start(fresh=True).run_dir, 30, finished=True)
+    assert start().run_dir == Path("runs/train-3")
 
 
 @pytest.mark.parametrize("whole", [True, False])

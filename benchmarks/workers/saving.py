@@ -208,9 +208,7 @@ def with_lockstep(args: argparse.Namespace) -> Iterator[None]:
 
     cycle = args.before + args.after
     run_dir = str(args.dir / "run")
-    team = lockstep.join(
-        threads=args.threads, progress="off", run_dir=run_dir, shards=WORLD_SIZE, checkpoint_every=cycle, device="cpu"
-    )
+    team = lockstep.join(threads=args.threads, progress="off", run_dir=run_dir, checkpoint_every=cycle, device="cpu")
     plain, optimizer = make_model(args)
     names = [name for name, _ in plain.named_parameters()]
     model, optimizer, loader = team.prepare(plain, optimizer, [make_batch()] * 1_000_000)

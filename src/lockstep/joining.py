@@ -100,7 +100,7 @@ def _agree(
                     config=config,
                     explicit=explicit,
                     born_with=born_with,
-                    command=Command.of_this_process(_num_joined, is_program=world.is_program),
+                    command=Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit),
                     world=world,
                 )
             )

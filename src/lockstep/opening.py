@@ -20,6 +20,7 @@ from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
 from lockstep.world import World
 
 _PARENT = Path("runs")
+_FINISHED, _INTERRUPTED = "finished", "interrupted"
 
 
 @dataclass(kw_only=True)
@@ -75,7 +76,10 @@ def open_run(launch: Launch) -> OpenRun:
                 if last_launch(path) == launch.world.launch:
                     return _open_named(path, launch)
         for path in earlier if launch.command.script else ():
-            found = None if launch.begins_anew(path) else _take_up(path, launch, notices)
+            state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
+            if state == _FINISHED:
+                break  # what was interrupted before it was abandoned for it
+            found = _take_up(path, launch, notices) if state == _INTERRUPTED else None
             if found is not None:
                 return found
         path = default_run_dir(_PARENT, launch.command.script)
@@ -141,21 +145,51 @@ def _holds_something(path: Path) -> bool:
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
-def _take_up(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
-    """Go on with an earlier run, if it is one of this command, was interrupted, and may be gone on with."""
+def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
+    """What became of an earlier run of this command; None: it is one of another, or nothing of it is left."""
     store = Store(path)
     newest = store.newest()
-    if _is_finished(newest) if newest is not None else not store.has_unfinished():
+    if newest is None and not store.has_unfinished():
         return None
     try:
         found = read_birth(path)
-        if found is None or found[1] != launch.command:
-            return None
+    except ConfigError as error:
+        _note(notices, f"{path} stays as it is: {error}")
+        return None
+    command = launch.command
+    if found is None or (found[1].script, found[1].args, found[1].number) != (command.script, command.args, command.number):
+        return None
+    if newest is not None and _is_finished(newest):
+        return None if found[1].differing(command) else _FINISHED
+    differing = found[1].differing(command, launch.config.allow)
+    if differing:
+        told = [f"{name}: {_given(command, name)} now, {_given(found[1], name)} then" for name in differing]
+        _note(
+            notices,
+            f"{path} was interrupted, and has other settings ({'; '.join(told)}). To go on with that one: --run-dir {path}",
+        )
+        return None
+    return _INTERRUPTED
+
+
+def _given(command: Command, name: str) -> str:
+    return repr(command.settings[name]) if name in command.settings else "not given"
+
+
+def _note(notices: list[str], why: str) -> None:
+    if not notices:  # of many, the newest is enough to hear of
+        notices.append(f"this is a new run: {why}")
+
+
+def _take_up(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
+    """Go on with an interrupted run of this command, if that may be."""
+    try:
+        found = read_birth(path)
+        assert found is not None
         birth = _reconcile(path, found[0], launch)
         lock = RunLock(path, launch.world.launch, patience_s=0.2)
     except ConfigError as error:
-        if not notices:  # of many, the newest is enough to hear of
-            notices.append(f"this is a new run, and {path} stays as it is: {error}")
+        _note(notices, f"{path} stays as it is: {error}")
         return None
     try:
         run = _go_on(path, birth, lock, notices)

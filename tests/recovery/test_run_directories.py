@@ -61,9 +61,7 @@ def test_a_setting_that_contradicts_an_interrupted_run_is_said_to_begin_a_new_on
     place = random.Random(703)
     kill(lab, place, run_dir=None)
     other = kill(lab, place, run_dir=None, seed=7)
-    words = (
-        "this is a new run, and runs/plain-1 stays as it is: seed is 7 now, and was 0 when the run in runs/plain-1 was born"
-    )
+    words = "this is a new run: runs/plain-1 was interrupted, and has other settings (seed: 7 now, not given then)"
     assert words in other.out, other
 
 

@@ -10,7 +10,7 @@ from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconc
 
 pytestmark = pytest.mark.timeout(20)
 BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
-COMMAND = Command(script="/a/train.py", args=("--lr", "0.1"), number=0)
+COMMAND = Command(script="/a/train.py", args=("--lr", "0.1"), number=0, settings={"seed": 3})
 FIELDS = {"shards": 4, "exact": False, "accumulate": 2, "seed": 3, "threads": 2, "precision": "32-true", "device": "cpu"}
 
 
@@ -27,7 +27,7 @@ def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
     assert (read_birth(tmp_path), is_damaged(tmp_path)) == (None, False)
     write_birth(tmp_path, BORN, COMMAND)
     assert read_birth(tmp_path) == (BORN, COMMAND)
-    command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0}
+    command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "settings": {"seed": 3}}
     assert json.loads((tmp_path / "birth.json").read_text()) == {"format": 2, "command": command, **FIELDS}
     assert [file.name for file in tmp_path.iterdir()] == ["birth.json"]
 
@@ -118,13 +118,13 @@ def test_the_same_command_means_the_same_script_and_arguments_wherever_it_is_cal
     for place, name in ((tmp_path, "train.py"), (tmp_path.parent, str(script)), (tmp_path, "link.py")):
         monkeypatch.chdir(place)
         monkeypatch.setattr(sys, "argv", [name, "--lr", "1"])
-        commands.append(Command.of_this_process(0, is_program=True))
+        commands.append(Command.of_this_process(0, is_program=True, explicit={}))
     assert commands == [Command(script=str(script.resolve()), args=("--lr", "1"), number=0)] * 3
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "2"])
-    assert Command.of_this_process(0, is_program=True) != commands[0]
+    assert Command.of_this_process(0, is_program=True, explicit={}) != commands[0]
 
 
 @pytest.mark.parametrize(("argv", "is_program"), [([""], True), (["-c"], True), ([], True), (["train.py"], False)])
 def test_what_is_no_program_has_no_script(monkeypatch, argv, is_program):
     monkeypatch.setattr(sys, "argv", argv)
-    assert Command.of_this_process(0, is_program=is_program).script == ""
+    assert Command.of_this_process(0, is_program=is_program, explicit={}).script == ""

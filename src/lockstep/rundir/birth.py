@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,22 @@ class Command:
     args: tuple[str, ...]
     number: int
     """Of the run among those that one process joins."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of a birth (and the strategy) that were given by name, on the command line or in the script."""
+
+    def differing(self, other: Command, allow: Collection[str] = ()) -> list[str]:
+        """Which settings were not given alike, but for those that may differ."""
+        names = sorted((self.settings.keys() | other.settings.keys()) - set(allow))
+        return [name for name in names if self.settings.get(name) != other.settings.get(name)]
 
     @staticmethod
-    def of_this_process(number: int, *, is_program: bool) -> Command:
+    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any]) -> Command:
         """The command that this process runs. (A function of a script, called in a process of its own, is none.)"""
         script = sys.argv[0] if sys.argv else ""
         found = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
-        return Command(script=found, args=tuple(sys.argv[1:]), number=number)
+        names = {"strategy", *(one.name for one in fields(Birth))}
+        settings = {name: value for name, value in explicit.items() if name in names and value is not None}
+        return Command(script=found, args=tuple(sys.argv[1:]), number=number, settings=settings)
 
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:
@@ -75,13 +84,13 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     """
     file = path / _FILE_NAME
     try:
-        fields = json.loads(file.read_text())
-        version = fields.pop("format")
+        content = json.loads(file.read_text())
+        version = content.pop("format")
         if version == _FORMAT:
-            command = fields.pop("command")
-            birth = Birth(**fields)
-            RunConfig(**{name: value for name, value in fields.items() if name != "exact"})  # checks the values
-            return birth, Command(script=command["script"], args=tuple(command["args"]), number=command["number"])
+            command = content.pop("command")
+            birth = Birth(**content)
+            RunConfig(**{name: value for name, value in content.items() if name != "exact"})  # checks the values
+            return birth, Command(**{**command, "args": tuple(command["args"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
