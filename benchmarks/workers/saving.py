@@ -32,6 +32,7 @@ from turns import take_turns
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 TOKENS = 16
+_TIMEOUT_S = 300.0
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Values = dict[str, Any]
 """Of each tensor by name, what it is known by again."""
@@ -182,7 +183,10 @@ class OfLockstep:
 
     def wait(self, step: int) -> None:
         newest = self._run_dir / "checkpoints" / "newest"
+        deadline = time.monotonic() + _TIMEOUT_S
         while not newest.exists() or newest.read_text(encoding="utf-8").strip() != self._path(step).name:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the checkpoint of step {step} does not come")
             time.sleep(0.1)
 
     def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

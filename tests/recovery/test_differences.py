@@ -90,8 +90,8 @@ def test_what_is_allowed_allows_nothing_else(lab, interrupted):
 def test_an_allowed_learning_rate_is_that_of_all_later_steps(lab, interrupted, schedule):
     settings = {"shards": 1}
     interrupted(lab.run_dir, f"schedule={schedule}", **settings)
-    newest = int(lab.names()[0].removeprefix("step-"))
     ended = lab.run(PLAIN, "lr=0.02", f"schedule={schedule}", allow=["optimizer"], **settings)
+    [newest] = lab.resumes(lab.run_dir)
     expected = [0.02 * (0.95**step if schedule else 1) for step in range(newest + 1, 16)]
     assert ended.listed("rates") == pytest.approx(expected), ended
 
