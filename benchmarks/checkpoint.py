@@ -92,11 +92,11 @@ def name_of(how: str, args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = harness.make_parser(__doc__ or "", rounds=7)
+    parser = harness.make_parser(__doc__ or "", rounds=8)
     parser.add_argument("--nproc", type=int, default=1, metavar="W", help="processes (default: 1)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each (default: 1)")
     parser.add_argument("--dir", type=Path, default=Path("build"), help="where the checkpoints go (default: build)")
-    parser.add_argument("--before", type=int, default=6, metavar="N", help="undisturbed steps of a turn (default: 6)")
+    parser.add_argument("--before", type=int, default=7, metavar="N", help="undisturbed steps of a turn (default: 7)")
     parser.add_argument("--after", type=int, default=16, metavar="N", help="steps after the cut (default: 16)")
     parser.add_argument("--async-save", choices=[*HOWS, "all"], default=BEST_HOW, help=f"its settings (default: {BEST_HOW})")
     args = parser.parse_args()
