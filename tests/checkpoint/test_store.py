@@ -114,13 +114,18 @@ def test_damaged_ones_from_before_the_run_went_back_are_the_first_to_go(tmp_path
     assert steps(store) == [25, 20]
 
 
-def test_what_does_not_read_as_it_was_written_does_not_become_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("damage", ["missing", "shorter"])
+def test_what_is_not_there_in_full_does_not_become_a_checkpoint(damage, tmp_path):
     store = Store(tmp_path)
     commit(store, 10)
     unfinished = store.unfinished(20, "token")
     manifest = write_files(unfinished, 20)
-    flip(unfinished / "model.safetensors", random.Random(1))
-    with pytest.raises(CheckpointError, match="damaged"):
+    path = unfinished / "model.safetensors"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"missing|damaged"):
         store.commit(unfinished, manifest, keep=1)
     assert newest(store) == (10, False)
 

@@ -86,7 +86,7 @@ def arm(team):
     elif FAULT["at"] == "save":
         from lockstep.checkpoint import writer
 
-        writer.save_file = _striking(writer.save_file)
+        writer.write_tensors = _striking(writer.write_tensors)
 
 
 def strike(team, at="step"):
@@ -118,7 +118,7 @@ def _striking(call):
             _strike()
         result = call(*args, **options)
         if strikes and FAULT.get("when") == "within":
-            path = args[1]
+            path = args[0]
             os.truncate(path, path.stat().st_size // 2)
         if strikes:
             _strike()

@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+"""Some memory: a flat array."""
 
 _BLOCK_BYTES = 1 << 22
 
@@ -38,12 +44,50 @@ def flush(path: Path) -> None:
         os.close(fd)
 
 
-def checksum_of(blocks: Iterable[bytes | memoryview]) -> str:
-    """The SHA-256 of what a file of these blocks would hold, in hexadecimal digits."""
-    found = hashlib.sha256()
-    for block in blocks:
-        found.update(block)
-    return found.hexdigest()
+def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
+    """Write a file, and bring it to the disk.
+
+    Args:
+        path: of the file.
+        parts: what goes into it.
+
+    Returns:
+        The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
+    """
+    found, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for block in _blocks(parts):
+            found.update(block.data)
+            file.write(block.data)
+            size += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, found.hexdigest()
+
+
+def holds(path: Path, parts: Iterable[Bytes]) -> bool:
+    """Whether a file holds just that; read from the disk where the kernel lets go of its copy."""
+    memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+    with path.open("rb", buffering=0) as file:
+        _let_go(file.fileno())
+        for block in _blocks(parts):
+            found = memory[: len(block)]
+            if file.readinto(found.data) != len(block) or not np.array_equal(found, block):
+                return False
+        return file.read(1) == b""
+
+
+def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
+    """The same in pieces that stay in a processor's cache while they are gone through twice."""
+    for part in parts:
+        for start in range(0, len(part), _BLOCK_BYTES):
+            yield part[start : start + _BLOCK_BYTES]
+
+
+def _let_go(fd: int) -> None:
+    """Have the kernel forget what it holds of a file in memory."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -55,8 +99,7 @@ def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
     """
     found = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _let_go(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             found.update(block)
             if progress is not None:

@@ -103,11 +103,12 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def verify(directory: Path, *, progress: Callable[[int], None] | None = None) -> Manifest:
+def verify(directory: Path, *, sizes_only: bool = False, progress: Callable[[int], None] | None = None) -> Manifest:
     """Read all of a checkpoint, and compare it with its checksums.
 
     Args:
         directory: of the checkpoint.
+        sizes_only: only look whether all files are there, in full length.
         progress: called now and then with the number of bytes read since.
 
     Raises:
@@ -115,7 +116,7 @@ def verify(directory: Path, *, progress: Callable[[int], None] | None = None) ->
     """
     manifest = Manifest.read(directory)
     for name in manifest.files:
-        verify_file(directory, manifest, name, progress=progress)
+        verify_file(directory, manifest, name, sizes_only=sizes_only, progress=progress)
     return manifest
 
 

@@ -114,17 +114,17 @@ class Store:
         """Put a written checkpoint among the others, make it the newest, and remove the oldest. Returns where it is.
 
         Args:
-            unfinished: where its other files are, all on the disk.
+            unfinished: where its other files are, all on the disk; each was read again by whoever wrote it.
             manifest: what it says of itself.
             keep: how many are to stay.
 
         Raises:
             OSError: it could not be written. The others are as they were.
-            CheckpointError: what was read again is not what was written.
+            CheckpointError: a file is not there, or not in full length.
         """
         manifest.write(unfinished)
         flush(unfinished)
-        verify(unfinished)
+        verify(unfinished, sizes_only=True)
         path = self.directory / f"step-{manifest.step:08d}"
         self._put(unfinished, path)
         write_text(self.directory / _NEWEST, path.name + "\n")
@@ -140,7 +140,7 @@ class Store:
         """The same for the weights that are kept apart."""
         manifest.write(unfinished)
         flush(unfinished)
-        verify(unfinished)
+        verify(unfinished, sizes_only=True)
         path = self.run_dir / BEST
         self._put(unfinished, path)
         flush(self.run_dir)

@@ -8,23 +8,23 @@ matched with them in the wrong order.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from lockstep.checkpoint.files import checksum_of, flush, write_json
+from lockstep.checkpoint.files import write_json
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.tensorfile import write_tensors
 from lockstep.errors import CheckpointError
 
 STATE = "state.json"
@@ -173,40 +173,18 @@ class Writer:
 
 
 def _write_part(directory: Path, job: Job) -> dict[str, dict[str, Any]]:
-    """Write this rank's files and bring them to the disk; returns what the manifest says of them.
-
-    The checksums are of what was to be written, so that reading the files again shows whether it was.
-    """
+    """Write this rank's files, bring them to the disk and read them again; returns what the manifest says of them."""
     directory.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, tensors in job.tensors.items():
-        path = directory / name
-        save_file(dict(tensors), path, metadata={"format": "pt"})
-        flush(path)
-        files[name] = {"bytes": path.stat().st_size, "sha256": checksum_of(_content(path, tensors))}
+        size, digest = write_tensors(directory / name, tensors)
+        files[name] = {"bytes": size, "sha256": digest}
     if job.rank == 0:
         text = write_json(directory / STATE, job.state)
-        files[STATE] = {"bytes": len(text), "sha256": checksum_of([text])}
+        files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     if job.rank > 0:
         write_json(_note(directory, job.rank), files)
     return files
-
-
-def _content(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """What a safetensors file should hold: its own header, then the tensors as they are in memory, in its order.
-
-    (The format: 8 bytes with the length of the header, the header, and the tensors without gaps.)
-    """
-    with path.open("rb") as file:
-        length = file.read(8)
-        header = file.read(int.from_bytes(length, "little"))
-    yield length
-    yield header
-    entries = {name: entry["data_offsets"][0] for name, entry in json.loads(header).items() if name != "__metadata__"}
-    if entries.keys() != tensors.keys():
-        raise CheckpointError(f"{path} does not hold what was written to it")
-    for name in sorted(entries, key=lambda name: (entries[name], tensors[name].nbytes)):
-        yield tensors[name].reshape(-1).view(torch.uint8).numpy().data
 
 
 def _note(directory: Path, rank: int) -> Path:

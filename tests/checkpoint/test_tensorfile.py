@@ -1,0 +1,115 @@
+"""What lockstep writes as safetensors files is what the library itself would have written."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lockstep.checkpoint import files
+from lockstep.checkpoint.tensorfile import write_tensors
+from lockstep.errors import CheckpointError
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def some(dtype: torch.dtype, *shape: int) -> Tensor:
+    if dtype is torch.bool:
+        return torch.randint(2, shape, dtype=torch.uint8).bool()
+    size = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(256, (*shape, size), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    def bits(tensor: Tensor) -> list[int]:
+        return tensor.reshape(-1).view(torch.uint8).tolist()
+
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == own.dtype and found[name].shape == own.shape and bits(found[name]) == bits(own)
+        for name, own in expected.items()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_file_is_the_librarys_byte_for_byte(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {
+        "b.weight": some(dtype, 7, 5),
+        "a": some(dtype, 3),
+        "scalar": some(dtype),
+        "none": some(dtype, 0, 4),
+        '\N{LATIN SMALL LETTER U WITH DIAERESIS} "quoted" \\': some(dtype, 1),
+    }
+
+    write_tensors(tmp_path / "ours", tensors)
+    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_tensors_of_all_dtypes_together_are_read_by_the_library(tmp_path: Path) -> None:
+    tensors = {f"{number}.{dtype}": some(dtype, number % 3, 5) for number, dtype in enumerate(DTYPES)}
+
+    write_tensors(tmp_path / "ours", tensors)
+
+    assert same(load_file(tmp_path / "ours"), tensors)
+
+
+def test_a_file_without_tensors_is_one_too(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "ours", {})
+
+    assert load_file(tmp_path / "ours") == {}
+
+
+def test_larger_tensors_than_the_pieces_that_are_written_are_whole_and_their_checksum_is_right(tmp_path: Path) -> None:
+    tensors = {name: some(torch.float32, 5_000_001) for name in "ab"}  # 40 MB: several rounds of letting go
+
+    size, digest = write_tensors(tmp_path / "ours", tensors)
+
+    assert same(load_file(tmp_path / "ours"), tensors)
+    assert size == (tmp_path / "ours").stat().st_size
+    assert digest == hashlib.sha256((tmp_path / "ours").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer"])
+def test_what_does_not_arrive_on_the_disk_is_noticed(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = files.write_bytes
+
+    def damaging(path: Path, parts: object) -> tuple[int, str]:
+        result = write(path, parts)  # type: ignore[arg-type]
+        content = bytearray(path.read_bytes())
+        content[-1] ^= damage == "flipped"
+        path.write_bytes({"shorter": content[:-1], "longer": content + b"0"}.get(damage, content))
+        return result
+
+    monkeypatch.setattr("lockstep.checkpoint.tensorfile.write_bytes", damaging)
+
+    with pytest.raises(CheckpointError, match=r"ours was damaged: what was read again is not what was written"):
+        write_tensors(tmp_path / "ours", {"a": torch.ones(1000)})
+
+
+def test_a_dtype_that_the_format_does_not_have_is_named_with_its_tensor(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"moments has dtype torch\.complex128, which a safetensors file cannot hold"):
+        write_tensors(tmp_path / "ours", {"moments": torch.ones(2, dtype=torch.complex128)})
