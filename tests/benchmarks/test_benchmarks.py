@@ -25,7 +25,8 @@ def run(name, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("loop_overhead", "scaling", "exact")]
+NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint")
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES]
 
 
 @pytest.mark.parametrize("name", ["startup", *LONG])
@@ -46,7 +47,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
     assert all(any(contender in line for line in before) for contender in medians)
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact"])
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint"])
 def test_help_says_what_is_measured(name):
     done = run(name, "--help")
     assert done.returncode == 0
