@@ -2,7 +2,8 @@
 
 PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
-DEMO_ARGS ?= --nproc 1,2# options of the comparison in make demo
+JOBS ?= 2#                files of tests that run at a time (they mostly wait for processes to start); 0: one, as pytest does it
+DEMO_ARGS ?= --nproc 2#   options of the comparison in make demo
 N ?=#                     rounds of make soak
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
@@ -21,21 +22,24 @@ BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install demo test test-all soak check bench bench-install gpu wheel clean
+.PHONY: help install horovod demo test test-all soak check bench bench-install gpu wheel clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## make .venv with the pinned requirements and lockstep itself
 
+horovod: $(STAMP) ## build Horovod against the torch of .venv and install it there (once: some 3 minutes)
+	@tools/horovod.sh $(VENV)/bin/python
+
 demo: $(STAMP) ## compare examples/digits.py under every method that this machine can run
 	$(VENV)/bin/lockstep compare examples/digits.py $(DEMO_ARGS)
 
 test: $(STAMP) ## the tests, without the long ones and those that need a card
-	$(PYTEST) -m "not long and not cuda" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not long and not cuda" $(ARGS)
 
 test-all: $(STAMP) ## the tests, with the long ones
-	$(PYTEST) -m "not cuda" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
 	$(VENV)/bin/python tests/recovery/soak.py $(or $(N),20) $(SOAK_ARGS)
@@ -54,6 +58,7 @@ bench: $(BENCH_STAMP) ## every benchmark beside its peers; the JSON lines again 
 		echo "== $$file $(BENCH_ARGS)"; \
 		{ $(BENCH_VENV)/bin/python "$$file" $(BENCH_ARGS); echo $$? > "$$log.status"; } | tee "$$log.log"; \
 		if [ "$$(cat "$$log.status")" = 0 ]; then tail -n 1 "$$log.log" > "$$log.last"; \
+		elif [ "$$(cat "$$log.status")" = 77 ]; then echo "$$file cannot run on this machine" > "$$log.last"; \
 		else echo "$$file FAILED with status $$(cat "$$log.status")" > "$$log.last"; status=1; fi; \
 	done; \
 	echo "== results"; cat "$$results"/*.last; exit $$status

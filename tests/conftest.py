@@ -98,19 +98,23 @@ def run_script(tmp_path):
     """``run_script(source_or_path, *options)``: ``lockstep run OPTIONS SCRIPT``, in ``tmp_path``, to its end.
 
     A ``str`` is source, a ``Path`` a file. ``args`` go to the script, ``env`` is added to the environment. A run that
-    outlasts ``timeout`` is killed with all that it started, and the test fails with what it had printed.
+    outlasts ``timeout`` is killed with all that it started, and the test fails with what it had printed. ``stdin`` is what
+    comes through a pipe.
     """
 
-    def run(script: str | Path, *options: str, args=(), timeout=60.0, env=None) -> subprocess.CompletedProcess[str]:
+    def run(
+        script: str | Path, *options: str, args=(), timeout=60.0, env=None, stdin=None
+    ) -> subprocess.CompletedProcess[str]:
         if isinstance(script, str):
             source, script = script, tmp_path / "script.py"
             script.write_text(textwrap.dedent(source))
         command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *args]
         known, variables = set(psutil.pids()), {**os.environ, **(env or {})}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        streams["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
         process = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True, **streams)
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(input=stdin, timeout=timeout)
         except BaseException as error:  # also the time limit of the test itself, and Ctrl-C
             alive = _started_since(known)
             with contextlib.suppress(ProcessLookupError):
@@ -124,6 +128,24 @@ def run_script(tmp_path):
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def require():
+    """``require(component, reason_missing)``: skip the test if there is a reason, for the component is missing here.
+
+    It fails instead where the environment variable LOCKSTEP_REQUIRE, names with commas between them, has the component.
+    """
+
+    def check(component: str, reason_missing: str | None) -> None:
+        if reason_missing is None:
+            return
+        wanted = os.environ.get("LOCKSTEP_REQUIRE", "").split(",")
+        if component in (name.strip() for name in wanted):
+            pytest.fail(f"LOCKSTEP_REQUIRE names {component}, and {reason_missing}", pytrace=False)
+        pytest.skip(reason_missing)
+
+    return check
 
 
 @functools.cache

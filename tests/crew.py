@@ -1,9 +1,12 @@
 """The fixture ``crew``, for the conftest.py of any folder: ``from crew import crew``."""
 
 import pytest
+from stuck import telling, told_after
 
 from lockstep.launch import function
 from lockstep.launch.function import launch
+
+STUCK_S = 45  # most tests have 60 seconds
 
 
 @pytest.fixture
@@ -19,6 +22,7 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
         request.session.addfinalizer(function.stop_server)
 
     def run(nproc, fn, *args, **settings):
-        return launch(fn, *args, nproc=nproc, **{"threads": 1, "progress": "off", **settings})
+        with told_after(STUCK_S, function._server.pid):
+            return launch(telling(fn), *args, nproc=nproc, **{"threads": 1, "progress": "off", **settings})
 
     return run

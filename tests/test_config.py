@@ -26,7 +26,7 @@ def test_an_unknown_name_lists_those_that_are_known(name):
         RunConfig(**{name: "nonsense"})
 
 
-@pytest.mark.parametrize("name", ["shards", "threads", "log_every", "keep"])
+@pytest.mark.parametrize("name", ["shards", "threads", "log_every", "keep", "devices_per_process"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
 def test_a_count_is_a_whole_number_from_one(name, value):
     with pytest.raises(ConfigError, match=f"{name}="):
@@ -73,6 +73,21 @@ def test_a_number_of_workers_is_a_whole_number_from_zero(value):
     with pytest.raises(ConfigError, match="workers="):
         RunConfig(workers=value)
     assert RunConfig(workers=0).workers == 0
+
+
+def test_several_devices_are_for_strategies_that_can_use_them():
+    with pytest.raises(
+        ConfigError, match=r"devices_per_process=2 with strategy='fsdp'.*choose one of auto, single, dp, ddp"
+    ):
+        RunConfig(strategy="fsdp", devices_per_process=2)
+    assert RunConfig(strategy="fsdp", devices_per_process=1).devices_per_process == 1
+    assert RunConfig().devices_per_process is None
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, None, True])
+def test_the_dimension_of_samples_is_a_whole_number_from_zero(value):
+    with pytest.raises(ConfigError, match="batch_dim="):
+        RunConfig(batch_dim=value)
 
 
 def test_a_step_to_end_the_trace_at_needs_a_trace():

@@ -120,3 +120,20 @@ def test_torch_is_not_imported_to_ask_for_a_card_when_no_test_needs_one(tmp_path
     run = _pytest(tmp_path, CUDA_TEST, "-m", "not cuda")
     assert run.returncode == 0, run.stdout
     assert "1 passed" in run.stdout
+
+
+@pytest.mark.parametrize(("named", "outcome"), [("", "1 skipped"), ("mpi,warp", "1 failed"), ("mpi", "1 skipped")])
+def test_a_missing_component_is_a_skip_and_a_failure_where_it_is_required(tmp_path, monkeypatch, named, outcome):
+    monkeypatch.setenv("LOCKSTEP_REQUIRE", named)
+    run = _pytest(
+        tmp_path,
+        """
+def test_there(require):
+    require("warp", None)
+
+def test_missing(require):
+    require("warp", "this machine has no warp")
+""",
+    )
+    assert f"{outcome}, 1 passed" in run.stdout or f"1 passed, {outcome}" in run.stdout, run.stdout
+    assert "this machine has no warp" in run.stdout

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from horovod_helpers import why_missing
 
 ROOT = Path(__file__).parent.parent
+# Scripts that know nothing of lockstep, and a few that do, written as others write them.
+SCRIPTS = ROOT / "tests" / "outside" / "scripts"
+OUTSIDE = re.compile("|".join(rf"\b{re.escape(path.name)}\b" for path in sorted(SCRIPTS.iterdir()) if path.name[0] != "_"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 TRAIN = """
@@ -31,6 +35,21 @@ for epoch in team.epochs(args.epochs):
         team.log(loss=loss)
 """
 
+BY_HAND = """
+import argparse, lockstep
+parser = argparse.ArgumentParser()
+parser.add_argument("--init-method")
+parser.add_argument("--rank", type=int)
+parser.add_argument("--world-size", type=int)
+args = parser.parse_args()
+team = lockstep.join(init_method=args.init_method, rank=args.rank, world_size=args.world_size, timeout_s=60.0)
+assert team.world_size == 2
+team.barrier()
+"""
+SMALLER = {"lockstep compare examples/digits.py": " -- --epochs 1"}
+# mpirun does not like to be run by root, and these say that it may.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 def commands():
     found = {}
@@ -42,24 +61,30 @@ def commands():
     return found
 
 
-def marked(command):
-    slow = command.startswith(("lockstep compare", "lockstep verify")) or "examples/" in command
-    return pytest.param(command, marks=[pytest.mark.long, pytest.mark.timeout(300)] if slow else [], id=command)
+def marked(command, page):
+    slow = page not in ("README.md", "launching.md") or "examples/" in command or OUTSIDE.search(command)
+    marks = [pytest.mark.long, pytest.mark.timeout(300)] if slow else [pytest.mark.timeout(90)]
+    return pytest.param(command, marks=marks, id=command)
 
 
-@pytest.mark.timeout(90)
-@pytest.mark.parametrize("command", [marked(command) for command in commands() if not command.startswith("make ")])
-def test_a_command_of_the_documentation_runs_as_written(command, tmp_path):
+@pytest.mark.parametrize("command", [marked(*found) for found in commands().items() if not found[0].startswith("make ")])
+def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, require):
+    if command.startswith("mpirun"):
+        require("mpi", None if shutil.which("mpirun") else "mpirun is missing (on Debian: apt-get install openmpi-bin)")
+    if re.search(r"^horovodrun|--strategy horovod", command):
+        require("horovod", why_missing())
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copytree(SCRIPTS, tmp_path, dirs_exist_ok=True)
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "by_hand.py").write_text(BY_HAND)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(TRAIN)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        command,
+        command + SMALLER.get(command, ""),
         shell=True,
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **AS_ROOT, "PATH": path, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -101,11 +126,30 @@ def test_a_target_of_the_documentation_exists(command):
     assert done.returncode == 0, done.stderr
 
 
+def test_every_command_of_the_table_of_methods_is_among_those_that_run():
+    table = re.findall(r"^\|.*\|$", (ROOT / "docs" / "methods.md").read_text().partition("## From")[0], flags=re.MULTILINE)
+    shown = {command for row in table for command in re.findall(r"`((?:lockstep|torchrun|mpirun|horovodrun) [^`]+)`", row)}
+    shown -= {"lockstep run", "lockstep compare"}  # names
+    assert len(shown) > 20
+    examples = re.findall(r"`(lockstep run [^`]+)`", (ROOT / "examples" / "README.md").read_text())
+    sessions = re.findall(r"^\$ (.*)", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    on_cards = {"lockstep run --strategy dp train.py"}  # tests/sync/test_dp.py, tests/cuda
+    assert shown - commands().keys() - set(examples) - set(sessions) == on_cards
+
+
 def test_the_documentation_shows_commands_at_all():
     assert {"make demo", "lockstep run --nproc-per-node 2 examples/digits.py"} <= commands().keys()
 
 
+def anchors(page):
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_of_the_documentation_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors",),
+    ("errors", "cores"),
     ("config",),
     ("plan",),
     ("world",),
@@ -25,7 +25,8 @@ SPINE = (
     ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
-    ("loop",),
+    ("loop", "introduction"),
+    ("preparing",),  # how the script's objects come to the loop
     ("team",),  # the only composer
     ("opening",),  # which run a launch is
     ("joining",),  # how a process comes to its team
@@ -33,7 +34,7 @@ SPINE = (
 
 # Beside the run: what each of these may import, by prefix. "" is everything.
 ASIDE = {
-    "launch": ("errors", "config", "world"),  # starts a run, and knows nothing of what it computes
+    "launch": ("errors", "cores", "config", "world"),  # starts a run, and knows nothing of what it computes
     "analysis": (
         "errors",
         "config",
@@ -54,11 +55,24 @@ BUILD_ENVIRONMENTS = ("launch", "analysis")
 # And these read one variable, for the reason given.
 READ_ENVIRONMENT = {
     "world": "the one place",
+    "comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
+    "comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 
 # Must be there at once: the command line, and what reads results. (The launch files named run inside the fork server.)
-WITHOUT_TORCH = ("errors", "config", "world", "plan", "measure.events", "measure.trace", "launch", "analysis", "cli")
+WITHOUT_TORCH = (
+    "errors",
+    "cores",
+    "config",
+    "world",
+    "plan",
+    "measure.events",
+    "measure.trace",
+    "launch",
+    "analysis",
+    "cli",
+)
 WITH_TORCH = ("launch.serve", "launch.worker")
 
 

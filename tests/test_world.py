@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.world import SETTINGS, STORE, TERMINAL, World, read_environment
+from lockstep.world import CORES, SETTINGS, STORE, TERMINAL, World, read_environment
 
 pytestmark = pytest.mark.timeout(20)
 TORCHRUN = {
@@ -31,15 +31,90 @@ def test_torchrun_says_it_all():
     )
 
 
+def test_horovodrun_says_it_all_in_its_own_words():
+    said = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
+    found = world(**{f"HOROVOD_{name}": value for name, value in said.items()}, RANK="0", WORLD_SIZE="1")
+    assert found == World(
+        rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, num_nodes=2, launcher="horovodrun"
+    )
+
+
 def test_lockstep_run_adds_where_to_meet():
     found = world(**{STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"})
     assert (found.launcher, found.store_path) == ("lockstep", "/private/store")
     assert (found.rank, found.local_rank, found.local_world_size, found.num_nodes) == (1, 1, 2, 1)
 
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "3",
+}
+PLACES = {"local_rank", "local_world_size", "node_rank", "num_nodes"}
+
+
+def test_mpirun_says_it_all_on_one_machine():
+    expected = World(rank=3, world_size=4, local_rank=3, local_world_size=4, launcher="mpirun")
+    assert world(**OPEN_MPI) == expected
+    assert world(**OPEN_MPI, RANK="0", WORLD_SIZE="2") == expected, "those are of a queue that started mpirun"
+    assert world(PMI_RANK="3", PMI_SIZE="4", MPI_LOCALRANKID="3", MPI_LOCALNRANKS="4") == expected
+
+
+def test_mpirun_does_not_say_which_of_several_machines_this_is():
+    found = world(**{**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert (found.local_rank, found.local_world_size) == (1, 2)
+    assert found.unsaid == {"node_rank", "num_nodes"}
+
+
+def test_open_mpi_names_a_directory_of_the_job():
+    found = world(**OPEN_MPI, PMIX_SERVER_TMPDIR="/tmp/ompi.host.0/pid.7", PMIX_NAMESPACE="123")
+    assert found.job_dir == "/tmp/ompi.host.0/pid.7/lockstep-123"
+    assert world(**OPEN_MPI).job_dir is None
+
+
 def test_what_a_simple_launcher_leaves_out_is_worked_out():
     found = world(RANK="5", WORLD_SIZE="6", LOCAL_WORLD_SIZE="4")
     assert (found.launcher, found.local_rank, found.node_rank, found.num_nodes) == ("env", 1, 1, 2)
+    assert found.unsaid == PLACES - {"local_world_size"}
+
+
+def test_rank_and_size_alone_say_nothing_of_machines():
+    found = world(RANK="5", WORLD_SIZE="6")
+    assert found.unsaid == PLACES
+    assert (found.local_rank, found.local_world_size, found.num_nodes) == (0, 1, 6), "nothing is refused for a guess"
+    assert world(RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2").unsaid == frozenset()
+
+
+def test_where_the_master_is_and_how_many_cores_there_are_is_read():
+    assert world(RANK="0", WORLD_SIZE="2").master is None
+    assert world(RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1").master == ("h", "1")
+    assert world(RANK="0", WORLD_SIZE="2", MASTER_ADDR="h").master == ("h", "")
+    assert world(RANK="0", WORLD_SIZE="2", **{CORES: "8"}).num_cores == 8
+
+
+def test_a_script_can_say_which_rank_it_is():
+    assert World().by_hand(None, None) == World()
+    found = World().by_hand(2, 3)
+    assert (found.rank, found.world_size, found.launcher, found.unsaid) == (2, 3, "hand", PLACES)
+    launched = world(**TORCHRUN)
+    assert launched.by_hand(5, 8) == launched
+
+
+@pytest.mark.parametrize(
+    ("found", "rank", "world_size", "words"),
+    [
+        (World(), 1, None, "world_size is missing"),
+        (World(), None, 2, "rank is missing"),
+        (World(), 2, 2, "rank=2 with world_size=2: ranks go from 0 to 1"),
+        (World(), 0, 0, "world_size=0: a number of processes is 1 or more"),
+        (world(**TORCHRUN), 4, 8, "torchrun started this process as rank 5 of 8: neither may win silently"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(found, rank, world_size, words):
+    with pytest.raises(ConfigError, match=words):
+        found.by_hand(rank, world_size)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,32 @@ def _answer(wall_s: float, cpu_s: float) -> None:
     _answers.flush()
 
 
-def take_turns(work: Callable[[], None], warm_up: int = 1) -> None:
-    """Run ``work`` once for each line that is read; answer with its seconds on the clock and of the processor."""
+def _nothing() -> None:
+    pass
+
+
+def take_turns(
+    work: Callable[[], None],
+    warm_up: int = 1,
+    *,
+    before: Callable[[], None] = _nothing,
+    after: Callable[[], None] = _nothing,
+) -> None:
+    """Run ``work`` once for each line that is read; answer with its seconds on the clock and of the processor.
+
+    ``before`` and ``after`` run around it each time, and do not count.
+    """
     for _ in range(warm_up):
-        work()
+        _turn(work, before, after)
     _answer(0.0, 0.0)
     for _ in sys.stdin:
-        began, cpu_began = time.perf_counter(), time.process_time()
-        work()
-        _answer(time.perf_counter() - began, time.process_time() - cpu_began)
+        _answer(*_turn(work, before, after))
+
+
+def _turn(work: Callable[[], None], before: Callable[[], None], after: Callable[[], None]) -> tuple[float, float]:
+    before()
+    began, cpu_began = time.perf_counter(), time.process_time()
+    work()
+    took = time.perf_counter() - began, time.process_time() - cpu_began
+    after()
+    return took

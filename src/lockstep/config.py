@@ -9,12 +9,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
 
-STRATEGIES = ("auto", "single", "ddp", "exact")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-BACKENDS = ("auto", "gloo", "nccl")
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "horovod", "exact", "dp")
+ONE_PROCESS = ("single", "dp")
+"""Strategies for one process."""
+_ON_SEVERAL_DEVICES = ("auto", "single", "dp", "ddp", "horovod", "exact")
+PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
+BACKENDS = ("auto", "gloo", "nccl", "mpi")
 DEVICES = ("auto", "cpu", "cuda")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
@@ -28,11 +32,15 @@ class RunConfig:
     """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
 
     strategy: str = "auto"
-    """How gradients meet: ``single`` (one process), ``ddp`` (PyTorch's all-reduce), ``exact`` (one fixed tree: equal to the
-    bit at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
+    """How gradients meet: ``single`` (one process), ``dp`` (one process with several cards: ``nn.DataParallel``), ``ddp``
+    (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
+    optimizer's state), ``horovod`` (Horovod's all-reduce, where it is installed), ``exact`` (one fixed tree: equal to the bit
+    at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
     precision: str = "32-true"
-    """``32-true`` (float32 throughout), ``bf16-mixed`` (forward pass under bfloat16 autocast, float32 weights), or ``16-mixed``
-    (float16 autocast, with the loss scaled: a step whose gradients overflow is skipped by all ranks together)."""
+    """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
+    autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
+    ``bf16-true`` (everything in 16 bits, weights and the optimizer's state too). With ``16-mixed`` and ``16-master`` the loss
+    is scaled, and a step whose gradients overflow is skipped by all ranks together. See docs/precision.md."""
     shards: int | None = None
     """Number of shards V that every global batch is cut into, and so the largest world size that the run can have. None:
     the world size at the run's birth."""
@@ -45,8 +53,18 @@ class RunConfig:
     processes and machines does not matter: threads can change the last bits)."""
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto`` (a card where there is one)."""
+    devices_per_process: int | None = None
+    """Devices of each process, ``team.devices``. None: one; with ``dp``, all cards of the machine. With more than one (and
+    another strategy than ``dp``) the script places the parts of its models on them. On the CPU they are all the same one."""
+    batch_dim: int = 0
+    """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each card."""
     backend: str = "auto"
-    """``gloo``, ``nccl``, or ``auto``: NCCL where every process of a machine has a card of its own, else Gloo."""
+    """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a card of its own, else Gloo), or ``mpi``, which
+    needs a PyTorch that was built with it."""
+    init_method: str | None = None
+    """Where the processes meet: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
+    them share; whatever earlier runs have left there does no harm), ``env://`` (what MASTER_ADDR and MASTER_PORT say), or
+    None: as the launcher has arranged it."""
     timeout_s: float = 600.0
     """Seconds that a collective may wait for the other ranks."""
     run_dir: str | None = None
@@ -107,14 +125,22 @@ class RunConfig:
             ("workers", 0),
             ("trace_until", 1),
             ("keep", 1),
+            ("devices_per_process", 1),
+            ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in ("shards", "threads", "workers", "trace_until"):
+            if value is None and field in ("shards", "threads", "workers", "trace_until", "devices_per_process"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        _check_init_method(self.init_method)
         if not isinstance(self.fresh, bool):
             raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
+        if (self.devices_per_process or 1) > 1 and self.strategy not in _ON_SEVERAL_DEVICES:
+            raise ConfigError(
+                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one a "
+                f"process: leave it out, or choose one of {', '.join(_ON_SEVERAL_DEVICES)}"
+            )
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")
         if self.seed >= 2**63:
@@ -147,6 +173,22 @@ class RunConfig:
                     "neither may win silently. Leave one of them out."
                 )
         return cls(**{**script, **command})
+
+
+def _check_init_method(value: Any) -> None:
+    if value is None or value == "env://":
+        return
+    try:
+        url = urlsplit(value)
+        is_tcp = url.scheme == "tcp" and bool(url.hostname and url.port) and not url.path.strip("/")
+        is_file = url.scheme == "file" and not url.netloc and url.path.rstrip("/") not in ("", ".")
+    except (ValueError, AttributeError):  # a port that is none, or no text at all
+        is_tcp = is_file = False
+    if not (is_tcp or is_file) or url.query or url.fragment:
+        raise ConfigError(
+            f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
+            "three slashes)"
+        )
 
 
 def _check_interval(value: Any) -> int | str:

@@ -13,10 +13,19 @@ import torch
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import choose_device, choose_meeting, close_group, default_group, open_group
+from lockstep.comm.group import (
+    Meeting,
+    check_not_open,
+    choose_devices,
+    choose_meeting,
+    close_group,
+    default_group,
+    open_group,
+)
+from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
+from lockstep.cores import num_cores
 from lockstep.errors import LockstepError, UsageError
-from lockstep.measure.usage import num_cores
 from lockstep.opening import Launch, open_run
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
@@ -30,20 +39,25 @@ _joined: Team | None = None
 _num_joined = 0
 
 
-def join(**settings: Any) -> Team:
+def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
     """Join the run that this process was started for: alone, or one of many. Call it once, first thing.
 
     Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
     threads and the random streams, and opens the run's directory.
 
     Args:
+        rank: which of the processes this is, where each was started by hand with a number of its own. None: the launcher
+            has said it, or the variable RANK does.
+        world_size: how many processes there are; given if and only if ``rank`` is.
         settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``,
-            ``device``, ``backend``, ``timeout_s``, ``run_dir``, ``on_nan``, ``log_every``, ``find_unused_parameters``,
-            ``progress``, ``workers``, ``trace``, ``trace_until``, ``checkpoint_every``, ``keep``, ``fresh``, ``allow``.
+            ``device``, ``devices_per_process``, ``batch_dim``, ``backend``, ``init_method``, ``timeout_s``, ``run_dir``,
+            ``on_nan``, ``log_every``, ``find_unused_parameters``, ``progress``, ``workers``, ``trace``, ``trace_until``,
+            ``checkpoint_every``, ``keep``, ``fresh``, ``allow``.
 
     Raises:
         ConfigError: a setting cannot be meant, or cannot be had here.
         UsageError: this process has joined before, or has opened a process group of its own.
+        PeerError: the others did not come in time to where the processes meet.
         MismatchError: the ranks were started with different settings.
         CheckpointError: the run that would go on has checkpoints, and all of them are damaged.
     """
@@ -53,18 +67,24 @@ def join(**settings: Any) -> Team:
     environment = read_environment()
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
-    world = environment.world
-    resolve_strategy(config.strategy, world.world_size, is_exact=False)  # what cannot be is said before anything is opened
-    device = choose_device(config, world)
-    meeting = choose_meeting(config, world, device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    open_group(config, world, meeting, device)
+    world = environment.world.by_hand(rank, world_size)
+    check_not_open()
+    _choose(config, world, None)  # what cannot be is said before anybody waits for others
+    try:
+        found = open_store(config, world)
+        world = found.world
+        devices, meeting = _choose(config, world, found.host)
+        if devices[0].type == "cuda":
+            torch.cuda.set_device(devices[0])
+        open_group(found, meeting, devices)
+    except BaseException:
+        close_group()
+        raise
     collectives = Collectives(default_group(), meeting)
     try:
-        config, place = _agree(config, explicit, world, device, collectives)
+        config, place = _agree(config, explicit, world, devices[0].type, collectives)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(config, world, device, meeting, place, on_terminal)
+        team = Team(config, world, devices, meeting, place, on_terminal)
     except BaseException:
         collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()
@@ -75,8 +95,14 @@ def join(**settings: Any) -> Team:
     return team
 
 
+def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Meeting]:
+    devices = choose_devices(config, world)
+    resolve_strategy(config.strategy, world.world_size, is_exact=False, on_cards=devices[0].type == "cuda")
+    return devices, choose_meeting(config, world, devices, host)
+
+
 def _agree(
-    config: RunConfig, explicit: dict[str, Any], world: World, device: torch.device, collectives: Collectives
+    config: RunConfig, explicit: dict[str, Any], world: World, device: str, collectives: Collectives
 ) -> tuple[RunConfig, Place]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
@@ -89,9 +115,9 @@ def _agree(
             exact=promises_bits(config.strategy, shards_given=config.shards is not None),
             accumulate=config.accumulate,
             seed=config.seed,
-            threads=config.threads or _default_threads(config.shards or world.world_size),
+            threads=config.threads or _default_threads(config.shards or world.world_size, world),
             precision=config.precision,
-            device=device.type,
+            device=device,
         )
         try:
             block(0, world.world_size, born_with.shards)
@@ -115,7 +141,7 @@ def _agree(
     run_dir, birth, checkpoint = found
     config = dataclasses.replace(
         config,
-        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact),
+        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact, on_cards=device == "cuda"),
         shards=birth.shards,
         accumulate=birth.accumulate,
         seed=birth.seed,
@@ -130,6 +156,6 @@ def _agree(
     )
 
 
-def _default_threads(num_shards: int) -> int:
+def _default_threads(num_shards: int, world: World) -> int:
     """The cores of a machine divided by all shards. (How many processes and machines there are now must not matter.)"""
-    return max(1, num_cores() // num_shards)
+    return max(1, (world.num_cores or num_cores()) // num_shards)

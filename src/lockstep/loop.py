@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Pass, merge_passes
 from lockstep.measure.progress import Display
 from lockstep.plan.shards import MicroStep
+from lockstep.prepare.formats import Formats
 from lockstep.prepare.scaling import LossScaling
 from lockstep.recovery.position import Route
 from lockstep.recovery.saving import Saver
@@ -48,6 +50,7 @@ class Loop:
         display: Display,
         collectives: Collectives,
         parameters: Collection[torch.Tensor],
+        formats: Sequence[Formats],
         state_of: Callable[[], list[Any]],
         load_state: Callable[[list[Any]], None],
         route: Route,
@@ -62,7 +65,7 @@ class Loop:
         self.weight: float | None = None
         """The weight that the script gave to this micro-step's backward pass."""
         self._seed = seed
-        self._num_shards = num_shards
+        self.num_shards = num_shards
         self._sync = sync
         self._scaling = scaling
         self._log = log
@@ -72,6 +75,8 @@ class Loop:
         self._collectives = collectives
         self._parameters = parameters
         """Those of all prepared models (more may come)."""
+        self._formats = formats
+        """Of all prepared models."""
         self._state_of = state_of
         self._load_state = load_state
         self._route = route
@@ -322,7 +327,7 @@ class Loop:
         if turn.index == 0:
             self._calls_of_step = calls
         self._has_trained = self._has_trained or calls > 0
-        if calls != self._calls_of_step or (calls == 0 and self._has_trained and self._num_shards > 1):
+        if calls != self._calls_of_step or (calls == 0 and self._has_trained and self.num_shards > 1):
             self._refuse_calls(turn, calls)
 
     def _refuse_calls(self, turn: MicroStep, calls: int) -> None:
@@ -336,6 +341,7 @@ class Loop:
         """See Driver. The ranks with samples took the step; their rank 0 sends what came of it."""
         self._save_if_due()
         self.step = absence.step
+        self._sync.absent(absence.num_active_ranks)
         kind, state = self._collectives.broadcast_object(None)
         if state is None:
             self.step -= 1
@@ -452,10 +458,10 @@ class Loop:
                 "the loss does not depend on any parameter that learns, so it has no gradient: was it detached, turned into "
                 "a number on the way, or computed under no_grad?"
             )
-        if self._has_stepped and self._num_shards != self._collectives.size:
+        if self._has_stepped and self.num_shards != self._collectives.size:
             raise UsageError(
                 f"backward() after optimizer.step() in the body of step {turn.step}: the update acts in the last micro-step "
-                f"only, so of {self._num_shards} shards on {self._collectives.size} processes some would see it and some not, "
+                f"only, so of {self.num_shards} shards on {self._collectives.size} processes some would see it and some not, "
                 "and the answer would depend on the number of processes. Call all backward passes before the first "
                 "optimizer.step(), or use as many processes as shards."
             )
@@ -469,7 +475,10 @@ class Loop:
             self._recorder.before_backward(loss, weight)
         self._in_backward = True
         try:
-            self._sync.backward(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
+            run: Callable[..., None] = self._sync.backward
+            for formats in self._formats:
+                run = functools.partial(formats.backward, run)
+            run(loss if self._scaling is None else self._scaling.scale(loss), weight, **options)
         finally:
             self._in_backward = False
         if self._recorder is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,44 +11,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, amp, nn
-from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor, nn
 
 from lockstep.checkpoint.store import Store
-from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, close_group, default_group
+from lockstep.comm.spread import whole
 from lockstep.config import RunConfig
-from lockstep.data.batches import length_of
-from lockstep.data.evaluation import Evaluation, EvaluationSource, Occasion
+from lockstep.data.evaluation import Evaluation, EvaluationSource
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
+from lockstep.data.occasions import Occasions
 from lockstep.data.sources import Share
-from lockstep.data.streams import Purpose, reseed
+from lockstep.data.streams import Purpose, draw_on, reseed
 from lockstep.errors import ConfigError, PeerError, UsageError
+from lockstep.introduction import first_line, start_event
 from lockstep.loop import Loop
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.progress import choose_display
-from lockstep.measure.usage import num_cores
 from lockstep.plan.shards import MicroStep
 from lockstep.precision import find_precision
-from lockstep.prepare.checks import check_model, check_optimizers, describe, is_loader, preparing_order
-from lockstep.prepare.contents import options_of
-from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
+from lockstep.prepare.formats import Formats
 from lockstep.prepare.handover import load_state, state_of
-from lockstep.prepare.model import stand_in, unwrap
+from lockstep.prepare.model import unwrap
 from lockstep.prepare.registered import check_registered
 from lockstep.prepare.scaling import LossScaling
+from lockstep.preparing import Preparation
 from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Checkpoint, Resumption
-from lockstep.recovery.saving import Saver, version
+from lockstep.recovery.saving import Saver
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
-from lockstep.sync.table import make_sync, promises_bits
+from lockstep.sync.table import make_sync
 from lockstep.world import World
 
 if TYPE_CHECKING:  # imported where a run is traced
@@ -74,53 +70,57 @@ class Place:
     """What rank 0 tells the user first."""
 
 
-class Team:
-    """The processes of a run, seen from one of them. Made by ``join()``."""
+class Team(Collectives):
+    """The processes of a run, seen from one of them, with the collectives of all of them. Made by ``join()``."""
 
     def __init__(
         self,
         config: RunConfig,
         world: World,
-        device: torch.device,
+        devices: tuple[torch.device, ...],
         meeting: Meeting,
         place: Place,
         on_terminal: bool,
     ) -> None:
         assert config.shards is not None
         assert config.threads is not None
+        super().__init__(default_group(), meeting, lambda what: self._loop.guard(what))
         self.config = config
         """The settings of the run, all of them definite."""
         self.world = world
-        self.rank = world.rank
         self.local_rank = world.local_rank
         self.world_size = world.world_size
         self.is_main = world.rank == 0
         """Whether this is rank 0, which prints and writes."""
-        self.device = device
+        self.devices = devices
+        """The devices of this process: one, or as many as ``devices_per_process`` says."""
+        self.device = devices[0]
+        """The first of them, where batches come."""
         self.run_dir = run_dir = place.run_dir
         self.num_shards = config.shards
         torch.set_num_threads(config.threads)
+        draw_on(devices)
         reseed(config.seed, Purpose.START)
-        self._meeting = meeting
         self._precision = find_precision(config.precision)
-        self._scaling = LossScaling(device.type) if self._precision.scales_loss else None
-        self._sync = make_sync(config.strategy, config, self.num_shards, meeting)
+        self._scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
+        self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
         checkpoint = place.checkpoint
         self._journal = Journal(run_dir if self.is_main else None, checkpoint.manifest.step if checkpoint else None)
         self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
         self._parameters: set[nn.Parameter] = set()
+        formats: list[Formats] = []
         # Not guarded: the loop's own collectives come where all ranks are known to be.
         self._inner = Collectives(default_group(), meeting)
         self._recorder = None if config.trace == "off" else self._open_trace()
         self._lock = place.lock
         self._holdings = Holdings()
-        if self._scaling is not None:
-            self._keep(self._scaling.scaler)
         self._saver = self._make_saver(place)
         self._resumption: Resumption | None = None
         self._at_end: Resumption | None = None
         if checkpoint is not None:
-            self._resumption = Resumption(checkpoint=checkpoint, holdings=self._holdings, allow=config.allow)
+            self._resumption = Resumption(
+                checkpoint=checkpoint, holdings=self._holdings, precision=config.precision, allow=config.allow
+            )
         self._loop = Loop(
             seed=config.seed,
             num_shards=self.num_shards,
@@ -132,6 +132,7 @@ class Team:
             display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
             collectives=self._inner,
             parameters=self._parameters,
+            formats=formats,
             state_of=lambda: [state_of(thing) for thing in self._holdings.objects],
             load_state=self._load_state,
             route=_route(checkpoint),
@@ -139,11 +140,20 @@ class Team:
             resume=self._resume,
             recorder=self._recorder,
         )
-        self._outer = Collectives(default_group(), meeting, self._loop.guard)
-        self._prepared: dict[int, Any] = {}
-        self._evaluated_since: tuple[int, bool] = (0, False)
-        """Since which step, and whether in its body, the evaluations of ``_repeats`` were begun."""
-        self._repeats: dict[int, int] = {}
+        self._preparation = Preparation(
+            config=config,
+            devices=devices,
+            share=self._share,
+            sync=self._sync,
+            scaling=self._scaling,
+            loop=self._loop,
+            collectives=self._inner,
+            parameters=self._parameters,
+            formats=formats,
+            holdings=self._holdings,
+            recorder=self._recorder,
+        )
+        self._occasions = Occasions()
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
         self._any_so_far: dict[int, bool] = {}
         """What ``any`` was given in this step, for each of its calls in the body."""
@@ -177,88 +187,30 @@ class Team:
     def prepare(self, *objects: Any) -> Any:
         """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
 
-        Models are moved to ``team.device``, and given rank 0's parameters and buffers; the returned model stands for the
-        user's, with the same names, methods and attributes. Optimizers, schedules and ``AveragedModel`` are returned
-        themselves, and act once a step from now on. A ``DataLoader``, or any iterable of ready batches, becomes a loader
-        of this process's part of every global batch. Loaders for evaluation are not prepared: see ``evaluate``.
+        Models are moved to ``team.device`` (with several devices a process they stay where the script has put
+        them), and given rank 0's parameters and buffers; the returned model stands for the user's, with the same names,
+        methods and attributes. Optimizers, schedules and ``AveragedModel`` are returned themselves, and act once a step from
+        now on. A ``DataLoader``, or any iterable of ready batches, becomes a loader of this process's part of every global
+        batch. Loaders for evaluation are not prepared: see ``evaluate``.
 
         Returns:
             What was given, prepared, in the same order: a tuple, or the one object if there was one.
 
         Raises:
             UsageError: something was prepared before, or is of a kind that cannot be prepared.
-            ModelError: a model without parameters, or already wrapped; an optimizer of parameters that are not a prepared
-                model's.
+            ModelError: a model without parameters, already wrapped, or on devices of others; an optimizer of parameters
+                that are not a prepared model's.
             DataError: a loader that cannot be dealt out.
             MismatchError: the ranks gave different objects.
         """
-        if not objects:
-            raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
-        for position, thing in enumerate(objects):
-            if id(thing) in self._prepared or any(thing is other for other in objects[:position]):
-                raise UsageError(f"this {type(thing).__name__} is already prepared: prepare an object once")
-        for thing in objects:
-            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
-                on_cpu = self.device.type == "cpu"
-                is_exact = promises_bits(self.config.strategy, shards_given=True)
-                shape = {"num_shards": self.num_shards, "world_size": self.world_size}
-                check_model(thing, **shape, on_cpu=on_cpu, is_exact=is_exact)
-        check_optimizers(objects, self._parameters)
-        results: dict[int, Any] = {}
-        batches = [thing for thing in objects if is_loader(thing)]
-        first = len(self._holdings.loaders) + 1
-        loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
-        compare_ranks("objects to prepare", describe(objects, loaders), self._inner)
-        for thing in sorted(objects, key=preparing_order):
-            results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
-        for thing in objects:
-            self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
-            self._prepared[id(results[id(thing)])] = results[id(thing)]
-        self._holdings.loaders += loaders.values()
+        prepared = self._preparation.prepare(objects)
         if self._resumption is not None:
             self._resumption.check_objects()
             self._resumption.check_loaders()
-        for loader in loaders.values():
-            self._announce(loader)
-        prepared = tuple(results[id(thing)] for thing in objects)
-        return prepared[0] if len(prepared) == 1 else prepared
-
-    def _prepare_one(self, thing: Any) -> Any:
-        if isinstance(thing, AveragedModel):
-            thing.to(self.device)
-            for tensor in (*thing.parameters(), *thing.buffers()):
-                tensor.data.copy_(self._inner.broadcast(tensor))
-            gate_average(thing, self._may_act)
-        elif isinstance(thing, nn.Module):
-            thing.to(self.device)
-            forward = self._sync.attach(thing)
-            self._parameters.update(thing.parameters())
-            self._keep(thing)
-            return stand_in(thing, forward, self._precision, self.device)
-        elif isinstance(thing, Optimizer):
-            gate_optimizer(thing, self._loop.optimizer_may_act, self._scaling)
-        elif isinstance(thing, amp.GradScaler):
-            if self._scaling is not None:
-                raise UsageError(
-                    "a GradScaler with precision='16-mixed': the run scales the loss by itself, so leave it out"
-                )
-            gate_scaler(thing, self._may_act)
-        else:
-            gate_scheduler(thing, self._may_act, lambda: self._loop.turn is not None and self.num_shards > 1)
-        self._keep(thing)
-        return thing
-
-    def _keep(self, thing: Any) -> None:
-        self._holdings.options[len(self._holdings.objects)] = options_of(thing)
-        self._holdings.objects.append(thing)
-        if self._recorder is not None:
-            self._recorder.watch(thing)
-
-    def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
-        set_workers(batches, self.config.workers)
-        if self._recorder is not None:
-            self._recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
-        return PreparedLoader(batches, self._share(number), self._loop, self.device)
+        for loader in prepared:
+            if isinstance(loader, PreparedLoader):
+                self._announce(loader)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def _share(self, loader: int) -> Share:
         return Share(
@@ -269,10 +221,6 @@ class Team:
             loader=loader,
             accumulate=self.config.accumulate,
         )
-
-    def _may_act(self) -> bool:
-        # What is done again before the place to go on from has no effect: its state is put back there.
-        return self._loop.ends_step and not self._loop.is_replaying
 
     def _load_state(self, states: list[Any]) -> None:
         for thing, state in zip(self._holdings.objects, states, strict=True):
@@ -402,7 +350,7 @@ class Team:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if self._scaling is not None:
             self._scaling.unscale(parameters)
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return whole(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the run's precision, for computation outside of a prepared model's forward pass."""
@@ -437,16 +385,15 @@ class Team:
         models = [model] if isinstance(model, nn.Module) else list(model)
         source = self._evaluations[id(batches)][1]
         return Evaluation(
-            models, source, self._inner, self.device, self._evaluated, self._next_occasion(id(batches)), metrics
+            models,
+            source,
+            self._inner,
+            self.device,
+            self._evaluated,
+            self._occasions.next(id(batches), self.step, in_body=self._loop.turn is not None),
+            metrics,
+            together=self._sync.forward_is_collective and self.world_size > 1,
         )
-
-    def _next_occasion(self, loader: int) -> Occasion:
-        since = (self.step, self._loop.turn is not None)
-        if since != self._evaluated_since:
-            self._evaluated_since = since
-            self._repeats.clear()
-        repeat = self._repeats[loader] = self._repeats.get(loader, -1) + 1
-        return Occasion(step=self.step, number=list(self._repeats).index(loader), repeat=repeat)
 
     def _evaluated(self, results: dict[str, float]) -> None:
         if self._loop.is_replaying:
@@ -486,66 +433,14 @@ class Team:
         """
         turn = self._loop.turn
         if turn is None:
-            return self._outer.any(condition)
+            return super().any(condition)
         if turn is not self._any_turn:
             self._any_turn, self._any_calls = turn, 0
             if turn.index == 0:
                 self._any_so_far.clear()
         call, self._any_calls = self._any_calls, self._any_calls + 1
         self._any_so_far[call] = self._any_so_far.get(call, False) or bool(condition)
-        return self._outer.any(self._any_so_far[call]) if turn.is_last else False
-
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """See ``Collectives.all_reduce``."""
-        return self._outer.all_reduce(tensor, op)
-
-    def reduce(self, tensor: Tensor, op: str = "sum", dst: int = 0) -> Tensor | None:
-        """See ``Collectives.reduce``."""
-        return self._outer.reduce(tensor, op, dst)
-
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """See ``Collectives.broadcast``."""
-        return self._outer.broadcast(tensor, src)
-
-    def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
-        """See ``Collectives.gather``."""
-        return self._outer.gather(tensor, dst)
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """See ``Collectives.all_gather``."""
-        return self._outer.all_gather(tensor)
-
-    def scatter(self, tensors: Sequence[Tensor] | Tensor | None, like: Tensor, src: int = 0) -> Tensor:
-        """See ``Collectives.scatter``."""
-        return self._outer.scatter(tensors, like, src)
-
-    def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """See ``Collectives.reduce_scatter``."""
-        return self._outer.reduce_scatter(tensor, op)
-
-    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """See ``Collectives.send``."""
-        self._outer.send(tensor, dst, tag)
-
-    def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
-        """See ``Collectives.recv``."""
-        return self._outer.recv(like, src, tag)
-
-    def barrier(self) -> None:
-        """See ``Collectives.barrier``."""
-        self._outer.barrier()
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """See ``Collectives.all_gather_object``."""
-        return self._outer.all_gather_object(value)
-
-    def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """See ``Collectives.broadcast_object``."""
-        return self._outer.broadcast_object(value, src)
-
-    def new_group(self, ranks: Sequence[int]) -> Collectives | None:
-        """See ``Collectives.new_group``."""
-        return self._outer.new_group(ranks)
+        return super().any(self._any_so_far[call]) if turn.is_last else False
 
     # Beginning and end
 
@@ -557,27 +452,7 @@ class Team:
     def _write_start(self) -> None:
         host = self.world.host
         hosts = self._inner.all_gather_object(host) if self.world.num_nodes > 1 else [host] * self.world_size
-        self._journal.write(
-            "start",
-            script=sys.argv[0] if sys.argv else "",
-            launcher=self.world.launcher,
-            world_size=self.world_size,
-            num_nodes=self.world.num_nodes,
-            hosts=hosts,
-            strategy=self.config.strategy,
-            precision=self.config.precision,
-            shards=self.num_shards,
-            accumulate=self.config.accumulate,
-            seed=self.config.seed,
-            threads=self.config.threads,
-            device=self.device.type,
-            device_name=torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),
-            backend=self._meeting.backend,
-            num_cores=num_cores(),
-            torch=torch.__version__,
-            python=platform.python_version(),
-            lockstep=version(),
-        )
+        self._journal.write("start", **start_event(self.config, self.world, self.device, self._meeting, hosts))
 
     def _open_trace(self) -> Recorder:
         from lockstep.measure.recorder import Recorder
@@ -602,11 +477,8 @@ class Team:
         if self._announced:
             return
         self._announced = True
-        self.print(
-            f"{_batch_words(loader, self.num_shards)} on {_count(self.world_size, 'process', 'es')}, "
-            f"{_count(self.config.threads or 1, 'thread')} each, {self._meeting.backend} on {self._meeting.interface}, "
-            f"run {self.run_dir}"
-        )
+        line = first_line(loader, self.config, self.world, len(self.devices))
+        self.print(f"{line}, {self._meeting}, run {self.run_dir}")
 
     def close(self) -> None:
         """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
@@ -632,7 +504,7 @@ class Team:
                 self._recorder.close(self.step, failed=failed)
             self._sync.close()
             self._inner.release()
-            self._outer.release()
+            self.release()
             close_group()
 
     def __enter__(self) -> Team:
@@ -651,15 +523,3 @@ def _check_weight(weight: float | Tensor) -> float:
     if not 0 <= number < float("inf"):
         raise ConfigError(f"backward(weight={number}): a weight is a count, 0 or more: of tokens, say")
     return number
-
-
-def _batch_words(loader: PreparedLoader, num_shards: int) -> str:
-    batch_size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if not isinstance(batch_size, int):
-        return f"global batches of {_count(num_shards, 'shard')}"
-    upto = "" if batch_size % num_shards == 0 else "up to "
-    return f"global batch {batch_size} = {_count(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{plural if number != 1 else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -22,6 +23,8 @@ CALL = "LOCKSTEP_CALL"
 """Set where ``lockstep.launch`` runs a function in this process, and not a script of its own."""
 LAUNCH = "LOCKSTEP_LAUNCH"
 """A name for one launch, the same for all of its restarts."""
+CORES = "LOCKSTEP_CORES"
+"""The cores of this machine that a launch may use, where its processes are bound to some of them each."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -37,7 +40,11 @@ class World:
     node_rank: int = 0
     num_nodes: int = 1
     launcher: str = "python"
-    """Who started this process: ``lockstep``, ``torchrun``, ``env`` (anyone who sets RANK), or ``python``."""
+    """Who started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anyone who sets RANK and
+    WORLD_SIZE), ``hand`` (the script said which rank it is), or ``python``."""
+    unsaid: frozenset[str] = frozenset()
+    """Names of the fields above that nobody said: they are those of one process a machine until the
+    processes meet, and see who is where."""
     is_program: bool = True
     """Whether this process runs a script, that the same command would run again."""
     launch: str = ""
@@ -45,7 +52,37 @@ class World:
     restart: int = 0
     """How many times the launcher has started the processes of this launch before."""
     store_path: str | None = None
-    """Where workers of one machine meet without opening a port; None: through ``env://``, or alone."""
+    """Where workers of one machine meet without opening a port, by ``lockstep run``."""
+    job_dir: str | None = None
+    """A directory that the processes of one job of ``mpirun`` on one machine have for themselves, if it makes one."""
+    master: tuple[str, str] | None = None
+    """MASTER_ADDR and MASTER_PORT, as they are set; None: the first is not."""
+    num_cores: int | None = None
+    """The cores of this machine that the run may use, if the launcher has bound its processes; None: as they see it."""
+
+    def by_hand(self, rank: int | None, world_size: int | None) -> World:
+        """The world of a process whose script says which rank it is, of how many; with None for both, this one.
+
+        Raises:
+            ConfigError: one is missing, is no such number, or the launcher says otherwise.
+        """
+        if rank is None and world_size is None:
+            return self
+        if rank is None or world_size is None:
+            missing = "world_size" if world_size is None else "rank"
+            raise ConfigError(f"join(rank={rank}, world_size={world_size}): {missing} is missing, give both or none")
+        _check_rank("rank", rank, "world_size", world_size)
+        if self.launcher == "python":
+            unsaid = frozenset({"local_rank", "local_world_size", "node_rank", "num_nodes"})
+            return World(
+                rank=rank, world_size=world_size, node_rank=rank, num_nodes=world_size, launcher="hand", unsaid=unsaid
+            )
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"join(rank={rank}, world_size={world_size}), and {self.launcher} started this process as rank {self.rank} of "
+                f"{self.world_size}: neither may win silently. Leave out one of the two."
+            )
+        return self
 
     @property
     def host(self) -> str:
@@ -64,13 +101,51 @@ class Environment:
     """Whether the launcher shows rank 0's output on a terminal; None: no launcher said."""
 
 
-# One row a launcher: its name, the variable that gives it away, then the variables that hold rank, world size,
-# local rank, local world size and node rank. The first row whose variable is set is taken.
+@dataclass(frozen=True)
+class _Row:
+    """The variables of one launcher. Those from ``local_rank`` on need not be set."""
+
+    launcher: str
+    mark: str
+    """The variable that gives it away."""
+    rank: str = "RANK"
+    world_size: str = "WORLD_SIZE"
+    local_rank: str = "LOCAL_RANK"
+    local_world_size: str = "LOCAL_WORLD_SIZE"
+    node_rank: str = "GROUP_RANK"
+
+
+# The first row whose mark is set is taken. (A script that mpirun starts may find RANK and WORLD_SIZE of somebody else: of
+# the cluster's queue, say.)
 _LAUNCHERS = (
-    ("lockstep", STORE, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    ("env", "WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    _Row("lockstep", STORE),
+    _Row("torchrun", "TORCHELASTIC_RUN_ID"),
+    _Row(
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+    ),
+    _Row(  # Open MPI; its NODE_RANK is something else
+        "mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "",
+    ),
+    _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and its kin
+    _Row("env", "WORLD_SIZE"),
 )
+
+VARIABLES = frozenset(
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES}.union(*(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)) - {""}
+)
+"""What tells a process its place in a run, under any launcher, and how to run. MASTER_ADDR is not among them."""
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -84,32 +159,58 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
         ) from None
 
 
+def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> None:
+    if world_size < 1:
+        raise ConfigError(f"{size_name}={world_size}: a number of processes is 1 or more")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"{rank_name}={rank} with {size_name}={world_size}: ranks go from 0 to {world_size - 1}")
+
+
 def _read_world(environ: Mapping[str, str]) -> World:
-    for launcher, mark, rank, world_size, local_rank, local_world_size, node_rank in _LAUNCHERS:
-        if mark not in environ:
-            continue
-        size = _integer(environ, world_size)
-        local_size = _integer(environ, local_world_size, size)
-        for name, value in ((world_size, size), (local_world_size, local_size)):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: a number of processes is 1 or more")
-        world = World(
-            rank=_integer(environ, rank),
-            world_size=size,
-            local_rank=_integer(environ, local_rank, _integer(environ, rank) % local_size),
-            local_world_size=local_size,
-            node_rank=_integer(environ, node_rank, _integer(environ, rank) // local_size),
-            num_nodes=-(-size // local_size),
-            launcher=launcher,
-            is_program=CALL not in environ,
-            launch=environ.get(LAUNCH, ""),
-            restart=_integer(environ, _RESTART, 0),
-            store_path=environ.get(STORE),
+    row = next((row for row in _LAUNCHERS if row.mark in environ), None)
+    if row is None:
+        return World()
+    rank, size = _integer(environ, row.rank), _integer(environ, row.world_size)
+    _check_rank(row.rank, rank, row.world_size, size)
+    told_all = row.launcher in ("lockstep", "torchrun")
+    local_size = _integer(environ, row.local_world_size, size if told_all else 1)
+    if local_size < 1:
+        raise ConfigError(f"{row.local_world_size}={local_size}: a number of processes is 1 or more")
+    unsaid = {
+        field
+        for field, name in (
+            ("local_rank", row.local_rank),
+            ("local_world_size", row.local_world_size),
+            ("node_rank", row.node_rank),
+            ("num_nodes", row.node_rank),
         )
-        if not 0 <= world.rank < world.world_size:
-            raise ConfigError(f"{rank}={world.rank} with {world_size}={world.world_size}: ranks go from 0 to {size - 1}")
-        return world
-    return World()
+        if name not in environ
+    }
+    if told_all or (local_size == size and "local_world_size" not in unsaid):
+        unsaid.clear()
+    return World(
+        rank=rank,
+        world_size=size,
+        local_rank=_integer(environ, row.local_rank, rank % local_size),
+        local_world_size=local_size,
+        node_rank=_integer(environ, row.node_rank, rank // local_size),
+        num_nodes=-(-size // local_size),
+        launcher=row.launcher,
+        unsaid=frozenset(unsaid),
+        is_program=CALL not in environ,
+        launch=environ.get(LAUNCH, ""),
+        restart=_integer(environ, _RESTART, 0),
+        store_path=environ.get(STORE),
+        job_dir=_job_dir(environ) if row.launcher == "mpirun" else None,
+        master=(environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")) if environ.get("MASTER_ADDR") else None,
+        num_cores=_integer(environ, CORES) if CORES in environ else None,
+    )
+
+
+def _job_dir(environ: Mapping[str, str]) -> str | None:
+    """Open MPI gives each mpirun a directory on each machine, which it removes at the end, and numbers its jobs."""
+    parent, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
+    return f"{parent}/lockstep-{job}" if parent and job else None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

@@ -3,17 +3,17 @@
 import pytest
 
 from lockstep.analysis.methods import (
-    DEFAULT_METHODS,
     LAUNCHERS,
     STRATEGIES,
     Method,
+    default_methods,
     default_nprocs,
     expand,
     parse_method,
     parse_methods,
     parse_nprocs,
 )
-from lockstep.config import PRECISIONS
+from lockstep.config import ONE_PROCESS, PRECISIONS
 from lockstep.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(10)
@@ -38,20 +38,20 @@ def test_the_name_of_every_method_reads_back_as_the_method():
         for launcher in LAUNCHERS:
             for precision in PRECISIONS:
                 method = Method(strategy=strategy, launcher=launcher, precision=precision)
-                if strategy == "single" or launcher != "python":
+                if strategy in ONE_PROCESS or launcher != "python":
                     assert parse_method(method.name) == method
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("horovod", "unknown method 'horovod': choose one of single, ddp"),
+        ("warp", "unknown method 'warp': choose one of single, ddp"),
         ("auto", "choose one of single, ddp"),
         ("", "choose one of single, ddp"),
-        ("ddp@mpi", "choose one of lockstep, torchrun, python"),
+        ("ddp@srun", "choose one of lockstep, torchrun, python"),
         ("ddp@", "choose one of lockstep, torchrun, python"),
-        ("ddp+fp8", "choose one of 32-true, bf16-mixed"),
-        ("ddp+", "choose one of 32-true, bf16-mixed"),
+        ("ddp+fp8", "choose one of 32-true, 16-mixed, 16-master, 16-true"),
+        ("ddp+", "choose one of 32-true, 16-mixed, 16-master, 16-true"),
         ("ddp+bf16-mixed@torchrun", "launcher comes before the precision"),
         ("ddp@python", "plain python starts one process"),
     ],
@@ -67,8 +67,21 @@ def test_methods_keep_their_order_and_repetitions():
         parse_methods(" , ")
 
 
-def test_the_default_methods_are_methods():
-    assert [method.name for method in parse_methods(",".join(DEFAULT_METHODS))] == list(DEFAULT_METHODS)
+def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_cards():
+    assert set(default_methods({"cards"})) - set(default_methods(())) == {"dp"}
+    rows = expand(parse_methods("dp,dp@python"), (2, 4))
+    assert [row.label for row in rows] == ["dp ×1", "dp@python ×1"]
+
+
+def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_is_compared():
+    names = default_methods({"cards", "horovod", "mpirun"})
+    methods = parse_methods(",".join(names))
+    assert tuple(method.name for method in methods) == names
+    assert {method.strategy for method in methods} == set(STRATEGIES)
+    assert {method.launcher for method in methods} == set(LAUNCHERS)
+    assert {method.precision for method in methods} == set(PRECISIONS)
+    missing = set(names) - set(default_methods(()))
+    assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun"}
 
 
 def test_numbers_of_processes_come_sorted_and_once():

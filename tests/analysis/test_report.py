@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.analysis import advice, plot, results, table
+from lockstep.config import PRECISIONS
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -104,10 +105,10 @@ def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
     assert "shared machine" in busy
 
 
-def test_a_reader_is_told_that_slow_bfloat16_is_the_processors_doing(make_comparison):
-    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0))
+def test_a_reader_is_told_which_16_bit_formats_are_slow_and_that_it_is_the_processors_doing(make_comparison):
+    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0), ("single+bf16-true", 1, 5.0), ("single+16-master", 1, 9.0))
     (note,) = advice.notes_on(make_comparison(*rows, num_cores=1))
-    assert "10.0 times slower" in note
+    assert note.startswith("bf16-mixed, 16-master: up to 10.0 times slower")
 
 
 def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_comparison, tmp_path):
@@ -119,6 +120,11 @@ def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_com
     taller, same, _ = imread(plot.draw(make_comparison(*[("single", 1, 2.0), ("ddp", 2, "no luck")] * 3))).shape
     assert width == same
     assert taller > height, "rows were squeezed instead of given room"
+
+
+def test_every_precision_can_be_drawn_and_has_a_pattern_of_its_own(make_comparison):
+    assert plot.draw(make_comparison(*[(f"single+{precision}", 1, 2.0) for precision in PRECISIONS])).is_file()
+    assert len({plot._HATCHES[precision] for precision in PRECISIONS}) == len(PRECISIONS)
 
 
 def test_a_picture_of_nothing_but_failures_can_be_drawn(make_comparison):

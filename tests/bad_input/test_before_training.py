@@ -58,7 +58,7 @@ def test_sync_batchnorm_is_for_cards(crew):
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
     with lockstep.join(run_dir=str(tmp_path), shards=4, strategy="single") as team:
-        team.device = torch.device("cuda")  # refused before anything is moved there
+        team._preparation._device = torch.device("cuda")  # refused before anything is moved there
         with pytest.raises(lockstep.ModelError) as caught:
             bad_scripts.sync_batchnorm(team)
     assert "layer '1' is SyncBatchNorm" in str(caught.value)
@@ -97,9 +97,12 @@ def test_settings_that_differ_between_ranks_are_told(crew):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": "dp"}, "unknown strategy 'dp': choose one of auto, single, ddp"),
-        ({"precision": "fp8"}, "unknown precision 'fp8': choose one of 32-true, bf16-mixed"),
-        ({"backend": "mpi"}, "unknown backend 'mpi': choose one of auto, gloo, nccl"),
+        ({"strategy": "dpp"}, "unknown strategy 'dpp': choose one of auto, single, ddp"),
+        ({"precision": "fp8"}, "unknown precision 'fp8': choose one of 32-true, 16-mixed, 16-master, 16-true"),
+        ({"backend": "smoke"}, "unknown backend 'smoke': choose one of auto, gloo, nccl, mpi"),
+        ({"backend": "mpi"}, "backend='mpi' needs a PyTorch that was built from source on a machine with MPI"),
+        ({"init_method": "tcp://localhost:29500"}, "nobody has said which rank this process is: set RANK and WORLD_SIZE"),
+        ({"init_method": "tcp:localhost"}, "init_method='tcp:localhost': give env://, tcp://HOST:PORT"),
         ({"stratgy": "ddp"}, "unknown setting 'stratgy': choose one of"),
         ({"shards": 0}, "shards=0: it must be a whole number, 1 or more"),
         ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs a card"),

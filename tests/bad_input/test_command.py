@@ -12,8 +12,8 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--strategy", "dp"), "unknown strategy 'dp': choose one of auto, single, ddp"),
-        (("--precision", "fp8"), "unknown precision 'fp8': choose one of 32-true, bf16-mixed"),
+        (("--strategy", "dpp"), "unknown strategy 'dpp': choose one of auto, single, ddp"),
+        (("--precision", "fp8"), "unknown precision 'fp8': choose one of 32-true, 16-mixed, 16-master, 16-true"),
         (("--nproc-per-node", "3", "--shards", "2"), "3 processes for 2 shards"),
         (("--device", "cuda", "--nproc-per-node", "99"), "99 processes, and"),
     ],

@@ -25,19 +25,20 @@ def run(name, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint")
+NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", ["startup", *LONG])
+@pytest.mark.parametrize("name", ["startup", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
 def test_a_benchmark_ends_in_one_json_object(name):
-    done = run(name, "--quick", "--rounds", "1")
+    name, *options = name.split()
+    done = run(name, "--quick", "--rounds", "1", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     *before, last = done.stdout.splitlines()
     result = json.loads(last)
     assert result["benchmark"] == name
     assert result["quick"] is True
-    assert result["better"] == ("higher" if name == "scaling" else "lower")
+    assert result["better"] == ("higher" if name in ("scaling", "resnet50") else "lower")
     assert 0 < result["ratio_lower95"] <= result["ratio"] <= result["ratio_upper95"]
     assert result["machine"]["cores"] >= 1
     assert {"python", "torch"} <= set(result["versions"])
@@ -47,7 +48,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
     assert all(any(contender in line for line in before) for contender in medians)
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint"])
+@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50"])
 def test_help_says_what_is_measured(name):
     done = run(name, "--help")
     assert done.returncode == 0
@@ -61,6 +62,27 @@ def test_a_benchmark_that_cannot_work_says_why():
     assert "a shard for each process" in run("exact", "--nproc", "3", "--shards", "2").stderr
     assert "leave --nproc at 2" in run("exact", "--nproc", "3", "--link", "100").stderr
     assert "choose from 0.5M" in run("exact", "--sizes", "1M").stderr
+    assert "without --quick" in run("resnet50", "--device", "cpu").stderr
+
+
+def test_without_a_card_nothing_is_said_of_cards(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run("resnet50")
+    assert (done.returncode, done.stdout) == (77, "")
+    assert "sees no CUDA card" in done.stderr
+
+
+@pytest.mark.long
+def test_contenders_of_resnet50_learn_the_same(tmp_path):
+    losses = []
+    for contender in ("by-hand", "lockstep"):
+        options = "--arch resnet18 --device cpu --compiler eager --batch 4 --size 32 --steps 2 --run-dir run --losses"
+        command = [sys.executable, str(BENCHMARKS / "workers" / "resnet_loop.py"), contender, *options.split()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        losses.append(done.stderr.splitlines()[-1])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0].split())) == 2
 
 
 def test_the_ratio_is_that_of_rounds_not_of_medians(harness):

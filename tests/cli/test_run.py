@@ -47,7 +47,7 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
     ("args", "words"),
     [
         (("nope.py",), "there is no script"),
-        (("--strategy", "dpp", "x.py"), "choose one of auto, single, ddp"),
+        (("--strategy", "dpp", "x.py"), "choose one of auto, single"),
         (("--precision", "half", "x.py"), "unknown precision"),
         (("--nproc-per-node", "0", "x.py"), "1 or more"),
         (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes for 1 shards"),
@@ -55,10 +55,13 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
         (("--nproc-per-node", "2", "--strategy", "single", "x.py"), "strategy single"),
         (("--nproc-per-node", "2", "--attach", "2", "x.py"), "ranks go from 0 to 1"),
         (("--pass-local-rank", "yes", "x.py"), "--pass-local-rank yes: choose one of auto"),
+        (("--spawns", "often", "x.py"), "--spawns often: choose one of auto"),
         (("--shards", "many", "x.py"), "not a valid integer"),
     ],
 )
-def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, args, words):
+def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, monkeypatch, tmp_path, args, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
     status, out, err = call(capsys, *args)
     assert status == 2
     assert out == ""

@@ -48,10 +48,39 @@ def everything():
         return rank, size, found
 
 
+def groups_of_their_own():
+    """Every collective in one of two groups, and what the members of the other, larger one did meanwhile."""
+    with lockstep.join() as team:
+        groups = [team.new_group(ranks) for ranks in ([3, 1], [0, 2, 4])]
+        group = next(group for group in groups if group is not None)
+        given = torch.tensor([2.0**team.rank])
+        last = group.size - 1
+        for _ in range(group.size):  # not the same number of times in both
+            group.barrier()
+        found = {
+            "all_reduce": group.all_reduce(given),
+            "reduce": group.reduce(given, dst=last),
+            "broadcast": group.broadcast(given, src=last),
+            "all_gather": group.all_gather(given).flatten(),
+            "gather": group.gather(given, dst=last),
+            "scatter": group.scatter([given + number for number in range(group.size)], given, src=last),
+            "reduce_scatter": group.reduce_scatter(given.repeat(group.size, 1)),
+            "all_gather_object": group.all_gather_object(team.rank),
+            "broadcast_object": group.broadcast_object(team.rank, src=last),
+            "any": group.any(team.rank == 4),
+        }
+        if group.rank == 0:
+            group.send(given, dst=last)
+        if group.rank == last:
+            found["recv"] = group.recv(given, src=0)
+        return group.ranks, group.rank, {name: one.tolist() if torch.is_tensor(one) else one for name, one in found.items()}
+
+
 def mistakes():
     """What each rank was told of arguments that cannot be meant."""
     with lockstep.join() as team:
         one, told = torch.ones(2), []
+        group = [team.new_group([0]), team.new_group([1])][team.rank]
         for call in (
             lambda: team.all_reduce(one, "average"),
             lambda: team.broadcast(one, src=2),
@@ -60,10 +89,12 @@ def mistakes():
             lambda: team.new_group([0, 0]),
             lambda: team.new_group([]),
             lambda: team.new_group([0, 5]),
+            lambda: team.all_reduce(torch.ones(2, dtype=torch.int64), "mean"),
+            lambda: group.new_group([0]),
         ):
             try:
                 call()
-            except lockstep.ConfigError as error:
+            except (lockstep.ConfigError, lockstep.UsageError) as error:
                 told.append(str(error))
         return told
 

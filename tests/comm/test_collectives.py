@@ -49,10 +49,30 @@ def test_collectives_give_what_they_promise(crew, nproc):
         members = [0] if nproc == 1 else [last, 0]
         assert ("group" in found) == (rank in members)
         if rank in members:
-            # A group's ranks are numbered as PyTorch does it: in the order in which they were given, or sorted.
-            assert found["group"][0] == len(members)
-            assert sorted(found["group"][1]) == sorted(members)
-            assert found["group root"] == found["group"][1][-1]
+            assert found["group"] == (len(members), sorted(members)), "numbered from the lowest up"
+            assert found["group root"] == max(members)
+
+
+def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(crew):
+    found = crew(5, comm_scripts.groups_of_their_own)
+    for rank, (members, own, said) in enumerate(found):
+        assert members == ((1, 3) if rank % 2 else (0, 2, 4))
+        assert members[own] == rank
+        values = [2.0**member for member in members]
+        is_last = rank == members[-1]
+        assert said == {
+            "all_reduce": [sum(values)],
+            "reduce": [sum(values)] if is_last else None,
+            "broadcast": [values[-1]],
+            "all_gather": values,
+            "gather": [[value] for value in values] if is_last else None,
+            "scatter": [values[-1] + own],
+            "reduce_scatter": [sum(values)],
+            "all_gather_object": list(members),
+            "broadcast_object": members[-1],
+            "any": rank % 2 == 0,
+            **({"recv": [values[0]]} if is_last else {}),
+        }
 
 
 def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew):
@@ -65,6 +85,9 @@ def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew
             "new_group(ranks=[0, 0]): give each rank once, and at least one",
             "new_group(ranks=[]): give each rank once, and at least one",
             "ranks=5: the ranks of this group go from 0 to 1",
+            "a mean of torch.int64 would not be one: give floating numbers, or take the sum",
+            "new_group() of a sub-group: the ranks outside of it would not know of the new one, and later groups would not "
+            "come about. Make all groups with team.new_group(), which every rank calls.",
         ]
 
 

@@ -51,8 +51,9 @@ def gradients_beside_autograd():
     return {name: (p.grad.clone(), plain[name]) for name, p in model.named_parameters()}
 
 
-def _prepare(model, batches=BATCHES):
+def _prepare(make, batches=BATCHES):
     team = lockstep.join()
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return team, *team.prepare(model, optimizer, batches)
 
@@ -76,9 +77,12 @@ def thaw_in_the_body():
 
 
 def thaw_at_a_step():
-    model = Two()
-    model.a.requires_grad_(False)
-    team, model, optimizer, loader = _prepare(model, BATCHES * 2)
+    def half_frozen():
+        model = Two()
+        model.a.requires_grad_(False)
+        return model
+
+    team, model, optimizer, loader = _prepare(half_frozen, BATCHES * 2)
     for x in loader:
         if team.step == 3:
             model.a.requires_grad_(True)
@@ -89,7 +93,7 @@ def thaw_at_a_step():
 
 
 def late_parameter():
-    team, model, optimizer, loader = _prepare(Two())
+    team, model, optimizer, loader = _prepare(Two)
     model.c = nn.Linear(3, 3)
     optimizer.add_param_group({"params": list(model.c.parameters())})
     for x in loader:
@@ -99,7 +103,7 @@ def late_parameter():
 
 
 def optimizer_in_backward():
-    team, model, optimizer, loader = _prepare(Two())
+    team, model, optimizer, loader = _prepare(Two)
     model.a.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     for x in loader:
         team.backward(model(x).square().mean())
@@ -116,13 +120,13 @@ class Growing(Two):
 
 
 def growing_buffer():
-    team, model, _, loader = _prepare(Growing())
+    team, model, _, loader = _prepare(Growing)
     for x in loader:
         team.backward(model(x).square().mean())
 
 
 def third_call_in_the_last_turn():
-    team, model, _, loader = _prepare(Two())
+    team, model, _, loader = _prepare(Two)
     for x in loader:
         for _ in range(3 if team.ends_step else 2):
             team.backward(model(x).square().mean())
@@ -140,7 +144,7 @@ class Minimum(Two):
 
 
 def running_minimum():
-    team, model, _, loader = _prepare(Minimum(), [torch.full((8, 6), -2.5)])
+    team, model, _, loader = _prepare(Minimum, [torch.full((8, 6), -2.5)])
     for x in loader:
         team.backward(model(x).square().mean())
     return model.lowest.item()
@@ -158,14 +162,14 @@ def start_apart():
 
 
 def handover_bytes(layers):
-    team, model, _, loader = _prepare(nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
+    team, model, _, loader = _prepare(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
     for x in loader:
         team.backward(model(x).square().mean())
     return len(pickle.dumps(handover.state_of(team.unwrap(model))))
 
 
 def any_after_a_break():
-    team, model, _, loader = _prepare(Two())
+    team, model, _, loader = _prepare(Two)
     said = []
     for first in (True, False):
         for x in loader:
@@ -180,7 +184,7 @@ def any_after_a_break():
 
 
 def clip_without_a_step():
-    team, model, _, loader = _prepare(Two())
+    team, model, _, loader = _prepare(Two)
     for x in loader:
         team.backward(model(x).square().mean())
         team.clip_grad_norm_(model.parameters(), 1.0)

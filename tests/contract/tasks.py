@@ -123,11 +123,18 @@ def state(model, optimizer=None):
     return found
 
 
-def classify(kind, length, batch_size, epochs=2, workers=0, zero_at="end", drop_last=False, weighted=False, **settings):
+def classify_with_eps(eps, *args):
+    """The same, for formats in which the usual eps is 0."""
+    return classify(*args, eps=eps)
+
+
+def classify(
+    kind, length, batch_size, epochs=2, workers=0, zero_at="end", drop_last=False, weighted=False, eps=1e-8, **settings
+):
     """A classification like any other."""
     team = lockstep.join(**settings)
     model = kind()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=eps)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     loader = DataLoader(Points(length), batch_size, shuffle=True, num_workers=workers, drop_last=drop_last)
     model, optimizer, scheduler, loader = team.prepare(model, optimizer, scheduler, loader)
@@ -286,9 +293,10 @@ def backward_twice_through_batch_norm(length, batch_size):
     return {"state": state(model)}
 
 
-def _loop(model, length=24, batch_size=8, loss_of=None):
+def _loop(kind, length=24, batch_size=8, loss_of=None):
     """The plainest loop, with what else a body may do."""
     team = lockstep.join()
+    model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
     for inputs, targets, _ in loader:
@@ -302,7 +310,7 @@ def _loop(model, length=24, batch_size=8, loss_of=None):
 
 def forward_after_the_update(length, batch_size):
     """A forward pass with gradients that no backward pass follows."""
-    for team, model, _, inputs, _ in _loop(Plain(), length, batch_size):
+    for team, model, _, inputs, _ in _loop(Plain, length, batch_size):
         if team is not None:
             model(inputs).sum()
     return {"state": state(model)}
@@ -310,7 +318,7 @@ def forward_after_the_update(length, batch_size):
 
 def forward_after_the_update_with_batch_norm(length, batch_size):
     """The same for a model whose every forward pass changes buffers: those of the next shard begin without it."""
-    for team, model, _, inputs, _ in _loop(Net(), length, batch_size):
+    for team, model, _, inputs, _ in _loop(Net, length, batch_size):
         if team is not None:
             model(inputs + 1)
     return {"state": state(model)}
@@ -318,7 +326,7 @@ def forward_after_the_update_with_batch_norm(length, batch_size):
 
 def main_alone_afterwards(length, batch_size):
     """Rank 0 alone runs the model after the loop."""
-    *_, (_, model, *_) = _loop(Plain(), length, batch_size)
+    *_, (_, model, *_) = _loop(Plain, length, batch_size)
     if torch.distributed.get_rank() == 0:
         model(torch.zeros(2, 6)).sum().backward()
     return {"state": state(model)}
@@ -340,7 +348,7 @@ class CodeBook(Plain):
 
 
 def train_code_book(length, batch_size):
-    *_, (_, model, *_) = _loop(CodeBook(), length, batch_size)
+    *_, (_, model, *_) = _loop(CodeBook, length, batch_size)
     return {"state": {**state(model), "mean": model.mean.double()}}
 
 
@@ -357,7 +365,7 @@ class HandNorm(Plain):
 
 
 def train_hand_norm(length, batch_size):
-    *_, (_, model, *_) = _loop(HandNorm(), length, batch_size)
+    *_, (_, model, *_) = _loop(HandNorm, length, batch_size)
     return {"state": state(model)}
 
 
@@ -420,7 +428,7 @@ def wrong(kind, length=24, batch_size=8):
             optimizer.step()
         return
     scheduler = None
-    for team, model, optimizer, inputs, targets in _loop(Plain(), length, batch_size):
+    for team, model, optimizer, inputs, targets in _loop(Plain, length, batch_size):
         if team is None:
             return
         if kind == "backward after step":

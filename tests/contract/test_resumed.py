@@ -8,6 +8,7 @@ import features
 import pytest
 from bits import differences
 
+from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
 from lockstep.loop import Loop
 
@@ -94,7 +95,13 @@ LONG = {
         trained(model="Plain", loader="stream", length=62, batch_size=8),
         {"accumulate": 2, "num_steps": 8},
     ),
-    "bf16-mixed": (trained(model="Deep"), {"precision": "bf16-mixed"}),
+    **{
+        f"precision {name}": (
+            trained(model="reentrant", optimizer="SGD, foreach" if name == "16-true" else "AdamW, foreach"),
+            {"precision": name},
+        )
+        for name in PRECISIONS
+    },
     "parameters of 16 bits": (trained(model="bfloat16", weight="tokens"), {}),
     "scaled by the script": (partial(features.train_scaled, "script", "AdamW, foreach"), {"num_steps": 9}),
     "scaled by the run": (trained(model="Plain", length=17, batch_size=8, epochs=3), {"precision": "16-mixed"}),

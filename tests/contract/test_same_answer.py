@@ -9,6 +9,7 @@ import pytest
 import tasks
 import torch
 
+from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
@@ -144,12 +145,15 @@ def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew, pro
         assert all(one["without"] == alone[0]["without"] for one in by_rank)
 
 
-def test_bf16_autocast_gives_the_same_answer_up_to_its_rounding(crew, promise):
-    alone, two = run_at(crew, [1, 2], 2, promise, tasks.classify, tasks.Plain, 40, 16, precision="bf16-mixed")
-    plain = crew(1, tasks.classify, tasks.Plain, 40, 16, shards=2)
-    assert_same(alone[0]["state"], two[0]["state"], 2e-4, promise)
+@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "32-true"])
+def test_every_precision_gives_the_same_answer_up_to_its_rounding(crew, promise, precision):
+    task, eps = tasks.classify_with_eps, 1e-3 if precision == "16-true" else 1e-8
+    alone, *others = run_at(crew, [1, 2, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
+    plain = crew(1, task, eps, tasks.Net, 40, 16, shards=4)
+    for by_rank in others:
+        assert_same(alone[0]["state"], by_rank[0]["state"], 0.02 if precision.endswith("true") else 2e-4, promise)
     with pytest.raises(AssertionError):
-        assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in bfloat16
+        assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in 16 bits
 
 
 def test_an_average_starts_from_rank_0_on_all_ranks(crew):

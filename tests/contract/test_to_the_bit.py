@@ -11,6 +11,7 @@ import pytest
 import torch
 from bits import assert_same_bits, differences
 
+from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(90)
@@ -194,9 +195,47 @@ def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rou
 # Precisions
 
 
+NARROW = [name for name in PRECISIONS if name != "32-true"]
+
+
+def narrow(precision, **options):
+    """A training that suits a precision: AdamW divides by 0 in float16."""
+    return trained(**options, **({"optimizer": "SGD, foreach"} if precision == "16-true" else {}))
+
+
 @pytest.mark.parametrize("model", ["Net", "Deep", "reentrant"])
-def test_bf16_mixed(same_bits, model):
-    same_bits(trained(model=model), precision="bf16-mixed")
+@pytest.mark.parametrize("precision", NARROW)
+def test_every_precision(same_bits, precision, model):
+    alone = same_bits(narrow(precision, model=model), precision=precision)
+    plain = same_bits(narrow(precision, model=model), nprocs=())
+    assert alone["losses"].keys() == plain["losses"].keys()
+    assert not alone["losses"].items() & plain["losses"].items(), "it computes in float32"
+
+
+@pytest.mark.parametrize("precision", NARROW)
+def test_every_precision_with_token_weights_steps_smaller_than_the_processes_and_unused_parameters(same_bits, precision):
+    task = narrow(precision, model="SometimesUnused", length=17, batch_size=8, weight="tokens", epochs=3)
+    same_bits(task, precision=precision, nprocs=(2, 4))
+
+
+@pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
+def test_checkpointed_blocks_are_the_plain_ones_in_every_precision(same_bits, precision):
+    states = [same_bits(narrow(precision, model=model), precision=precision, nprocs=())["state"] for model in BLOCKS]
+    assert [differences(states[0], state) for state in states[1:]] == [[], []]
+
+
+BLOCKS = ("Deep", "not reentrant", "reentrant")
+
+
+@pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
+def test_averages_in_every_precision(same_bits, precision):
+    assert same_bits(features.train_averages, precision=precision)["updates"] == [2, 6]
+
+
+@pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
+def test_compiled_models_in_every_precision(same_bits, precision):
+    task = narrow(precision, model="compiled, aot_eager", length=32, epochs=1)
+    same_bits(task, precision=precision, nprocs=(2,))
 
 
 # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.data.evaluation import Evaluation, EvaluationSource, Occasion
+from lockstep.data.evaluation import Evaluation, EvaluationSource
+from lockstep.data.occasions import Occasion
 from lockstep.errors import ConfigError, DataError, UsageError
 
 pytestmark = pytest.mark.timeout(90)

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import lockstep
-from lockstep.data.evaluation import EvaluationSource, Occasion
+from lockstep.data.evaluation import EvaluationSource
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
+from lockstep.data.occasions import Occasion
 from lockstep.data.sources import Share, choose_source
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError, LaunchError

@@ -47,6 +47,34 @@ def test_the_default_is_a_process_a_card_or_one(monkeypatch, count):
     assert resolve_nproc("5") == 5
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"devices_per_process": 2}, (3, 3, 3)),
+        ({"devices_per_process": 4}, (1, 1, 1)),
+        ({"strategy": "single"}, (1, 6, 6)),
+        ({"strategy": "dp"}, (1, 6, 6)),
+        ({"strategy": "ddp"}, (6, 6, 6)),
+    ],
+)
+def test_by_default_a_process_has_as_many_cards_as_it_drives(monkeypatch, settings, expected):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: 6)
+    assert tuple(resolve_nproc(asked, RunConfig(**settings)) for asked in (None, "auto", "gpu")) == expected
+
+
+def test_more_devices_a_process_than_cards_leave_no_process(monkeypatch):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: 2)
+    with pytest.raises(ConfigError, match="--nproc-per-node gpu with 3 devices a process: 2 CUDA cards"):
+        resolve_nproc("gpu", RunConfig(devices_per_process=3))
+
+
+@pytest.mark.parametrize(("count", "device"), [(0, "auto"), (2, "cpu")])
+def test_data_parallel_in_one_process_without_cards_is_refused_before_anything_starts(monkeypatch, count, device):
+    monkeypatch.setattr(cards, "num_cards", lambda environ: count)
+    with pytest.raises(ConfigError, match=r"strategy dp \(nn.DataParallel\) .*: use strategy single, or several processes"):
+        check_fit(RunConfig(strategy="dp", device=device), 1)
+
+
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", 0])
 def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
     with pytest.raises(ConfigError, match="1 or more"):
@@ -57,9 +85,14 @@ def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
     ("settings", "words"),
     [
         ({"strategy": "single"}, "strategy single is one process"),
+        ({"strategy": "dp"}, "strategy dp is one process"),
         ({"shards": 3}, "4 processes for 3 shards"),
         ({"device": "cuda"}, "device cuda for 4 processes, and 2 CUDA cards"),
         ({"backend": "nccl"}, "backend nccl for 4 processes, and 2 CUDA cards"),
+        (
+            {"device": "cuda", "devices_per_process": 3},
+            "device cuda for 4 processes, and 2 CUDA cards .* each process needs 3",
+        ),
     ],
 )
 def test_settings_that_so_many_processes_cannot_have_are_refused(monkeypatch, settings, words):

@@ -55,6 +55,24 @@ def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, statu
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
 
 
+def test_the_last_words_of_a_script_that_was_stopped_are_shown(start_cold, tmp_path):
+    launcher = start_cold(
+        """
+        import pathlib, sys, time
+        try:
+            pathlib.Path("ready").touch()
+            time.sleep(100)
+        except KeyboardInterrupt:
+            sys.exit("stopped at step 7")
+        """
+    )
+    until((tmp_path / "ready").exists)
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=20)
+    assert launcher.returncode == 130
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["stopped at step 7", "stopped by Ctrl-C"]
+
+
 def test_a_second_ctrl_c_kills_at_once(start_cold, tmp_path):
     launcher = start_cold(
         """

@@ -91,7 +91,7 @@ def test_a_failed_rank_that_hangs_in_its_exit_handlers_does_not_hang_the_launch(
     ("statement", "status", "words"),
     [
         ("sys.exit(7)", 7, "sys.exit(7)"),
-        ("sys.exit('no data')", 1, "sys.exit('no data')"),
+        ("sys.exit('no data')", 1, "SystemExit: no data"),
         ("os._exit(9)", 9, "status 9"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "out of memory"),
         ("ctypes.string_at(0)", 139, "script.py"),  # faulthandler's words
@@ -102,6 +102,23 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert [failure.rank for failure in ended.outcome.failures] == [1]
     assert ended.outcome.failures[0].exit_status == status
     assert words in failures.report(ended.outcome.failures, 2)
+
+
+@pytest.mark.parametrize("options", [(), ("--nproc", "2"), ("--nproc", "2", "--tee"), ("--nproc", "2", "--log-dir", "logs")])
+def test_the_words_that_a_script_ends_itself_with_are_told_once(run_script, tmp_path, options):
+    source = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit('no data')\ntime.sleep(60)"
+    done = run_script(source, *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.endswith(f" on {os.uname().nodename} failed: SystemExit: no data\n")
+    assert done.stderr.count("no data") == 1
+    if "--log-dir" in options:
+        assert (tmp_path / "logs" / "rank-0.log").read_text() == "SystemExit: no data\n"
+
+
+def test_words_of_several_lines_are_told_whole():
+    text = failures.report([failures.from_exit(0, "no data:\n  /data/train\n  /data/test")], 1)
+    assert text.splitlines()[2:] == ["no data:", "  /data/train", "  /data/test"]
 
 
 def test_the_echo_of_a_peers_death_is_not_taken_for_the_cause(run_warm):

@@ -116,8 +116,8 @@ def test_reading_the_module_imports_no_torch():
 class FakeCuda:
     """As much of torch.cuda as the meter looks at."""
 
-    def __init__(self, read):
-        self.utilization = read
+    def __init__(self, read, reserved=(0, 1000, 70)):
+        self.utilization, self.reserved = read, reserved
 
     def is_initialized(self):
         return True
@@ -126,14 +126,14 @@ class FakeCuda:
         return 1
 
     def device_count(self):
-        return 2
+        return len(self.reserved)
 
     def max_memory_reserved(self, index):
-        return (1000, 70)[index]
+        return self.reserved[index]
 
 
-def with_cuda(monkeypatch, read):
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(read)))
+def with_cuda(monkeypatch, *args):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(*args)))
 
 
 def test_without_a_card_in_use_its_figures_are_none(monkeypatch):
@@ -144,12 +144,17 @@ def test_without_a_card_in_use_its_figures_are_none(monkeypatch):
     assert (used.peak_gpu_bytes, used.gpu_utilisation) == (None, None)
 
 
-def test_with_a_card_memory_of_all_cards_and_utilisation_of_the_current_one(monkeypatch):
-    with_cuda(monkeypatch, lambda device: {1: 80}[device])
+@pytest.mark.parametrize(
+    ("reserved", "utilisation", "expected"),
+    [((0, 1000, 70), {1: 80, 2: 40}, (1070, 60.0)), ((0, 0), {1: 80}, (0, 80.0))],
+    ids=["several in use", "none yet: the current one"],
+)
+def test_with_cards_their_memory_and_the_mean_utilisation_of_those_in_use(monkeypatch, reserved, utilisation, expected):
+    with_cuda(monkeypatch, utilisation.__getitem__, reserved)
     meter = UsageMeter()
     meter.start()
     used = meter.stop()
-    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (1070, 80.0)
+    assert (used.peak_gpu_bytes, used.gpu_utilisation) == expected
 
 
 def test_a_card_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
@@ -161,32 +166,3 @@ def test_a_card_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
     meter.start()
     used = meter.stop()
     assert (used.peak_gpu_bytes, used.gpu_utilisation) == (1070, None)
-
-
-def test_num_cores_follows_the_affinity():
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert usage.num_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner", "cores"),
-    [
-        ("max 100000", "max 100000", None),
-        ("max 100000", "150000 100000", 1.5),
-        ("200000 100000", "400000 100000", 2.0),  # a quota of the whole container holds for its groups
-        (None, None, None),
-    ],
-)
-def test_num_cores_follows_the_least_quota_of_the_cgroups(tmp_path, outer, inner, cores):
-    root, group = tmp_path / "cgroup", tmp_path / "cgroup" / "job" / "task"
-    group.mkdir(parents=True)
-    for folder, text in ((root, outer), (group, inner)):
-        if text is not None:
-            (folder / "cpu.max").write_text(text + "\n")
-    membership = tmp_path / "membership"
-    membership.write_text("4:memory:/other\n0::/job/task\n")
-    assert usage._cgroup_cores(root, membership) == cores

@@ -64,10 +64,12 @@ def digest(*things):
     for thing in things:
         state = thing.state_dict() if hasattr(thing, "state_dict") else thing
         for name, value in sorted(state.items()):
-            found.update(
-                name.encode() + (value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
-            )
+            found.update(name.encode() + (_bytes(value) if isinstance(value, torch.Tensor) else repr(value).encode()))
     return found.hexdigest()
+
+
+def _bytes(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()  # NumPy has no bfloat16
 
 
 def say_last_words(team, *things, **more):

@@ -122,6 +122,8 @@ def test_the_same_command_means_the_same_script_and_arguments_wherever_it_is_cal
     assert commands == [Command(script=str(script.resolve()), args=("--lr", "1"), number=0)] * 3
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "2"])
     assert Command.of_this_process(0, is_program=True, explicit={}) != commands[0]
+    monkeypatch.setattr(sys, "argv", [str(script), "--local-rank=0", "--lr", "1"])  # torch.distributed.launch adds it
+    assert Command.of_this_process(0, is_program=True, explicit={}) == commands[0]
 
 
 @pytest.mark.parametrize(("argv", "is_program"), [([""], True), (["-c"], True), ([], True), (["train.py"], False)])

@@ -4,9 +4,11 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.plan.shards import micro_steps
+from lockstep.plan.shards import micro_steps, num_active_ranks
 from lockstep.sync.ddp import DataParallel
+from lockstep.sync.dp import OneProcess
 from lockstep.sync.exact import Exact
+from lockstep.sync.horovod import Horovod
 from lockstep.sync.single import Single
 
 
@@ -36,10 +38,14 @@ def samples(step, number):
 def make(kind, team, **options):
     if kind == "single":
         return Single(team.num_shards)
+    if kind == "horovod":
+        return Horovod(team.num_shards, team._meeting, timeout_s=60)
+    if kind == "dp":
+        return OneProcess(team.num_shards, 1, team.devices)
     if kind == "exact":
         return Exact(team.rank, team.world_size, team.num_shards)
     if kind == "exact, by collectives":
-        return Exact(team.rank, team.world_size, team.num_shards, cards=torch.device("cpu"))
+        return Exact(team.rank, team.world_size, team.num_shards, cards=[torch.device("cpu")])
     if kind == "exact, between hosts":
         return Exact(team.rank, team.world_size, team.num_shards, between_hosts=True)
     return DataParallel(team.num_shards, team._meeting, **{"find_unused": False, **options})
@@ -54,6 +60,8 @@ def walk(kind, sizes, weights=None, drops=()):
         for step, size in enumerate(sizes, 1):
             turns = micro_steps(step, (size,), team.rank, team.world_size, team.num_shards)
             inputs = samples(step, size)
+            if not turns:
+                sync.absent(num_active_ranks(size, team.world_size, team.num_shards))
             for turn in turns:
                 sync.begin(turn)
                 first = sum(len(range(s, size, team.num_shards)) for s in range(turn.shard))
@@ -75,6 +83,11 @@ def walk(kind, sizes, weights=None, drops=()):
         sync.close()
         del forward
         return seen
+
+
+def join_with(strategy):
+    """Nothing but a run with this strategy."""
+    lockstep.join(strategy=strategy).close()
 
 
 def start_unlike():

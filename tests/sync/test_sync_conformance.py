@@ -7,6 +7,7 @@ import torch
 pytestmark = pytest.mark.timeout(60)
 # Every number of shards is run by one process in both ways, and by more processes.
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
+KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without cards: see test_dp
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
@@ -74,6 +75,17 @@ def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
                 expected = expected_gradient(parts, [1] * size)
                 torch.testing.assert_close(grads["weight"], expected, rtol=1e-5, atol=1e-6)
     assert [step for step, _, _ in by_rank[0]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "exact"])
+def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
+    sizes = [4, 2, 3, 1, 2, 4, 3]
+    by_rank = crew(4, sync_scripts.walk, kind, sizes, shards=4)
+    assert [len(seen) for seen in by_rank] == [sum(size > rank for size in sizes) for rank in range(4)]
+    for step, grads, _ in (each for seen in by_rank for each in seen):
+        size = sizes[step - 1]
+        expected = expected_gradient(shards_of(step, size, 4), [1] * size)
+        torch.testing.assert_close(grads["weight"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_script,
     states = {}
     commands = {
         "python": [sys.executable, "script.py"],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
     }
     for name, command in commands.items():
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=50)

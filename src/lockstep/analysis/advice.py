@@ -6,6 +6,7 @@ from lockstep.analysis.figures import Figures
 from lockstep.analysis.results import Comparison, counted
 
 _SHORT_S = 2.0
+_SLOW = 1.5
 
 
 def notes_on(comparison: Comparison) -> list[str]:
@@ -85,16 +86,17 @@ def _slow_16_bit(comparison: Comparison) -> list[str]:
         if result.figures is not None and result.row.method.precision == "32-true"
     }
     factors = [
-        pace[key] / result.figures.samples_per_s
+        (pace[key] / result.figures.samples_per_s, result.row.method.precision)
         for result in comparison.rows
         if result.figures is not None
         and result.figures.device != "cuda"
         and result.row.method.precision != "32-true"
         and (key := (result.row.method.strategy, result.row.num_processes)) in pace
     ]
-    if not factors or max(factors) < 1.5:
+    slow = list(dict.fromkeys(precision for factor, precision in factors if factor >= _SLOW))
+    if not slow:
         return []
     return [
-        f"16-bit precision is up to {max(factors):.1f} times slower than 32-true here: this processor does it in "
-        "software. On a card that has it, it is the faster of the two."
+        f"{', '.join(slow)}: up to {max(factors)[0]:.1f} times slower than 32-true here, since this processor does it in "
+        "software. On a card that has such a format, it is the faster one."
     ]

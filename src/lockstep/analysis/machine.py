@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,16 @@ def look(*, num_cores: int, num_cards: int) -> Machine:
         torch=_version("torch"),
         lockstep=_version("torch-lockstep"),
     )
+
+
+def find_components(*, num_cards: int) -> set[str]:
+    """What this machine has of that which some methods need."""
+    found = {
+        "cards": num_cards > 0,
+        "horovod": importlib.util.find_spec("horovod") is not None,
+        "mpirun": shutil.which("mpirun") is not None,
+    }
+    return {name for name, is_here in found.items() if is_here}
 
 
 def _version(distribution: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from lockstep import config
@@ -10,9 +10,23 @@ from lockstep.errors import ConfigError, unknown_name
 
 STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 """``auto`` is left out: a row must say what it ran."""
-LAUNCHERS = ("lockstep", "torchrun", "python")
+LAUNCHERS = ("lockstep", "torchrun", "python", "mpirun", "horovodrun")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
-DEFAULT_METHODS = ("single", "single@python", "single+bf16-mixed", "ddp", "ddp@torchrun", "ddp+bf16-mixed", "exact")
+_NARROW = tuple(f"ddp+{precision}" for precision in config.PRECISIONS if precision != "32-true")
+_DEFAULTS = {
+    "single": "",
+    "single@python": "",
+    "dp": "cards",
+    "ddp": "",
+    "exact": "",
+    "fsdp": "",
+    "horovod": "horovod",
+    "ddp@torchrun": "",
+    "ddp@mpirun": "mpirun",
+    "horovod@horovodrun": "horovod",
+    **dict.fromkeys(_NARROW, ""),
+}
+"""Each strategy, each launcher, each precision; and what of the machine it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +35,8 @@ class Method:
 
     strategy: str
     launcher: str = "lockstep"
-    """``lockstep`` (``lockstep run``), ``torchrun``, or ``python`` (the plain interpreter: one process)."""
+    """``lockstep`` (``lockstep run``), ``torchrun``, ``mpirun``, ``horovodrun``, or ``python`` (the plain interpreter: one
+    process)."""
     precision: str = "32-true"
 
     @property
@@ -69,7 +84,7 @@ def parse_method(text: str) -> Method:
         raise unknown_name(f"launcher in method {text.strip()!r}:", launcher, LAUNCHERS)
     if plus and precision not in config.PRECISIONS:
         raise unknown_name(f"precision in method {text.strip()!r}:", precision, config.PRECISIONS)
-    if launcher == "python" and strategy != "single":
+    if launcher == "python" and strategy not in config.ONE_PROCESS:
         raise ConfigError(
             f"method {text.strip()!r}: plain python starts one process, and {strategy} needs several. "
             f"Write {strategy!r} (started by lockstep run) or '{strategy}@torchrun'."
@@ -87,6 +102,11 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     if not methods:
         raise ConfigError(f"methods {text!r} names none: name at least one, for example single,ddp")
     return methods
+
+
+def default_methods(found: Collection[str]) -> tuple[str, ...]:
+    """The names of those that a machine can run, of which ``found`` says what it has: cards, horovod, mpirun."""
+    return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in found)
 
 
 def parse_nprocs(text: str) -> tuple[int, ...]:
@@ -117,10 +137,12 @@ def default_nprocs(*, num_cards: int, num_cores: int) -> tuple[int, ...]:
 
 
 def expand(methods: Sequence[Method], nprocs: Iterable[int]) -> tuple[Row, ...]:
-    """One row for each method and number of processes; ``single`` has one process whatever is asked for."""
+    """One row for each method and number of processes; ``single`` and ``dp`` have one process whatever is asked for."""
     numbers = tuple(nprocs)
     pairs = [
-        (method, num_processes) for method in methods for num_processes in ((1,) if method.strategy == "single" else numbers)
+        (method, num_processes)
+        for method in methods
+        for num_processes in ((1,) if method.strategy in config.ONE_PROCESS else numbers)
     ]
     return tuple(
         Row(number=place, method=method, num_processes=num_processes)

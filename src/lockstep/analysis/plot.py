@@ -16,7 +16,14 @@ FILE_NAME = "comparison.png"
 # picture also survives black-and-white print.
 _COLOURS = {"single": "#0072B2", "ddp": "#E69F00", "exact": "#CC79A7"}
 _OTHER = "#009E73"
-_HATCHES = {"32-true": "", "bf16-mixed": "///", "16-mixed": "..."}
+_HATCHES = {
+    "32-true": "",
+    "bf16-mixed": "///",
+    "bf16-true": "//////",
+    "16-mixed": "...",
+    "16-master": "xxx",
+    "16-true": "......",
+}
 
 
 def draw(comparison: Comparison) -> Path:
@@ -87,7 +94,7 @@ def _bars(
             length,
             height=0.68,
             color=_COLOURS.get(result.row.method.strategy, _OTHER),
-            hatch=_HATCHES.get(result.row.method.precision, "xxx"),
+            hatch=_HATCHES[result.row.method.precision],
             edgecolor="white",
             linewidth=0,
         )

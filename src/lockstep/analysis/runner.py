@@ -24,11 +24,15 @@ _MARK = "LOCKSTEP_COMPARE_ROW"
 _GRACE_S = 5.0  # what lockstep run and torchrun may take to end their own workers, before they are killed
 
 # What a launcher sets for its workers. A comparison may itself run under one (a batch job): its rows must not inherit.
-_LAUNCHER_VARIABLES = (
-    *(world.SETTINGS, world.STORE, world.TERMINAL),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-)
+_LAUNCHER_VARIABLES = (*world.VARIABLES, "MASTER_ADDR", "MASTER_PORT")
+# What its mpirun asks of root, and of a machine with fewer cores than processes; other methods are not bound to cores either.
+# (As variables, since other MPIs' mpirun would not know the options.)
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +87,27 @@ def start_under(
     count = f"--nproc-per-node={num_processes}"
     if launcher == "lockstep":
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        command = (*_lockstep(), "run", count, *flags, str(script), *args)
+        command = (*_program("lockstep", "lockstep.cli.main"), "run", count, *flags, str(script), *args)
         return Start(command=command, settings={}, threads=threads, variables=variables or {})
     # --standalone picks a free port, so that two runs on one machine cannot meet each other.
-    torchrun = ("-m", "torch.distributed.run", "--standalone", count)
-    command = (sys.executable, *(torchrun if launcher == "torchrun" else ()), str(script), *args)
-    return Start(command=command, settings=settings, threads=threads, variables=variables or {})
+    python = {
+        "python": (sys.executable,),
+        "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", count),
+        "mpirun": ("mpirun", "-np", str(num_processes), sys.executable),
+        "horovodrun": (
+            *(*_program("horovodrun", "horovod.runner.launch"), "--gloo", "-np", str(num_processes)),
+            *("-H", f"localhost:{num_processes}", sys.executable),
+        ),
+    }[launcher]
+    variables = {**(_OPEN_MPI if launcher == "mpirun" else {}), **(variables or {})}
+    return Start(command=(*python, str(script), *args), settings=settings, threads=threads, variables=variables)
 
 
-def _lockstep() -> tuple[str, ...]:
-    script = Path(sys.executable).with_name("lockstep")
+def _program(name: str, module: str) -> tuple[str, ...]:
+    """A program that was installed beside this interpreter."""
+    script = Path(sys.executable).with_name(name)
     # The script first: with -m, Python would look for modules in the working directory before all others.
-    return (sys.executable, str(script)) if script.is_file() else (sys.executable, "-m", "lockstep.cli.main")
+    return (sys.executable, str(script)) if script.is_file() else (sys.executable, "-m", module)
 
 
 @dataclass(frozen=True, kw_only=True)

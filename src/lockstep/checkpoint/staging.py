@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,24 +26,22 @@ class Staging:
             self._buffer(name, tensor)
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Copies on the CPU, contiguous; and the event after which those from a card are there (None: they are).
+        """Copies on the CPU, contiguous; and the events after which those from cards are there (None: they are).
 
         They stay as they are until the next call.
         """
         copies: dict[str, Tensor] = {}
-        from_card = False
+        cards: set[torch.device] = set()
         with torch.no_grad():
             for name, tensor in tensors.items():
                 copies[name] = self._buffer(name, tensor)
                 copies[name].copy_(tensor.detach(), non_blocking=True)
-                from_card = from_card or tensor.is_cuda
+                if tensor.is_cuda:
+                    cards.add(tensor.device)
         for name in self._buffers.keys() - tensors.keys():
             del self._buffers[name]  # what is no longer there (a gradient that was zeroed, say)
-        if not from_card:
-            return copies, None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # later work on this stream, an optimizer's step above all, comes behind the copies
-        return copies, event
+        # Later work on a card's stream, an optimizer's step above all, comes behind the copies.
+        return copies, _Events(cards) if cards else None
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         known = self._buffers.get(name)
@@ -52,6 +50,18 @@ class Staging:
             touch(known)
             self._buffers[name] = known
         return known
+
+
+class _Events:
+    """The present ends of the streams of some cards: a copy from a card is in that card's."""
+
+    def __init__(self, cards: Iterable[torch.device]) -> None:
+        self._events = [torch.cuda.current_stream(card).record_event() for card in cards]
+
+    def synchronize(self) -> None:
+        """Wait until all that was before them is done."""
+        for event in self._events:
+            event.synchronize()
 
 
 def touch(tensor: Tensor) -> None:

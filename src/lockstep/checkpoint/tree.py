@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.checkpoint.kinds import IN_NUMPY, KINDS, TAGS, RefusedError, is_plain
+from lockstep.comm.spread import is_spread
 from lockstep.errors import ConfigError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -98,7 +99,7 @@ class _Taker:
         if is_plain(value):
             return value
         kind = type(value)
-        if kind in _TENSORS:
+        if kind in _TENSORS or is_spread(value):
             if id(value) not in self._shared:
                 self._shared[id(value)] = self._tensor(value, where, name)
             return self._shared[id(value)]
@@ -144,7 +145,7 @@ class _Taker:
         return {"$dict": pairs}
 
     def _tensor(self, value: Any, where: str, name: str) -> dict[str, Any]:
-        tag = _TENSORS[type(value)]
+        tag = _TENSORS.get(type(value), "$tensor")
         if tag == "$array":
             if value.dtype.name not in IN_NUMPY:
                 _refuse(where, f"a numpy array of {value.dtype}")
@@ -156,6 +157,9 @@ class _Taker:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             _refuse(where, f"a {layout} tensor of {dtype} on the device {value.device}")
         node = {tag: name, "device": value.device.type}
+        if is_spread(value):  # whoever writes it brings it together before
+            self.tensors[name] = value.detach()
+            return node
         strides = torch.empty_like(value, device="meta").stride()  # as clone() has them: without gaps, in the same order
         if strides != torch.empty(value.shape, device="meta").stride():
             node["strides"] = list(strides)

@@ -15,8 +15,8 @@ from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.methods import Row
 from lockstep.analysis.results import Comparison, RowResult, counted
 from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
-from lockstep.measure.usage import num_cores
 
 _EPILOG = """
 \b
@@ -42,15 +42,14 @@ Examples:
 @click.option(
     "--methods",
     "method_names",
-    default=", ".join(methods.DEFAULT_METHODS),
-    show_default=True,
     metavar="NAMES",
-    help="What to compare: strategy[@launcher][+precision], with commas between.",
+    help="What to compare: strategy[@launcher][+precision], with commas between.  "
+    "[default: each strategy, each launcher and each precision once, as far as this machine can]",
 )
 @click.option(
     "--nproc",
     metavar="N,N,...",
-    help="Numbers of processes for every method but single, which has one.  "
+    help="Numbers of processes of every method but single and dp, which have one.  "
     "[default: 2, 4, 8, ... up to the number of cards; without several, 2, and 4 where there are 4 cores]",
 )
 @click.option(
@@ -84,7 +83,7 @@ Examples:
 def command(
     script: Path,
     args: tuple[str, ...],
-    method_names: str,
+    method_names: str | None,
     nproc: str | None,
     shards: int | None,
     seed: int | None,
@@ -103,16 +102,20 @@ def command(
 
     \b
     A method is strategy[@launcher][+precision]:
-      strategy   single, ddp, exact
-      launcher   lockstep (if none is named), torchrun, python (single only)
-      precision  32-true (if none is named), bf16-mixed, 16-mixed
+      strategy   single, ddp, exact, fsdp, dp (cards only), horovod (where it is
+                 installed)
+      launcher   lockstep (if none is named), torchrun, python (single and dp only),
+                 mpirun, horovodrun (where they are installed)
+      precision  32-true (if none is named), 16-mixed, 16-master, 16-true, bf16-mixed,
+                 bf16-true
     """
     cores, cards = num_cores(), num_cards_here()
+    found = machine.find_components(num_cards=cards)
     plan = compare.plan(
         command=sys.argv,
         script=script,
         args=args,
-        methods=methods.parse_methods(method_names),
+        methods=methods.parse_methods(method_names or ",".join(methods.default_methods(found))),
         nprocs=(methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
         num_cores=cores,
         shards=shards,

@@ -54,7 +54,7 @@ def _plain_nproc(args: list[str]) -> int:
         return 0
     for name, value in zip(args[1:], [*args[2:], ""], strict=True):
         option, _, attached = name.partition("=")
-        if option in ("--nproc-per-node", "--nproc"):
+        if option in ("--nproc-per-node", "--nproc_per_node", "--nproc"):
             text = attached or value
             return int(text) if text.isdecimal() else 0
     return 0

@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from lockstep.cli.torchrun import check_redirects, check_tee, dashed, torchrun_options
 from lockstep.config import ALLOWABLE, BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES, TRACE_LEVELS
 from lockstep.errors import ConfigError
-from lockstep.launch.program import PASS_LOCAL_RANK
+from lockstep.launch.binding import BINDINGS
+from lockstep.launch.program import PASS_LOCAL_RANK, SPAWNS
 from lockstep.launch.script import run_script, stopped_message
 
 _GROUPS = {
@@ -18,10 +20,14 @@ _GROUPS = {
         "is_module",
         "threads",
         "device",
+        "devices_per_process",
         "backend",
+        "init_method",
         "timeout_s",
         "max_restarts",
+        "bind",
         "pass_local_rank",
+        "spawns",
     ),
     "Training (only for scripts that call lockstep.join())": (
         "strategy",
@@ -38,6 +44,13 @@ _GROUPS = {
     ),
     "Checkpoints (for the same scripts)": ("checkpoint_every", "keep", "fresh", "allow"),
     "Output": ("log_dir", "tee", "attach"),
+    "As torchrun and torch.distributed.launch have them": (
+        "is_executable",
+        "use_env",
+        "redirects",
+        "tee_streams",
+        "standalone",
+    ),
 }
 
 _EPILOG = """\b
@@ -88,6 +101,7 @@ def _names(valid: tuple[str, ...]) -> str:
         "allow_interspersed_args": False,
         "max_content_width": 120,
         "help_option_names": ["-h", "--help"],
+        "token_normalize_func": dashed,  # torchrun takes --nproc_per_node as well
     },
     options_metavar="[OPTIONS]",
 )
@@ -101,7 +115,18 @@ def _names(valid: tuple[str, ...]) -> str:
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.option("--threads", type=int, metavar="N", help="Threads of each process. Default: the cores, divided.")
 @click.option("--device", metavar=_names(DEVICES), help="Where to train. Default: a card where there is one.")
+@click.option(
+    "--devices-per-process",
+    type=int,
+    metavar="N",
+    help="Devices that each process drives. Default: one; with strategy dp, all cards.",
+)
 @click.option("--backend", metavar=_names(BACKENDS), help="What processes talk through.")
+@click.option(
+    "--init-method",
+    metavar="URL",
+    help="Where processes meet: tcp://HOST:PORT, file:///PATH, env://. Default: a private file.",
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -117,13 +142,26 @@ def _names(valid: tuple[str, ...]) -> str:
     help="How often all processes are started again, at most, when one has failed. Default: 0.",
 )
 @click.option(
+    "--bind",
+    default="none",
+    metavar=_names(BINDINGS),
+    help="Bind each process, and its loader workers, to cores of its own or to a NUMA node. Default: none.",
+)
+@click.option(
     "--pass-local-rank",
     default="auto",
     metavar=_names(PASS_LOCAL_RANK),
-    help="Give the script its local rank as an argument. auto: if its source names one of these options.",
+    help="Give the script its local rank as an argument. auto: if its source defines one of these options.",
+)
+@click.option(
+    "--spawns",
+    default="auto",
+    metavar=_names(SPAWNS),
+    help="Whether the script starts its processes itself (mp.spawn): it then runs once, as under python. auto: as its "
+    "source says.",
 )
 @click.option("--strategy", metavar=_names(STRATEGIES), help="How gradients meet.")
-@click.option("--precision", metavar=_names(PRECISIONS), help="Precision of the forward pass.")
+@click.option("--precision", metavar=_names(PRECISIONS), help="Formats of weights and passes: see docs/precision.md.")
 @click.option(
     "--shards",
     type=int,
@@ -165,6 +203,7 @@ def _names(valid: tuple[str, ...]) -> str:
 )
 @click.option("--tee", is_flag=True, help="Show each line with its rank; with --log-dir: as well as in the file.")
 @click.option("--attach", type=int, metavar="RANK", help="Give this rank the terminal, so that breakpoint() works.")
+@torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -173,7 +212,13 @@ def command(
     nproc_per_node: str | None,
     is_module: bool,
     max_restarts: int,
+    bind: str,
     pass_local_rank: str,
+    spawns: str,
+    is_executable: bool,
+    use_env: bool,
+    redirects: str | None,
+    tee_streams: str | None,
     log_dir: Path | None,
     tee: bool,
     attach: int | None,
@@ -186,6 +231,11 @@ def command(
     """
     if pass_local_rank not in PASS_LOCAL_RANK:
         raise ConfigError(f"--pass-local-rank {pass_local_rank}: choose one of {', '.join(PASS_LOCAL_RANK)}")
+    if spawns not in SPAWNS:
+        raise ConfigError(f"--spawns {spawns}: choose one of {', '.join(SPAWNS)}")
+    check_redirects(redirects, log_dir)
+    if tee:
+        check_tee(script)
     stopped_by = run_script(
         script,
         args,
@@ -193,10 +243,13 @@ def command(
         nproc=nproc_per_node,
         settings={name: value for name, value in settings.items() if value is not None and value != ()},
         log_dir=log_dir,
-        tee=tee,
+        tee=tee or tee_streams == "3",
         attach=attach,
-        pass_local_rank=pass_local_rank,
+        pass_local_rank="none" if use_env else pass_local_rank,
+        spawns=spawns,
+        is_executable=is_executable,
         max_restarts=max_restarts,
+        bind=bind,
     )
     if stopped_by is None:
         return 0

@@ -16,8 +16,8 @@ from lockstep.analysis.compare import new_directory
 from lockstep.analysis.results import counted
 from lockstep.analysis.verification import Plan, SettingResult, Verification
 from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
-from lockstep.measure.usage import num_cores
 
 _EPILOG = """
 \b

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.group import Meeting, listening_on
+from lockstep.comm.group import Meeting, open_sub_group
 from lockstep.errors import ConfigError, UsageError, unknown_name
 
 _OPS = {
@@ -39,7 +39,10 @@ class Collectives:
         self._open_group: dist.ProcessGroup | None = group
         self._sub_groups: list[Collectives] = []
         self.rank = dist.get_rank(group)
+        """This process's, within the group."""
         self.size = dist.get_world_size(group)
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        """The members, numbered as in the run: the group's rank i is the run's ``ranks[i]``."""
         self._meeting = meeting
         self._guard = guard if guard is not None else lambda _: None
 
@@ -65,14 +68,14 @@ class Collectives:
         """
         self._guard("all_reduce")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(result, op=_find_op(op), group=self.group)
+        dist.all_reduce(result, op=_find_op(op, tensor), group=self.group)
         return result.div_(self.size) if op == "mean" else result
 
     def reduce(self, tensor: Tensor, op: str = "sum", dst: int = 0) -> Tensor | None:
         """As ``all_reduce``, with the result on rank ``dst`` only; None on the others."""
         self._guard("reduce")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        dist.reduce(result, group_dst=self._check_rank("dst", dst), op=_find_op(op), group=self.group)
+        dist.reduce(result, group_dst=self._check_rank("dst", dst), op=_find_op(op, tensor), group=self.group)
         if self.rank != dst:
             return None
         return result.div_(self.size) if op == "mean" else result
@@ -136,7 +139,7 @@ class Collectives:
         if tensor.ndim == 0 or tensor.shape[0] != self.size:
             raise ConfigError(f"reduce_scatter: shape {tuple(tensor.shape)}: dimension 0 must be {self.size}, a row a rank")
         result = torch.empty(tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
-        dist.reduce_scatter(result, list(tensor.detach().contiguous().unbind()), op=_find_op(op), group=self.group)
+        dist.reduce_scatter(result, list(tensor.detach().contiguous().unbind()), op=_find_op(op, tensor), group=self.group)
         return result.div_(self.size) if op == "mean" else result
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
@@ -183,14 +186,27 @@ class Collectives:
         return bool(flag)
 
     def new_group(self, ranks: Sequence[int]) -> Collectives | None:
-        """A sub-group. *Every* rank of the run must call it, also those that will not be in it (they get None)."""
+        """A sub-group. *Every* rank of the run must call it, also those that will not be in it (they get None).
+
+        Its collectives are for its members alone, and groups that share no rank do not wait for each other.
+
+        Args:
+            ranks: the members, in any order: within the group they are numbered from the lowest up.
+
+        Raises:
+            UsageError: on a sub-group. (All ranks must know of all groups; make them with ``team.new_group``.)
+        """
         self._guard("new_group")
+        if self.size != dist.get_world_size():
+            raise UsageError(
+                "new_group() of a sub-group: the ranks outside of it would not know of the new one, and later groups would not "
+                "come about. Make all groups with team.new_group(), which every rank calls."
+            )
         if len(set(ranks)) != len(ranks) or not ranks:
             raise ConfigError(f"new_group(ranks={list(ranks)}): give each rank once, and at least one")
         for rank in ranks:
             self._check_rank("ranks", rank)
-        with listening_on(self._meeting):
-            group = dist.new_group(list(ranks))
+        group = open_sub_group(ranks, self._meeting)
         if self.rank not in ranks:
             return None
         sub_group = Collectives(group, self._meeting, self._guard)
@@ -203,7 +219,9 @@ class Collectives:
         return rank
 
 
-def _find_op(op: str) -> Any:
+def _find_op(op: str, tensor: Tensor) -> Any:
     if op not in _OPS:
         raise unknown_name("reduction", op, _OPS)
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ConfigError(f"a mean of {tensor.dtype} would not be one: give floating numbers, or take the sum")
     return _OPS[op]

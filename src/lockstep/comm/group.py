@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, HashStore, PrefixStore, Store  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
+from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
+from lockstep.comm.store import OpenStore, leave_store
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, UsageError
 from lockstep.world import World
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 _FAREWELL_S = 0.02
-_openings = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,97 +27,155 @@ class Meeting:
     """How the processes of this run reach each other."""
 
     backend: str
-    """``gloo``, or ``nccl`` (with Gloo beside it for tensors on the CPU)."""
+    """``gloo``, ``nccl`` (with Gloo beside it for tensors on the CPU), or ``mpi``."""
     interface: str
     """The network interface that Gloo listens on, as far as it was chosen here; ``auto`` if Gloo chooses."""
+    timeout_s: float
+    """How long a collective waits for a rank, in seconds."""
+
+    def __str__(self) -> str:
+        """For the first line of a run."""
+        if self.backend == "nccl":
+            version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            return f"nccl {version} on {nccl_interface()}"
+        return self.backend if self.backend == "mpi" else f"{self.backend} on {self.interface}"
 
 
-def choose_device(config: RunConfig, world: World) -> torch.device:
-    """The device of this process: cards are given out by local rank, in turn if there are fewer than processes.
+def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
+    """The devices of this process, one or more: cards are given out by local rank, in turn if there are fewer than processes.
 
     Raises:
-        ConfigError: CUDA was asked for and there is no card.
+        ConfigError: CUDA was asked for and there is no card, or there are too few for several a process.
     """
+    each = config.devices_per_process
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+        return (torch.device("cpu"),) * (each or 1)
     if not torch.cuda.is_available():
         raise ConfigError("device='cuda', but PyTorch sees no CUDA card here: leave device out, or use device='cpu'")
-    return torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    each = each or (count if config.strategy == "dp" and world.world_size == 1 else 1)
+    may_share = config.backend == "gloo" and config.strategy != "dp"  # it was asked for, and can work
+    if each > 1 and each * world.local_world_size > count and not may_share:
+        raise ConfigError(
+            f"devices_per_process={each} with {world.local_world_size} process(es) on this machine, and PyTorch sees {count} "
+            "CUDA card(s) here: ask for fewer devices or processes"
+            + ("" if config.strategy == "dp" else ", or have them share cards, with backend='gloo'")
+        )
+    return tuple(torch.device("cuda", (world.local_rank * each + number) % count) for number in range(each))
 
 
-def choose_meeting(config: RunConfig, world: World, device: torch.device) -> Meeting:
+def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Meeting:
     """The backend and the interface: NCCL needs a card a process, and one machine never needs the network.
 
+    Args:
+        config: what was asked for.
+        world: who shares a machine.
+        devices: of this process.
+        host: one that every machine of the run reaches, if it is known.
+
     Raises:
-        ConfigError: NCCL was asked for where it cannot work.
+        ConfigError: the backend cannot work here, or the interface that was asked for does not exist.
     """
-    card_each = device.type == "cuda" and world.local_world_size <= torch.cuda.device_count()
+    if config.backend == "mpi":
+        _check_mpi(world)
+    on_cards = devices[0].type == "cuda"
+    num_needed = world.local_world_size * len(devices)
+    card_each = on_cards and num_needed <= torch.cuda.device_count()
     backend = config.backend
     if backend == "auto":
         backend = "nccl" if card_each and world.world_size > 1 else "gloo"
     if backend == "nccl" and not card_each:
-        found = f"{torch.cuda.device_count()} cards" if device.type == "cuda" else "no card in use"
+        found = f"{torch.cuda.device_count()} cards" if on_cards else "no card in use"
+        each = "a card" if len(devices) == 1 else f"{len(devices)} cards"
         raise ConfigError(
-            f"backend='nccl' needs a card for each of the {world.local_world_size} processes of this machine, and "
+            f"backend='nccl' needs {each} for each of the {world.local_world_size} processes of this machine, and "
             f"there is {found}: leave backend out (Gloo lets processes share a card), or start fewer processes"
         )
-    on_one_machine = world.num_nodes == 1
-    interface = os.environ.get(_INTERFACE) or ("lo" if on_one_machine else "auto")
-    return Meeting(backend=backend, interface=interface)
+    interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
+    return Meeting(backend=backend, interface=interface, timeout_s=config.timeout_s)
+
+
+def _check_mpi(world: World) -> None:
+    if not dist.is_mpi_available():
+        raise ConfigError(
+            "backend='mpi' needs a PyTorch that was built from source on a machine with MPI. This one "
+            f"({torch.__version__}) was not, nor are those that can be downloaded. Leave backend out, or use 'gloo' (or "
+            "'nccl', with a card for each process): they serve processes that mpirun started, too"
+        )
+    if world.launcher != "mpirun":
+        raise ConfigError(
+            "backend='mpi' needs processes that mpirun has started, and this one was not: mpirun -np N python SCRIPT; or leave "
+            "backend out"
+        )
 
 
 @contextlib.contextmanager
 def listening_on(meeting: Meeting) -> Iterator[None]:
     """Gloo devices made inside listen on the meeting's interface. (It can be told only by this variable.)"""
-    before = os.environ.get(_INTERFACE)
+    before = os.environ.get(GLOO_INTERFACE)
     if meeting.interface != "auto":
-        os.environ[_INTERFACE] = meeting.interface
+        os.environ[GLOO_INTERFACE] = meeting.interface
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(_INTERFACE, None)
+            os.environ.pop(GLOO_INTERFACE, None)
         else:
-            os.environ[_INTERFACE] = before
+            os.environ[GLOO_INTERFACE] = before
 
 
-def open_group(config: RunConfig, world: World, meeting: Meeting, device: torch.device) -> None:
+def open_group(found: OpenStore, meeting: Meeting, devices: Sequence[torch.device]) -> None:
     """Open the default process group. Every rank must call it; it blocks until all have, or the timeout is over.
 
     A process alone opens one too, over a store in its own memory, so that code with collectives runs unchanged.
+    """
+    check_not_open()
+    if meeting.backend == "mpi":
+        dist.init_process_group("mpi")  # it knows who is who, and has no timeouts
+        return
+    backend = "cpu:gloo,cuda:nccl" if meeting.backend == "nccl" else "gloo"
+    # Naming the card lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
+    # (A group that was given one refuses tensors on others.)
+    device_id = devices[0] if meeting.backend == "nccl" and len(devices) == 1 else None
+    with listening_on(meeting):
+        dist.init_process_group(
+            backend,
+            store=found.store,
+            rank=found.world.rank,
+            world_size=found.world.world_size,
+            timeout=datetime.timedelta(seconds=meeting.timeout_s),
+            device_id=device_id,
+        )
+
+
+def open_sub_group(ranks: Sequence[int], meeting: Meeting, backend: str | None = None) -> dist.ProcessGroup:
+    """Open a group of some ranks. *Every* rank of the run must call it, also those that will not be in it; only these wait.
+
+    (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in:
+    as soon as some rank was left out of one, ranks look for each other under different names, until the timeout.)
+
+    Args:
+        ranks: the members; within the group they are numbered from the lowest up.
+        meeting: how they reach each other.
+        backend: None: that of the run.
+    """
+    with listening_on(meeting):
+        timeout = datetime.timedelta(seconds=meeting.timeout_s)
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+    return group
+
+
+def check_not_open() -> None:
+    """Make sure that nobody else has opened a process group in this process.
+
+    Raises:
+        UsageError: somebody has.
     """
     if dist.is_initialized():
         raise UsageError(
             "torch.distributed was initialised before lockstep.join(): leave init_process_group to join(), "
             "or call join() first"
         )
-    backend = "cpu:gloo,cuda:nccl" if meeting.backend == "nccl" else "gloo"
-    timeout = datetime.timedelta(seconds=config.timeout_s)
-    # Naming the card lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
-    device_id = device if meeting.backend == "nccl" else None
-    with listening_on(meeting):
-        dist.init_process_group(
-            backend,
-            # A process that joins again must not find the addresses of its earlier group: torchrun's store outlives it.
-            store=PrefixStore(f"lockstep/{next(_openings)}", _open_store(world, timeout)),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timeout,
-            device_id=device_id,
-        )
-
-
-def _open_store(world: World, timeout: datetime.timedelta) -> Store:
-    """Where the ranks find each other's addresses."""
-    if world.store_path is not None:
-        # A file in a private directory listens on nothing, so no other host can reach it.
-        return FileStore(world.store_path, world.world_size)
-    if world.launcher == "python":
-        return HashStore()
-    store: Store
-    store, _, _ = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))
-    store.set_timeout(timeout)
-    return store
 
 
 def default_group() -> dist.ProcessGroup:
@@ -137,6 +192,7 @@ def close_group() -> None:
     collective's tensors to free while the interpreter shuts down brings the process down ("terminate called without an
     active exception": it wants the interpreter's lock), so they are given a moment, with the lock released.
     """
+    leave_store()
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batches import count_samples, map_tensors, to_device
 from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher, single_threaded
+from lockstep.data.occasions import FIRST_LOADER, Occasion
 from lockstep.data.reader import StreamReader
 from lockstep.data.sources import Share, is_torch_loader, refuse_split
 from lockstep.data.streams import Purpose, reseed, set_aside
@@ -34,7 +34,7 @@ class _DealingReader(StreamReader):
     """Collates every batch of a stream that is this process's."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        super().__init__(loader, share.seed, Purpose.EVALUATE, (_FIRST_LOADER, 0), share.rank)
+        super().__init__(loader, share.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), share.rank)
         self._share = share
         self._ready = loader.batch_size is None
 
@@ -43,27 +43,6 @@ class _DealingReader(StreamReader):
             num_samples = 1 if self._ready else len(parts[0])
             places = range(first_sample, first_sample + num_samples)
             yield batch, None if self._ready else num_samples, self.collate(parts[0], places, batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Occasion:
-    """Which evaluation of the run one is. Its random streams start from that, and from nothing that a launch counts: a run
-    that was interrupted comes to the same evaluations again."""
-
-    step: int
-    """Steps taken before."""
-    number: int
-    """Of its loader, among those that were evaluated since that step."""
-    repeat: int = 0
-    """How often that loader was evaluated before since that step."""
-
-    @property
-    def loader(self) -> int:
-        """The number under which its streams are known, where training loaders have theirs, from 1."""
-        return _FIRST_LOADER + self.number
-
-
-_FIRST_LOADER = 1 << 20
 
 
 class EvaluationSource:
@@ -159,6 +138,8 @@ class Evaluation:
         done: Callable[[dict[str, float]], None],
         occasion: Occasion,
         metrics: Sequence[Any] = (),
+        *,
+        together: bool = False,
     ) -> None:
         self._models = models
         self._source = source
@@ -166,6 +147,10 @@ class Evaluation:
         self._device = device
         self._done = done
         self._occasion = occasion
+        self._together = together
+        """Whether all ranks must run the model equally often."""
+        self._is_extra = False
+        """Whether the batch at hand is there only for that: nothing of it counts."""
         self._batch: int | None = None
         self._num_samples: int | None = None
         self._added: list[tuple[int, str, Any, float]] = []
@@ -200,7 +185,8 @@ class Evaluation:
         if self._stack is None or self._over:
             raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as batches:`")
         try:
-            for number, num_samples, batch in self._source.deal(self._occasion):
+            batches = self._source.deal(self._occasion)
+            for number, num_samples, batch in self._in_step(batches) if self._together else batches:
                 self._batch, self._num_samples = number, num_samples
                 if num_samples is None:
                     with contextlib.suppress(DataError):
@@ -209,7 +195,22 @@ class Evaluation:
                 self._source.reseed(self._occasion, number)
                 yield batch
         finally:
-            self._batch = None
+            self._batch, self._is_extra = None, False
+
+    def _in_step(self, batches: Numbered) -> Numbered:
+        """Also a batch for each one that another rank has more: this rank's last one again, or the very first."""
+        last: tuple[int, int | None, Any] | None = None
+        while True:
+            own = next(batches, None)
+            self._is_extra = own is None
+            if not self._collectives.all_reduce(torch.tensor(int(own is not None)), "max"):
+                return
+            if last is None and self._collectives.all_reduce(torch.tensor(int(own is None)), "max"):
+                first = self._collectives.broadcast_object(own)  # there are fewer batches than ranks
+                last = first if own is None else None
+            last = own or last
+            assert last is not None
+            yield last
 
     def add(self, *, weight: float | None = None, **values: Any) -> None:
         """Note what the batch at hand gave. Local.
@@ -220,6 +221,8 @@ class Evaluation:
         """
         if self._batch is None:
             raise UsageError("add() belongs into the loop over the evaluation's batches")
+        if self._is_extra:
+            return
         if weight is None:
             weight = self._num_samples
         if weight is None:
@@ -235,6 +238,8 @@ class Evaluation:
         """
         if self._batch is None:
             raise UsageError("update() belongs into the loop over the evaluation's batches")
+        if self._is_extra:
+            return
         if not any(metric is known for known in self._metrics):
             self._metrics.append(metric)
         index = next(i for i, known in enumerate(self._metrics) if known is metric)

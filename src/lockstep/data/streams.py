@@ -13,7 +13,7 @@ import enum
 import functools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -49,6 +49,16 @@ def derive(*place: int) -> int:
     return value
 
 
+_cards: tuple[int, ...] = ()
+"""Those that this process draws on; none: the current one."""
+
+
+def draw_on(devices: Iterable[torch.device]) -> None:
+    """These are this process's devices, which have a generator each: from now on the streams of all of them are reseeded."""
+    global _cards
+    _cards = tuple(dict.fromkeys(device.index for device in devices if device.type == "cuda"))
+
+
 _root = functools.lru_cache(maxsize=64)(derive)
 
 
@@ -62,7 +72,10 @@ def reseed(seed: int, purpose: Purpose, *place: int) -> None:
         value ^= value >> 31
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(value)  # of the current card, which is this process's
+        torch.cuda.manual_seed(value)  # of the current card, which is this process's first
+        for number, card in enumerate(_cards[1:], 1):  # others by their place, not by who they are
+            with torch.cuda.device(card):
+                torch.cuda.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # user code that has not imported it cannot draw from it
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -74,7 +87,8 @@ def set_aside() -> Iterator[None]:
     """Whatever is reseeded or drawn inside, the streams go on afterwards from where they were."""
     cpu = torch.default_generator.get_state()
     on_card = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    card = torch.cuda.get_rng_state() if on_card else None
+    cards = _cards or (torch.cuda.current_device(),) if on_card else ()
+    states = [torch.cuda.get_rng_state(card) for card in cards]
     numpy = sys.modules.get("numpy")
     array = None if numpy is None else numpy.random.get_state()
     plain = random.getstate()
@@ -82,8 +96,8 @@ def set_aside() -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(cpu)
-        if card is not None:
-            torch.cuda.set_rng_state(card)
+        for card, state in zip(cards, states, strict=True):
+            torch.cuda.set_rng_state(state, card)
         if numpy is not None:
             numpy.random.set_state(array)
         random.setstate(plain)

@@ -90,14 +90,17 @@ def from_exception(rank: int, error: BaseException) -> Failure:
 
 def from_exit(rank: int, code: object) -> Failure:
     """A failure by ``sys.exit(code)``; to be called in the worker."""
-    status = code & 0xFF if isinstance(code, int) else 1
-    said = f"sys.exit({code!r})"
+    if isinstance(code, int):
+        message, status = f"the script ended itself with sys.exit({code})", code & 0xFF
+    else:  # words, which the interpreter would write
+        message, status = _message(code), 1
     return Failure(
         rank=rank,
         host=socket.gethostname(),
         time_s=time.time(),
         kind="SystemExit",
-        message=f"the script ended itself with {said}",
+        message=message,
+        text=message if "\n" in message.strip() else "",
         exit_status=status,
     )
 
@@ -147,14 +150,24 @@ def fault_path(private_dir: str, rank: int) -> Path:
     return Path(private_dir, f"fault-{rank}.txt")
 
 
-def mark_ending(private_dir: str) -> None:
-    """Let all processes of the launch know that it is being ended: by a failed worker, or by the launcher."""
+def mark_ending(private_dir: str, *, is_stopped: bool = False) -> None:
+    """Let all processes of the launch know that it is being ended: by a failed worker, or by the launcher.
+
+    ``is_stopped``: because somebody stopped the launcher, which then reports no failures.
+    """
     Path(private_dir, "ending").touch()
+    if is_stopped:
+        Path(private_dir, "stopped").touch()
 
 
 def is_ending(private_dir: str) -> bool:
     """Whether it is, or has been."""
     return not Path(private_dir, "spec.pickle").exists() or Path(private_dir, "ending").exists()
+
+
+def is_stopped(private_dir: str) -> bool:
+    """Whether it is because somebody stopped the launcher."""
+    return Path(private_dir, "stopped").exists()
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
@@ -184,7 +197,7 @@ def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     return {failure.rank: (failure.text.rstrip() or failure.summary()) + "\n" for failure in failures}
 
 
-def _message(error: BaseException) -> str:
+def _message(error: object) -> str:
     try:
         return str(error)
     except Exception:  # a user's __str__ may do anything

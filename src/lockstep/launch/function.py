@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from lockstep.config import RunConfig
 from lockstep.errors import LaunchError, UsageError
 from lockstep.launch import restarts, worker
+from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
@@ -27,7 +28,14 @@ T = TypeVar("T")
 _server: ForkServer | None = None
 
 
-def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, max_restarts: int = 0, **settings: Any) -> list[T]:
+def launch(
+    fn: Callable[..., T],
+    *args: Any,
+    nproc: int | None = None,
+    max_restarts: int = 0,
+    bind: str = "none",
+    **settings: Any,
+) -> list[T]:
     """Run ``fn(*args)`` in each of ``nproc`` new processes; returns what each returned, by rank.
 
     Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first
@@ -37,9 +45,12 @@ def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, max_resta
         fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
             ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
-        nproc: Number of processes; None: one for each CUDA card, or one.
+        nproc: Number of processes; None: one for each CUDA card (or so many as
+            ``devices_per_process`` says), or one.
         max_restarts: How many times all processes are started again, at most, when one has failed. Standard error tells of
             each time.
+        bind: ``cores`` binds each process, and its loader workers, to cores of its own, on one NUMA node if possible;
+            ``numa`` to a whole node; ``auto`` does what fits the machine; ``none`` nothing. Standard error tells of it.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
@@ -54,9 +65,12 @@ def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, max_resta
             "launch() was called while a worker imports your script, and would go on without end: "
             'put what starts the run under `if __name__ == "__main__":`'
         )
-    count = resolve_nproc(nproc)
-    check_fit(RunConfig.merge(settings, {}), count)
+    config = RunConfig.merge(settings, {})
+    count = resolve_nproc(nproc, config)
+    check_fit(config, count)
     restarts.check_max_restarts(max_restarts)
+    binding = bind_here(bind, count, config)
+    announce(bind, binding)
     call = _pack(fn, args)
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     with Interrupts((signal.SIGINT,)) as interrupts, private_directory() as private_dir:
@@ -70,6 +84,7 @@ def launch(fn: Callable[..., T], *args: Any, nproc: int | None = None, max_resta
             plan=plan,
             interrupts=interrupts,
             max_restarts=max_restarts,
+            binding=binding,
         )
         if server.is_alive():
             server.warm()  # for the next call

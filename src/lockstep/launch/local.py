@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RunConfig
+from lockstep.config import ONE_PROCESS, RunConfig
+from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch import cards, failures, restarts
-from lockstep.launch.cores import num_cores
+from lockstep.launch.binding import Binding
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
@@ -24,23 +25,29 @@ from lockstep.launch.spec import Call, LaunchSpec, Script
 from lockstep.launch.supervise import Outcome, supervise
 
 
-def resolve_nproc(asked: str | int | None) -> int:
+def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
     """The number of processes meant by a number, ``cpu``, ``gpu``, ``auto`` or nothing (a process a card, else one).
+
+    With several devices a process it is one for so many cards; with a strategy for one process, nothing means one.
 
     Raises:
         ConfigError: it means none.
     """
+    each = (config.devices_per_process if config else None) or 1
     if asked is None:
-        return max(1, cards.num_cards_here())
+        is_one = config is not None and config.strategy in ONE_PROCESS
+        return 1 if is_one else max(1, cards.num_cards_here() // each)
     if asked == "auto":
-        return cards.num_cards_here() or num_cores()
+        return cards.num_cards_here() // each or num_cores()
     if asked == "cpu":
         return num_cores()
     if asked == "gpu":
         count = cards.num_cards_here()
         if count == 0:
             raise ConfigError("--nproc-per-node gpu: no CUDA card is visible here, or torch was built without CUDA")
-        return count
+        if count < each:
+            raise ConfigError(f"--nproc-per-node gpu with {each} devices a process: {count} CUDA cards are visible here")
+        return count // each
     try:
         count = int(asked)
     except ValueError:
@@ -56,21 +63,34 @@ def check_fit(config: RunConfig, nproc: int) -> None:
     Raises:
         ConfigError: settings that this many processes, or this machine, cannot have.
     """
-    if config.strategy == "single" and nproc > 1:
-        raise ConfigError(f"strategy single is one process, and {nproc} were asked for: leave one of the two out")
+    if config.strategy in ONE_PROCESS and nproc > 1:
+        raise ConfigError(f"strategy {config.strategy} is one process, and {nproc} were asked for: leave one of the two out")
+    if config.strategy == "dp" and (config.device == "cpu" or cards.num_cards_here() == 0):
+        why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
+        raise ConfigError(
+            f"strategy dp (nn.DataParallel) spreads batches over CUDA cards, and {why}: use strategy single, or several "
+            "processes with strategy ddp (--nproc-per-node 2)"
+        )
     if config.shards is not None and config.shards < nproc:
         raise ConfigError(
             f"{nproc} processes for {config.shards} shards: a process without a shard would have nothing to do. "
             f"Ask for at most {config.shards} processes, or for at least {nproc} shards"
         )
+    if config.backend == "mpi":
+        raise ConfigError(
+            "backend mpi is for processes that mpirun starts (mpirun -np 2 python SCRIPT), with a PyTorch that was built from "
+            "source on a machine with MPI: leave backend out, or use gloo (or nccl, with a card for each process)"
+        )
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
         count = cards.num_cards_here()
         may_share = count > 0 and config.backend == "gloo"  # it was asked for, and can work
-        if nproc > count and not may_share:
+        each = config.devices_per_process or 1
+        if nproc * each > count and not may_share:
             why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(
-                f"{asked} for {nproc} processes, and {count} CUDA cards are visible{why}: each process needs its own. "
+                f"{asked} for {nproc} processes, and {count} CUDA cards are visible{why}: "
+                f"each process needs {'its own' if each == 1 else each}. "
                 f"Ask for {'fewer processes, or backend gloo to share cards' if count else 'device cpu'}"
             )
 
@@ -98,6 +118,7 @@ def run_workers(
     plan: OutputPlan,
     interrupts: Interrupts,
     max_restarts: int = 0,
+    binding: Binding | None = None,
 ) -> Outcome:
     """Run a program in ``nproc`` workers to its end. Afterwards all processes are gone and all output has come through.
 
@@ -122,6 +143,7 @@ def run_workers(
                 name=Path(private_dir).name,
                 restart=restart,
                 max_restarts=max_restarts,
+                binding=binding,
             )
             outcome = _run_once(spec, server, plan, interrupts)
         if not outcome.failures or not restarts.follows(spec, outcome.failures[0]):

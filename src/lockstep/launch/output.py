@@ -7,6 +7,7 @@ import math
 import os
 import re
 import selectors
+import stat
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ class OutputPlan:
     tee: bool = False
     """Lines go to the terminal, each with its rank, also when there is a log directory."""
     attach: int | None = None
-    """The rank that has the terminal itself, input and output."""
+    """The rank that has the terminal itself, input and output. If None, rank 0 has the input that is no terminal."""
     sink: Sink | None = None
     """Lines go here instead of the terminal (a notebook, whose cells are no files)."""
 
@@ -78,12 +79,16 @@ class Streams:
         plan = self._plan
         if rank == plan.attach:
             return (0, 1, 2)
+        # A pipe or a file is for the one rank that reads it and passes it on. A terminal is only given to who asks for it:
+        # the others have none, and a breakpoint() of all ranks would stop one of them.
+        has_input = rank == 0 and plan.attach is None and plan.sink is None and _is_piped(0)
+        stdin = 0 if has_input else self._null
         if plan.tee or plan.sink is not None:
-            return (self._null, self._pipe(rank, is_error=False), self._pipe(rank, is_error=True))
+            return (stdin, self._pipe(rank, is_error=False), self._pipe(rank, is_error=True))
         if rank in self._logs:
             log = self._logs[rank].fileno()
-            return (self._null, log, log)
-        return (self._null, 1, 2)
+            return (stdin, log, log)
+        return (stdin, 1, 2)
 
     def handed_over(self) -> None:
         """The workers have their ends: close ours, so that pipes end when the workers do; start to read."""
@@ -194,6 +199,15 @@ class _Pump:
         # A terminal that is gone (`| head`) or a full disk must not stop the reading: workers would block.
         with contextlib.suppress(OSError, ValueError):
             self._takers[fd](line)
+
+
+def _is_piped(fd: int) -> bool:
+    """Whether this is an open file or pipe, and no terminal."""
+    try:
+        kind = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
 
 
 def log_path(log_dir: Path, rank: int) -> Path:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.machinery
+import shutil
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import ConfigError
+from lockstep.launch.source import LOCAL_RANK_OPTIONS, Source
 from lockstep.launch.spec import Script
 
-LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
+SPAWNS = ("auto", "yes", "no")
+"""Whether a script starts its processes itself; ``auto``: its source tells."""
 PASS_LOCAL_RANK = ("auto", "none", *LOCAL_RANK_OPTIONS)
 
 
-def find_script(target: str, *, is_module: bool) -> Path | None:
-    """The file that ``target`` names; None for a module that is not a plain source file.
+def find_script(target: str, *, is_module: bool, is_executable: bool = False) -> Path | None:
+    """The file that ``target`` names; None for what is not plain Python source: some modules, and programs.
 
     Raises:
-        ConfigError: there is no such script or module.
+        ConfigError: there is no such script, module or program.
     """
+    if is_executable:
+        _find_program(target, is_module=is_module)
+        return None
     if is_module:
         return _find_module(target)
     path = Path(target)
@@ -37,44 +41,83 @@ def find_script(target: str, *, is_module: bool) -> Path | None:
     raise ConfigError(f"there is no script {target} (looked in {Path.cwd()}){hint}")
 
 
-def check_script(target: str, source: Path | None, *, is_module: bool, args: Sequence[str], pass_local_rank: str) -> Script:
+def check_script(
+    target: str,
+    source: Path | None,
+    *,
+    is_module: bool,
+    is_executable: bool = False,
+    args: Sequence[str],
+    pass_local_rank: str,
+    spawns: str = "no",
+    nproc_given: bool = True,
+) -> Script:
     """Parse the script; returns what the workers are to run.
+
+    ``source`` is what ``find_script`` found. ``spawns`` says whether the script starts its processes itself (see ``SPAWNS``).
+    A script that could do either is started by us where somebody said in how many processes: ``nproc_given``.
 
     Raises:
         ConfigError: it does not parse, or cannot be read.
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
+    starter = "--spawns yes" if spawns == "yes" else None
+    guesses = []
     if source is not None:
-        tree = _parse(source)
-        if pass_local_rank == "auto":
-            option = _local_rank_option(tree)
-    return Script(target=target, is_module=is_module, args=tuple(args), local_rank_option=option)
+        read = Source.read(source)
+        # The first entry of the script's sys.path: where its own modules are.
+        root = Path.cwd() if is_module else source.resolve().parent
+        if spawns == "auto" and (found := read.starter()):
+            if nproc_given and read.asks_launcher(root):
+                guesses.append(
+                    f"the script may start processes itself ({found}), but also asks who a launcher has started: it is "
+                    "launched, as --spawns no says; --spawns yes starts it once"
+                )
+            else:
+                starter = found
+                guesses.append(
+                    f"the script starts its processes itself ({found}): it is started once, as --spawns yes says; "
+                    "--spawns no launches it"
+                )
+        if pass_local_rank == "auto" and starter is None:
+            option, place = read.local_rank_option(root) or (None, "")
+            if option:
+                guesses.append(
+                    f"{place} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
+                )
+    return Script(
+        target=target,
+        is_module=is_module,
+        args=tuple(args),
+        local_rank_option=option,
+        starter=starter,
+        is_executable=is_executable,
+        guesses=tuple(guesses),
+    )
 
 
-def _parse(path: Path) -> ast.AST:
-    try:
-        source = path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the workers will show them
-            tree = ast.parse(source, str(path))
-            compile(tree, str(path), "exec", dont_inherit=True)  # some errors ('return' outside a function) show here
-    except SyntaxError as error:
-        place = f"{path}, line {error.lineno}" if error.lineno else str(path)
-        line = f"\n    {error.text.strip()}" if error.text else ""
-        raise ConfigError(f"{place}: {error.msg}{line}\nNothing was started.") from error
-    except ValueError as error:  # null bytes
-        raise ConfigError(f"{path} is not Python source: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    return tree
+def check_starter(script: Script, nproc: int) -> None:
+    """A script that starts its processes itself is started once.
+
+    Raises:
+        ConfigError: several were asked for.
+    """
+    if script.starter is not None and nproc > 1:
+        raise ConfigError(
+            f"{nproc} processes of a script that starts its processes itself ({script.starter}): each of them would start "
+            "all of its own, and they would take one another's port. Leave --nproc-per-node out. If the script does not do "
+            "that when a launcher has started it, say --spawns no. Nothing was started."
+        )
 
 
-def _local_rank_option(tree: ast.AST) -> str | None:
-    """Which spelling the script itself uses, if any: scripts for torch.distributed.launch expect it as an argument."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in LOCAL_RANK_OPTIONS:
-            return str(node.value)
-    return None
+def _find_program(target: str, *, is_module: bool) -> None:
+    if is_module:
+        raise ConfigError("--no-python and -m: a module is Python. Leave one of the two out")
+    if shutil.which(target) is None:
+        why = (
+            f"{target} is not executable (chmod +x {target})" if Path(target).is_file() else f"there is no program {target}"
+        )
+        raise ConfigError(f"--no-python: {why}. To run a Python script, leave --no-python out")
 
 
 def _find_module(name: str) -> Path | None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.cores import num_cores
 from lockstep.errors import LaunchError
-from lockstep.launch.cores import num_cores
 
 # The working directory, which -c puts first, must not hide modules of the same names. Where this lockstep was imported
 # from comes last, so that it hides nothing either; mostly it is there already.

@@ -10,19 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.world import CALL, LAUNCH, SETTINGS, STORE, TERMINAL
+from lockstep.cores import num_cores
+from lockstep.launch.binding import Binding
+from lockstep.world import CALL, CORES, LAUNCH, SETTINGS, STORE, TERMINAL
+
+PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
+"""The launch's private directory: its mark on processes that have no STORE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A script or module that runs as ``__main__``."""
+    """A script or module that runs as ``__main__``, or a program."""
 
     target: str
-    """Path of the script as the user wrote it, or the name of a module."""
+    """Path of the script (or program) as the user wrote it, or the name of a module."""
     is_module: bool = False
     args: tuple[str, ...] = ()
     local_rank_option: str | None = None
     """An option that is put before ``args`` with the local rank, for scripts of ``torch.distributed.launch``."""
+    starter: str | None = None
+    """How the script starts its processes itself; None: it does not, and the workers are its processes."""
+    is_executable: bool = False
+    """``target`` is any program, found as a shell would find it."""
+    guesses: tuple[str, ...] = ()
+    """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 
     def arguments(self, local_rank: int) -> list[str]:
         """What follows the script's name on its command line."""
@@ -67,6 +78,8 @@ class LaunchSpec:
     restart: int = 0
     """How many times the workers were started before."""
     max_restarts: int = 0
+    binding: Binding | None = None
+    """The CPUs of each rank; None: all that the launcher may use."""
 
     def save(self) -> str:
         """Write the spec into the private directory, for the workers; returns the path."""
@@ -84,6 +97,8 @@ class LaunchSpec:
 
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """The whole environment of one worker: the launcher's, and what torchrun would set."""
+    if isinstance(spec.program, Script) and spec.program.starter is not None:
+        return _starter_environ(spec)
     name, size = str(rank), str(spec.nproc)
     environ = {
         **spec.environ,
@@ -99,19 +114,40 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(spec.master_port),
         # Scripts and other libraries ask these whether a launcher has already started all processes.
-        "TORCHELASTIC_RUN_ID": "lockstep",
+        "TORCHELASTIC_RUN_ID": spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        # All processes are on this machine: no port of Gloo may be reachable from another.
-        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        # All processes are on this machine: no port of Gloo may be reachable from another, unless somebody wants it.
+        "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or "lo",
         STORE: os.path.join(spec.private_dir, "store"),  # noqa: PTH118
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
         LAUNCH: spec.name,
-        **({CALL: "1"} if isinstance(spec.program, Call) else {}),
         CALL: "1",
+        CORES: str(spec.binding.num_cores) if spec.binding else "",
     }
+    if spec.binding is None:
+        del environ[CORES]
     if isinstance(spec.program, Script):
         del environ[CALL]  # also where this launcher is itself the worker of another
+        if spec.program.is_executable and spec.nproc > 1:
+            # It imports torch, or whatever counts its threads, anew: there is nothing that we could set in it.
+            environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // spec.nproc)))
     return environ
+
+
+def _starter_environ(spec: LaunchSpec) -> dict[str, str]:
+    """For a script that starts its processes itself: what ``python`` would show it.
+
+    It may take a RANK for a launcher's, and its processes, which are not ours, would believe in ours. Only what says nothing
+    of ranks is added: settings for those that call ``lockstep.join()``, and what we know our processes by.
+    """
+    environ = {name: value for name, value in spec.environ.items() if name not in (STORE, LAUNCH, CALL, CORES)}
+    return {
+        **environ,
+        SETTINGS: json.dumps(dict(spec.settings)),
+        TERMINAL: "1" if spec.terminal else "0",
+        PRIVATE_DIR: spec.private_dir,
+    }

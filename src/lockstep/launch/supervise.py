@@ -16,7 +16,7 @@ from lockstep.errors import LaunchError
 from lockstep.launch import failures, restarts
 from lockstep.launch.failures import Failure
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import kill_worker, sweep
+from lockstep.launch.processes import catches, kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -24,6 +24,8 @@ from lockstep.launch.standstill import Standstill
 
 GRACE_S = 3.0
 """How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
+SAVING_GRACE_S = 30.0
+"""The same where a worker handles the signal that the launcher was stopped by: it may have a state to save."""
 RESTART_GRACE_S = 0.3
 """The same where all are started again: there is work to go on with."""
 WARM_AFTER_S = 5.0
@@ -164,8 +166,8 @@ class _Watch:
     def _note_failure(self, rank: int, status: int) -> None:
         ending = self._deadline is not None
         failure = failures.Failure.load(self._spec.private_dir, rank)
-        if failure is None and ending and status in (-signal.SIGINT, -signal.SIGKILL):
-            return  # our own doing
+        if failure is None and ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
+            return  # our own doing (as a program tells of it, or a shell for it)
         if failure is not None and ending and failure.kind == "KeyboardInterrupt":
             return  # the same
         self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
@@ -209,13 +211,23 @@ class _Watch:
         """Ask all workers that have not failed to end, and give them a while."""
         if self._deadline is not None:
             return
-        self._deadline = time.monotonic() + (RESTART_GRACE_S if self._restart_follows() else GRACE_S)
-        failures.mark_ending(self._spec.private_dir)
+        self._deadline = time.monotonic() + self._grace_s()
+        failures.mark_ending(self._spec.private_dir, is_stopped=bool(self._interrupts.received))
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()
         for rank in list(self._pids):
             self._interrupt(rank)
+
+    def _grace_s(self) -> float:
+        if any(self._stop_signal(pid) != signal.SIGINT for pid in self._pids.values()):
+            return SAVING_GRACE_S
+        return RESTART_GRACE_S if self._restart_follows() else GRACE_S
+
+    def _stop_signal(self, pid: int) -> int:
+        """SIGINT, for then `finally` blocks run; or what we got ourselves, if the script waits for that."""
+        asked = self._interrupts.received[:1]
+        return asked[0] if asked and catches(pid, asked[0]) else signal.SIGINT
 
     def _restart_follows(self) -> bool:
         found = failures.in_order(list(self.failures.values()))
@@ -225,7 +237,7 @@ class _Watch:
         if rank in self.failures:
             return  # it is ending, and its exit handlers should run undisturbed
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pids[rank], signal.SIGINT)  # KeyboardInterrupt: its `finally` blocks run
+            os.kill(self._pids[rank], self._stop_signal(self._pids[rank]))
 
     def _kill(self) -> None:
         self._killed = True

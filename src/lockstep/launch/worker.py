@@ -17,11 +17,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+from lockstep.cores import num_cores
 from lockstep.errors import LaunchError
 from lockstep.launch import failures
-from lockstep.launch.cores import num_cores
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 
 
@@ -42,13 +42,19 @@ def run_worker(request: Request) -> int:
         spec = _settle(request)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since before the fork
         if isinstance(spec.program, Script):
+            if spec.program.is_executable:
+                _become_program(spec.program, request.rank)
             _run_script(spec.program, request.rank)
         else:
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
-        if error.code not in (None, 0) and spec is not None:
-            _tell(failures.from_exit(request.rank, error.code), spec, request)
-        raise
+        if error.code in (None, 0) or spec is None:
+            raise
+        failure = failures.from_exit(request.rank, error.code)
+        _tell(failure, spec, request)
+        if failures.is_stopped(spec.private_dir):
+            raise  # with the script's words, if it has any, for the interpreter to write
+        raise SystemExit(failure.exit_status) from None  # the launcher tells them
     except BaseException as error:
         try:
             return _fail(error, spec, request)
@@ -124,8 +130,12 @@ def _settle(request: Request) -> LaunchSpec:
     if "numpy.random" in sys.modules:
         # Python reseeds `random` after a fork. numpy does not, and ranks that forget to seed must not draw alike.
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # neither does torch
     if spec.nproc > 1:
         _share_cores(spec.nproc, environ.get("OMP_NUM_THREADS", ""))
+    if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
+        os.sched_setaffinity(0, spec.binding.cpus[request.rank])
     return spec
 
 
@@ -153,6 +163,13 @@ def _share_cores(nproc: int, asked: str) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(asked) if asked.isdigit() and int(asked) > 0 else max(1, num_cores() // nproc))
+
+
+def _become_program(script: Script, rank: int) -> NoReturn:
+    """Put a program that need not be Python in this process's place."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect to be ended by them
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(script.target, [script.target, *script.arguments(rank)])
 
 
 def _run_script(script: Script, rank: int) -> None:
@@ -186,6 +203,9 @@ def _exec_as_main(
     )
     sys.modules["__main__"] = main
     sys.argv = [path if spec else script.target, *script.arguments(rank)]
+    # For scripts that start themselves again. The interpreter's own options are those of the server.
+    options = sys.orig_argv[1 : sys.orig_argv.index("-c")]
+    sys.orig_argv = [sys.executable, *options, *(["-m"] if spec else []), script.target, *sys.argv[1:]]
     exec(code, main.__dict__)
 
 

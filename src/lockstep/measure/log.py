@@ -212,7 +212,8 @@ def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
                 table[row, column, 0] = value
     if not on_card:
         return table, None
-    return table, _Copy(table, cells, torch.stack(on_card))
+    together = torch.stack([value.to(on_card[0].device) for value in on_card])  # a process may have several cards
+    return table, _Copy(table, cells, together)
 
 
 class _Copy:
@@ -223,8 +224,7 @@ class _Copy:
         self._cells = torch.tensor(cells)
         self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._values.copy_(values, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+        self._event = torch.cuda.current_stream(values.device).record_event()
 
     def synchronize(self) -> None:
         self._event.synchronize()

@@ -55,11 +55,11 @@ class NanWatch:
 
     def _copy(self) -> None:
         waiting, self._waiting = self._waiting, []
-        bad = torch.stack([loss for _, _, loss in waiting]).isnan()
+        card = waiting[0][2].device  # losses may come from several: models that are spread over them
+        bad = torch.stack([loss.to(card) for _, _, loss in waiting]).isnan()
         there = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
         there.copy_(bad, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event = torch.cuda.current_stream(card).record_event()
         self._copied = ([(step, shard) for step, shard, _ in waiting], there, event)
 
     def _read(self) -> None:

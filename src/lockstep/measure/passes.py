@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.measure.usage import Usage, UsageMeter
+from lockstep.measure.usage import Usage, UsageMeter, cards_in_use
 
 _WARM_UP_STEPS = 10
 
@@ -75,7 +75,8 @@ class Pass:
 
 def _wait_for_card() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()  # kernels run on after the loop has issued them
+        for card in cards_in_use(torch.cuda):
+            torch.cuda.synchronize(card)  # kernels run on after the loop has issued them
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:

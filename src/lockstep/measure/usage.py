@@ -35,7 +35,7 @@ class Usage:
     """The most that PyTorch's allocator has held on the cards (reserved) since the process began; None without CUDA.
     The CUDA context and NCCL's own buffers, some hundred MB a process, are not in it."""
     gpu_utilisation: float | None
-    """Mean per cent of time that a kernel ran on this process's card, whosever kernel it was; None without CUDA, or
+    """Mean per cent of time that a kernel ran on this process's cards, whosever kernel it was; None without CUDA, or
     where it cannot be read (it takes the package ``nvidia-ml-py``)."""
 
 
@@ -84,19 +84,6 @@ class UsageMeter:
         return None if sampler is None else sampler.stop()
 
 
-def num_cores() -> int:
-    """The cores this process may use: its affinity, or less where a cgroup (v2) sets a quota. At least 1.
-
-    A quota of 1.5 cores counts as 1: threads beyond it would be stopped in the middle of their work.
-    """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = os.cpu_count() or 1
-    quota = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
 def peak_rss_bytes() -> int:
     """Largest resident memory of this process since it began (see ``Usage.peak_rss_bytes``)."""
     try:
@@ -143,30 +130,6 @@ def _has_children() -> bool:
     return True
 
 
-def _cgroup_cores(root: Path, membership: Path) -> float | None:
-    """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
-    if own is None:
-        return None
-    least = None
-    group = root / own
-    for folder in (group, *group.parents):
-        try:
-            quota, period = (folder / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            cores = int(quota) / int(period)
-            least = cores if least is None else min(least, cores)
-        if folder == root:
-            break
-    return least
-
-
 def _cuda_in_use() -> Any:
     """``torch.cuda`` if this process has imported torch and begun to use a card, else None."""
     torch = sys.modules.get("torch")
@@ -178,12 +141,18 @@ def _peak_gpu_bytes(cuda: Any) -> int:
     return sum(int(cuda.max_memory_reserved(index)) for index in range(cuda.device_count()))
 
 
+def cards_in_use(cuda: Any) -> list[int]:
+    """The cards on which this process has memory, or else its current one. (To ask any other would begin to use it.)"""
+    used = [index for index in range(cuda.device_count()) if cuda.max_memory_reserved(index) > 0]
+    return used or [cuda.current_device()]
+
+
 class _GpuSampler:
-    """A thread that reads the utilisation of the process's current card now and then."""
+    """A thread that reads the utilisation of the process's cards now and then: the mean over them."""
 
     def __init__(self, cuda: Any) -> None:
         self._read = cuda.utilization
-        self._device = cuda.current_device()  # the thread would see its own current device: always the first
+        self._cards = cards_in_use(cuda)
         self._samples: list[float] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-gpu-usage", daemon=True)
@@ -202,6 +171,6 @@ class _GpuSampler:
             # a stretch shorter than the interval has one too.
             ended = self._done.wait(_SAMPLE_EVERY_S)
             try:
-                self._samples.append(float(self._read(self._device)))
+                self._samples.append(sum(float(self._read(card)) for card in self._cards) / len(self._cards))
             except Exception:  # no NVML, a driver without permission, a card in slices: it cannot be read here
                 return

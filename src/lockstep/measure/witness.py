@@ -56,7 +56,7 @@ _COLLECTIVES = (
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "monitored_barrier"),
 )
 _OF_TEAM = {
-    **dict.fromkeys(("rank", "local_rank", "world_size", "is_main", "world"), "rank"),
+    **dict.fromkeys(("rank", "local_rank", "world_size", "size", "ranks", "is_main", "world"), "rank"),
     **dict.fromkeys(
         ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "send", "recv"),
         "collective",

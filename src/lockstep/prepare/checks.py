@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, amp, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.comm.spread import is_spread
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import ModelError, UsageError
 
@@ -39,14 +41,16 @@ def preparing_order(thing: Any) -> int:
     return 3
 
 
-def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader]) -> list[str]:
-    """What must be equal on all ranks, a line each."""
+def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader], devices: Sequence[torch.device] = ()) -> list[str]:
+    """What must be equal on all ranks, a line each. ``devices``: those that parts of models may be on."""
+    numbers = {device: f", on device {number}" for number, device in enumerate(dict.fromkeys(devices))}
     lines = []
     for number, thing in enumerate(objects, 1):
         what = f"object {number}, {type(thing).__name__}"
         if isinstance(thing, nn.Module):
             lines += [
                 f"{what}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
+                + numbers.get(tensor.device, "")
                 for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]
             ]
         elif isinstance(thing, Optimizer):
@@ -76,6 +80,12 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
         raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
     if next(model.parameters(), None) is None:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
+    for name, parameter in model.named_parameters():
+        if is_spread(parameter):
+            raise ModelError(
+                f"parameter {name!r} of {type(model).__name__} is dealt out to processes already (fully_shard?): prepare the "
+                "plain model instead, and let strategy='fsdp' do that"
+            )
     for name, module in model.named_modules():
         if not isinstance(module, nn.SyncBatchNorm) or (world_size == 1 == num_shards and not is_exact):
             continue
@@ -92,6 +102,22 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
                 f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {num_shards} shards on "
                 f"{world_size} processes they would depend on how many there are. Use BatchNorm, or as many processes as "
                 "shards."
+            )
+
+
+def check_placed(model: nn.Module, devices: Sequence[torch.device]) -> None:
+    """Make sure that all parts of a model that the script has placed by itself are on devices of this process.
+
+    Raises:
+        ModelError: one is not.
+    """
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device not in devices:
+            raise ModelError(
+                f"{name!r} of {type(model).__name__} is on {tensor.device}, and this process has "
+                f"{', '.join(map(str, devices))}. With devices_per_process={len(devices)} models stay where "
+                "the script puts them. Put each part on one of team.devices before prepare(): layer.to(team.devices[1]), or "
+                "model.to(team.device) for all of a small one."
             )
 
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.comm.spread import own_part, spread_like
 from lockstep.prepare.handover import load_state, put_buffer
 
 Weights = dict[str, Tensor]
@@ -64,15 +65,19 @@ def put_back(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> Non
         return
     assert weights is not None
     inner = innermost(thing)
-    for name, value in weights.items():
+    own = inner.state_dict()
+    values = {name: spread_like(value, own.get(name, value)) for name, value in weights.items()}
+    for name, value in values.items():
         _make_buffer(inner, name, value)
-    inner.load_state_dict({**weights, **rest["extra"]})
+    inner.load_state_dict({**values, **rest["extra"]})
     for name, value in rest["hidden"].items():
         _put_hidden(thing, name, value)
     frozen, evaluating = set(rest["frozen"]), set(rest["evaluating"])
     for name, parameter in thing.named_parameters():
         gradient = rest["gradients"].get(name)
-        parameter.grad = None if gradient is None else _gradient_together(gradient).to(parameter.device)
+        parameter.grad = (
+            None if gradient is None else spread_like(_gradient_together(gradient), parameter).to(parameter.device)
+        )
         parameter.requires_grad_(name not in frozen)
     for name, module in thing.named_modules():
         module.training = name not in evaluating
@@ -157,6 +162,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
+    tensor = own_part(tensor)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -181,6 +187,7 @@ def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
     owner_name, _, last = name.rpartition(".")
     owner = module.get_submodule(owner_name)
     now = {**owner._buffers, **owner._parameters}.get(last)
+    value = value if now is None else spread_like(value, now)
     if now is not None and now.shape == value.shape and now.dtype == value.dtype and not _is_expanded(now):
         now.copy_(value)
         return

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from torch import amp
+from torch import amp, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
@@ -106,9 +106,25 @@ def gate_average(average: AveragedModel, may_act: MayAct) -> None:
 
     def update_parameters(self: AveragedModel, model: Any) -> None:
         if may_act():
-            act(model)
+            act(_in_formats_of(self.module, model))
 
     _replace(average, "update_parameters", update_parameters)
+
+
+def _in_formats_of(average: nn.Module, model: nn.Module) -> nn.Module:
+    """The model, or something with its parameters and buffers in the average's formats: that of 16-bit weights is better
+    kept in float32."""
+    kept, seen = ([*module.parameters(), *module.buffers()] for module in (average, model))
+    if all(one.dtype == other.dtype for one, other in zip(kept, seen, strict=False)):
+        return model
+    same = nn.Module()
+    for number, (one, other) in enumerate(zip(kept, seen, strict=True)):
+        cast = other.detach().to(one.dtype)
+        if isinstance(one, nn.Parameter):
+            same.register_parameter(str(number), nn.Parameter(cast, requires_grad=False))
+        else:
+            same.register_buffer(str(number), cast)
+    return same
 
 
 def _replace(thing: Any, name: str, function: Callable[..., Any]) -> None:

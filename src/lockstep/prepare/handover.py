@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lockstep.comm.spread import spread_like
 from lockstep.data.batches import map_tensors
 
 
@@ -36,6 +37,8 @@ def load_state(thing: Any, state: Any) -> None:
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             parameter.requires_grad_(yes)
         return
+    if isinstance(thing, Optimizer):
+        state = _spread(thing, state)
     thing.load_state_dict(state)
     if isinstance(thing, Optimizer):
         _restore_dtypes(thing, state)
@@ -49,6 +52,23 @@ def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
         setattr(module, name, value.to(device))
     else:
         buffer.copy_(value)
+
+
+def _spread(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of parameters of which every rank has a part is spread as they are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        **state,
+        "state": {
+            index: {
+                name: spread_like(value, parameters[index])
+                if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                else value
+                for name, value in slots.items()
+            }
+            for index, slots in state["state"].items()
+        },
+    }
 
 
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:

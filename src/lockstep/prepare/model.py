@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lockstep.data.batches import map_tensors
-from lockstep.errors import ModelError
-from lockstep.precision import Precision
+from lockstep.prepare.explain import explain
+from lockstep.prepare.formats import Formats
 
 
 class PreparedModel(nn.Module):
@@ -23,11 +22,10 @@ class PreparedModel(nn.Module):
     Args:
         model: the user's model, on its device.
         forward: what to call for a forward pass with gradients.
-        precision: how forward passes are computed.
-        device: the device of this process.
+        formats: in which formats passes are computed.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], formats: Formats) -> None:
         super().__init__()
         own = self.__dict__
         # The very registries of the user's model: what is added there is seen here, and no name gets a prefix.
@@ -35,23 +33,18 @@ class PreparedModel(nn.Module):
             own[registry] = model.__dict__[registry]
         own["_wrapped"] = model
         own["_forward"] = forward
-        own["_precision"] = precision
-        own["_device"] = device
+        own["_formats"] = formats
         own.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's forward pass. Floating results of an autocast pass come back in float32, for the loss."""
+        """The user's forward pass. Floating results of a pass in 16 bits come back in float32, for the loss."""
         # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy stays out of it.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
-            if self._precision.autocast_dtype is None:
-                return run(*args, **kwargs)
-            with self._precision.autocast(self._device):
-                result = run(*args, **kwargs)
-        except ValueError as error:
-            _explain_single_sample(error, self._wrapped)
+            return self._formats.forward(run, args, kwargs)
+        except (ValueError, RuntimeError) as error:
+            explain(error, self._wrapped, self._formats.precision)
             raise
-        return map_tensors(_widen, result)
 
     @property
     def training(self) -> bool:
@@ -106,7 +99,7 @@ class PreparedModel(nn.Module):
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
 
 
-def stand_in(model: nn.Module, forward: Callable[..., Any], precision: Precision, device: torch.device) -> PreparedModel:
+def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats) -> PreparedModel:
     """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
     classes only.)"""
 
@@ -115,7 +108,7 @@ def stand_in(model: nn.Module, forward: Callable[..., Any], precision: Precision
 
     methods = {name: pass_on(name) for name in _CONTAINER_METHODS if hasattr(model, name)}
     kind = type(PreparedModel.__name__, (PreparedModel,), methods) if methods else PreparedModel
-    made: PreparedModel = kind(model, forward, precision, device)
+    made: PreparedModel = kind(model, forward, formats)
     return made
 
 
@@ -129,26 +122,3 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def _itself(model: nn.Module) -> nn.Module:
     return model
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-def _explain_single_sample(error: ValueError, model: nn.Module) -> None:
-    """BatchNorm has no statistics of a single value: if that is what happened, say where, and what to do."""
-    if "more than 1 value per channel" not in str(error):
-        return
-    frames = error.__traceback__
-    layer = None
-    while frames is not None:
-        found = frames.tb_frame.f_locals.get("self")
-        if isinstance(found, nn.Module):
-            layer = found  # the innermost is the one that failed
-        frames = frames.tb_next
-    name = next((name for name, module in model.named_modules() if module is layer), "?")
-    raise ModelError(
-        f"layer {name!r} ({type(layer).__name__}) met a shard of one sample, which has no variance to normalise by. "
-        "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
-        "or fewer shards."
-    ) from error

@@ -16,7 +16,7 @@ from lockstep.errors import UsageError
 
 
 class LossScaling:
-    """The scaler of a run with ``precision="16-mixed"``: the script has none of its own, and sees true losses.
+    """The scaler of a run that scales its losses: the script has none of its own, and sees true losses.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -76,8 +76,8 @@ class LossScaling:
             gradients = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
             if id(optimizer) in self._unscaled - self._stepped and next(gradients, None) is not None:
                 raise UsageError(
-                    f"clip_grad_norm_() in a step without {type(optimizer).__name__}.step(), with precision='16-mixed': the "
-                    "gradients that are kept are unscaled, and those of the next step will be scaled. Clip only when the "
+                    f"clip_grad_norm_() in a step without {type(optimizer).__name__}.step(), in a run that scales the loss: "
+                    "the gradients that are kept are unscaled, and those of the next step will be scaled. Clip only when the "
                     "optimizer steps; to add up several batches use accumulate=k."
                 )
         if self._stepped or self._unscaled:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from torch import Tensor
 
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.tree import put_together
 from lockstep.checkpoint.weights import Tensors
 from lockstep.checkpoint.writer import STATE
 from lockstep.errors import CheckpointError, MismatchError
+from lockstep.precision import find_precision
 from lockstep.prepare.contents import apply_options, put_back
+from lockstep.prepare.formats import fit_state
 from lockstep.prepare.registered import restore_registered
 from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.position import Position
@@ -40,11 +44,13 @@ class Resumption:
     Args:
         checkpoint: to go on from.
         holdings: what the script prepares, as it grows.
+        precision: of the run from now on.
         allow: see ``RunConfig.allow``.
     """
 
     checkpoint: Checkpoint
     holdings: Holdings
+    precision: str
     allow: Collection[str]
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
 
@@ -54,9 +60,14 @@ class Resumption:
         Raises:
             MismatchError: one differs; the message names the difference.
         """
-        then, now = self.checkpoint.manifest.objects, self.holdings.describe()
+        if self._other_precision and "precision" not in self.allow:
+            was = self.checkpoint.manifest.birth["precision"]
+            self._refuse(f"precision is {self.precision!r} now, and was {was!r}", "precision")
+        then, now = self._aligned(self.checkpoint.manifest.objects), self.holdings.describe()
         for number, new in enumerate(now):
             old = then[number] if number < len(then) else None
+            if number < len(then) and old is None:
+                continue
             if old is None:
                 self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
             # A model may bear another name: its parameters say what it is.
@@ -65,7 +76,7 @@ class Resumption:
                     f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
                     f"{_article(old['kind'])} ({old['type']})"
                 )
-            self._check_lines(f"{new['name']} ({new['type']})", old["lines"], new["lines"])
+            self._check_lines(f"{new['name']} ({new['type']})", self._lines_of(old), self._lines_of(new))
             changed = [
                 key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
             ]
@@ -75,6 +86,25 @@ class Resumption:
                 )
                 self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {told}", "optimizer")
             self._changed_options[number] = changed
+
+    @property
+    def _other_precision(self) -> bool:
+        return bool(self.checkpoint.manifest.birth["precision"] != self.precision)
+
+    def _aligned(self, records: Sequence[Any]) -> list[Any]:
+        """What the checkpoint has for each object, in the order of now: with another precision the run's own loss scaler,
+        which is the first of them, may have come (None: there is nothing for it) or gone."""
+        had = find_precision(self.checkpoint.manifest.birth["precision"]).scales_loss
+        has = find_precision(self.precision).scales_loss
+        if had and not has:
+            return list(records[1:])
+        return [None, *records] if has and not had else list(records)
+
+    def _lines_of(self, record: Mapping[str, Any]) -> list[str]:
+        """The lines of an object that must be the same: with another precision, its weights may be in another format."""
+        lines = record["lines"]
+        is_model = self._other_precision and record["kind"] in ("model", "average")
+        return [line.rpartition(", ")[0] for line in lines] if is_model else list(lines)
 
     def check_loaders(self) -> None:
         """Compare the loaders that are there so far.
@@ -127,10 +157,15 @@ class Resumption:
             state = json.loads((directory / STATE).read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
-        records = zip(manifest.objects, state["objects"], strict=True)
+        records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
         for number, (thing, (record, rest)) in enumerate(zip(holdings.objects, records, strict=False)):
-            weights = Tensors([directory / record["file"]]) if "file" in record else None
-            put_back(thing, weights, put_together(rest, tensors))
+            if record is None:
+                continue
+            weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
+            rest = put_together(rest, tensors)
+            if self._other_precision:
+                weights, rest = fit_state(thing, weights, rest)
+            put_back(thing, weights, rest)
             if self._changed_options.get(number):
                 apply_options(thing, self._changed_options[number], holdings.options[number], record["options"])
         for loader, value in zip(holdings.loaders, state["loaders"], strict=False):
@@ -149,8 +184,9 @@ class Resumption:
 
     def _check_all_there(self) -> None:
         manifest, holdings = self.checkpoint.manifest, self.holdings
-        if len(holdings.objects) < len(manifest.objects):
-            missing = manifest.objects[len(holdings.objects)]
+        objects = self._aligned(manifest.objects)
+        if len(holdings.objects) < len(objects):
+            missing = objects[len(holdings.objects)]
             self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
         if len(holdings.loaders) < len(manifest.loaders):
             self._refuse(

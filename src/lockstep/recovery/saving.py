@@ -22,8 +22,10 @@ from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.store import Store
 from lockstep.checkpoint.tree import take_apart
 from lockstep.checkpoint.weights import weights_name
+from lockstep.checkpoint.whole import bring_together
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.collectives import Collectives
+from lockstep.comm.spread import is_spread
 from lockstep.errors import ConfigError
 from lockstep.measure.journal import Journal
 from lockstep.prepare.contents import take_out
@@ -114,9 +116,14 @@ class Saver:
 
     def _rehearse(self, step: int) -> None:
         """After the first step all state is there: see that it can be saved, and make the memory for its copy ready."""
-        mine, _ = self._contents(step, Position())
+        parts, _ = self._contents(step, Position())
+        mine = parts[self._collectives.rank]
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
-        shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items() if not tensor.is_cuda}
+        shapes = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in tensors.items()
+            if is_spread(tensor) or not tensor.is_cuda
+        }
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()
 
@@ -130,7 +137,8 @@ class Saver:
         self._pace.cut()
         if self._touching is not None:
             self._touching.join()
-        mine, state = self._contents(step, position)
+        parts, state = self._contents(step, position)
+        mine = bring_together(parts, self._collectives.rank)
         manifest = Manifest(
             step=step,
             epoch=epoch,
@@ -171,8 +179,8 @@ class Saver:
             copied=copied,
         )
 
-    def _contents(self, step: int, position: Position) -> tuple[dict[str, dict[str, Tensor]], Any]:
-        """This rank's files, each with its tensors, and the JSON value of ``state.json``.
+    def _contents(self, step: int, position: Position) -> tuple[list[dict[str, dict[str, Tensor]]], Any]:
+        """The files of each rank, with their tensors, and the JSON value of ``state.json``.
 
         The state is the same on every rank. The weights go to rank 0, the rest to whoever has least.
         """
@@ -197,12 +205,11 @@ class Saver:
         }
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         held = [sum(t.nbytes for part in weights.values() for t in part.values())] + [0] * (self._collectives.size - 1)
-        rank = self._collectives.rank
-        mine = {} if rank else {file: dict(part) for file, part in weights.items()}
-        names = deal_out(sizes, held)[rank]
-        if names:
-            mine[f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
-        return mine, state
+        parts: list[dict[str, dict[str, Tensor]]] = [weights, *({} for _ in held[1:])]
+        for rank, names in enumerate(deal_out(sizes, held)):
+            if names:
+                parts[rank][f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
+        return parts, state
 
     # How it went
 
@@ -298,8 +305,10 @@ class Saver:
             objects=self._holdings.describe(),
             **self._origin(),
         )
+        parts = [self._holdings.weights(), *({} for _ in range(1, self._collectives.size))]
+        weights = bring_together(parts, self._collectives.rank)
         if self._is_main:  # alone: the weights are the same everywhere, and nobody need agree on trying again
-            job = self._job(manifest, self._holdings.weights(), {}, self._staging_of_best)
+            job = self._job(manifest, weights, {}, self._staging_of_best)
             self._best_job = replace(job, world_size=1)
             self._writer.submit(self._best_job)
         return True

@@ -17,6 +17,8 @@ from lockstep.errors import ConfigError
 _FILE_NAME = "birth.json"
 _FORMAT = 2
 NO_SCRIPT = ("", "-c", "-")
+_OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
+"""What some launchers add to a script's arguments. The command is the same without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ class Command:
         found = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(one.name for one in fields(Birth))}
         settings = {name: value for name, value in explicit.items() if name in names and value is not None}
-        return Command(script=found, args=tuple(sys.argv[1:]), number=number, settings=settings)
+        args = tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
+        return Command(script=found, args=args, number=number, settings=settings)
 
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:

@@ -95,7 +95,7 @@ class _Slot:
         if tensor.shape == value.shape:
             # As PyTorch's normalisations do it: they do not count it as a change, since no backward pass needs the values
             # that are written here. So a second backward pass through one forward pass works as it does without us.
-            (tensor.data if isinstance(self.module, _NORMALISATIONS) else tensor).copy_(value)
+            (tensor.data if isinstance(self.module, NORMALISATIONS) else tensor).copy_(value)
         else:
             setattr(self.module, self.name, value.clone())
         self.mark()
@@ -149,12 +149,12 @@ class _Owner:
     @property
     def changed(self) -> bool:
         # PyTorch's normalisations write their statistics without counting it as a change in place.
-        if isinstance(self.module, _NORMALISATIONS) and self.module.training:
+        if isinstance(self.module, NORMALISATIONS) and self.module.training:
             return True
         return any(slot.touched for slot in self.slots)
 
 
-_NORMALISATIONS = (
+NORMALISATIONS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -218,7 +218,8 @@ class ShardBuffers:
             all_reduce: sums a flat float64 tensor over the ranks, in place.
         """
         slots = [slot for owner, yes in zip(self._owners, which, strict=True) if yes for slot in owner.slots]
-        for device in sorted({slot.start.device for slot in slots}, key=str):
+        # By number, and not by name: the order must be the same for cards 8 to 11 as for cards 0 to 3.
+        for device in sorted({slot.start.device for slot in slots}, key=lambda device: device.index or 0):
             here = [slot for slot in slots if slot.start.device == device]
             changes = [torch.zeros_like(_wide(slot.start)) if slot.change is None else slot.change for slot in here]
             if all_reduce is not None:

@@ -8,6 +8,7 @@ pass has filled it. Weights and buffers go through the same tree. One process ru
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -63,8 +64,11 @@ class Exact:
         world_size: number of processes.
         num_shards: V of the run.
         between_hosts: whether some messages go over a network.
-        cards: the device whose gradients are exchanged by collectives (NCCL); None: everything goes by tags (Gloo).
+        cards: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
     """
+
+    forward_is_collective = False
+    """See Sync."""
 
     def __init__(
         self,
@@ -73,12 +77,12 @@ class Exact:
         num_shards: int,
         *,
         between_hosts: bool = False,
-        cards: torch.device | None = None,
+        cards: Sequence[torch.device] = (),
     ) -> None:
+        self.replaced: dict[Parameter, Parameter] = {}
         self._rank, self._world_size, self._num_shards = rank, world_size, num_shards
         self._exchange = Exchange(rank, between_hosts=between_hosts)
-        self._on_cards = None if cards is None else OrderedExchange(rank, cards)
-        self._cards = cards
+        self._on_cards = {card: OrderedExchange(rank, card) for card in cards}
         self._names: dict[Parameter, str] = {}
         self._buckets: list[Bucket] = []
         self._layout: list[tuple[bool, torch.dtype]] = []
@@ -94,6 +98,8 @@ class Exact:
         self._calls = 0
         self._weighted: dict[int, bool] = {}
         self._listening = False
+        self._one_at_a_time = threading.Lock()
+        """Autograd has a thread for each card, and the parts of a model may be on several."""
         self._share = 1.0
         keep_freed_memory()
         self._forget_step()
@@ -129,8 +135,8 @@ class Exact:
                 self._lay_out()
             roots = _roots(turn.num_active_ranks, turn.num_filled_shards, self._world_size, self._num_shards)
             self._exchange.begin_step(turn.step, roots)
-            if self._on_cards is not None:
-                self._on_cards.begin_step(roots)
+            for exchange in self._on_cards.values():
+                exchange.begin_step(roots)
         elif turn.begins_shard:
             self._buffers.restart_shard()
         if turn.begins_shard:
@@ -171,6 +177,9 @@ class Exact:
             put_back(carried)
             self._carried = {}
             self._learn(turn, call, sent, changes)
+
+    def absent(self, num_active_ranks: int) -> None:
+        """See Sync."""
 
     def end_step(self) -> None:
         """See Sync."""
@@ -261,8 +270,11 @@ class Exact:
 
     def _arrived(self, index: int, place: int, parameter: Parameter) -> None:
         """A gradient is there: into its bucket, before it leaves the cache. (Called by autograd, in the backward pass.)"""
-        if not self._listening:
-            return
+        if self._listening:
+            with self._one_at_a_time:
+                self._take(index, place, parameter)
+
+    def _take(self, index: int, place: int, parameter: Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             raise ModelError(
@@ -302,15 +314,13 @@ class Exact:
         turn = self._turn
         assert turn is not None
         # Collectives need all ranks; in a step without some of them the others meet by tags.
-        if self._on_cards is not None and nodes[0].device == self._cards and turn.num_active_ranks == self._world_size:
-            self._on_cards.start(nodes)
-        else:
-            self._exchange.start(nodes)
+        on_card = self._on_cards.get(nodes[0].device) if turn.num_active_ranks == self._world_size else None
+        (on_card or self._exchange).start(nodes)
 
     def _finish(self) -> None:
         self._exchange.finish()
-        if self._on_cards is not None:
-            self._on_cards.finish()
+        for exchange in self._on_cards.values():
+            exchange.finish()
 
     def _nodes(self, call: int, index: int) -> list[Tensor]:
         added = self._sums[call, index]

@@ -14,9 +14,14 @@ class Sync(Protocol):
     """The one place where strategies differ. Made once, by the team.
 
     Within a step the calls on a rank are: ``begin`` and one or more ``backward`` for each micro-step, then
-    ``end_step``; or ``drop`` at any point. What gradients and buffers need to meet happens in ``backward`` of the last
-    micro-step.
+    ``end_step``, or ``drop`` at any point; or, on a rank without samples, ``absent`` alone. What gradients and buffers
+    need to meet happens in ``backward`` of the last micro-step.
     """
+
+    forward_is_collective: bool
+    """Whether the ranks meet in every forward pass, so that all must run the model equally often, in evaluations too."""
+    replaced: dict[nn.Parameter, nn.Parameter]
+    """Parameters that ``attach`` has put others in the place of."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """Make ``model`` take part: it is on its device, and equal in structure on all ranks.
@@ -26,7 +31,10 @@ class Sync(Protocol):
         """
 
     def begin(self, turn: MicroStep) -> None:
-        """A micro-step begins. Local."""
+        """A micro-step begins. Waits for nobody, but every rank calls this or ``absent`` in each step."""
+
+    def absent(self, num_active_ranks: int) -> None:
+        """A step begins in which this process has no samples, and ranks 0 to ``num_active_ranks - 1`` have."""
 
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """Run the backward pass of one shard.

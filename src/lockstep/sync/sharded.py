@@ -18,7 +18,11 @@ from lockstep.sync.gradients import Gradients, ShardSums, check_total, divide, i
 class ShardedSync(ABC):
     """Adds up a process's shards; a subclass says how the sums of several processes meet."""
 
+    forward_is_collective = False
+    """See Sync."""
+
     def __init__(self, num_shards: int) -> None:
+        self.replaced: dict[Parameter, Parameter] = {}
         self._num_shards = num_shards
         self._parameters: list[Parameter] = []
         self._buffers = ShardBuffers()
@@ -50,6 +54,10 @@ class ShardedSync(ABC):
             self._buffers.restart_shard()
         self._shard_fraction = turn.fraction + (0.0 if turn.begins_shard else self._shard_fraction)
 
+    def absent(self, num_active_ranks: int) -> None:
+        """See Sync."""
+        self._turn = None
+
     def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
         """See Sync."""
         turn = self._turn
@@ -60,8 +68,7 @@ class ShardedSync(ABC):
         self._totals[call] = self._totals.get(call, 0.0) + share
         carried = set_aside(self._parameters)
         if not turn.is_last:
-            loss.backward(**options)  # type: ignore[no-untyped-call]
-            self._sums.add(call, self._parameters, share)
+            self._add_shard(loss, call, share, options)
             self._carried.update(carried)
             if turn.ends_shard:  # until then the shard's turns go on from each other's buffers
                 self._buffers.note(self._shard_fraction, is_lowest_shard=turn.shard == 0)
@@ -103,6 +110,11 @@ class ShardedSync(ABC):
         put_back(self._carried)
         self._carried = {}
         self.end_step()
+
+    def _add_shard(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        """The backward pass of a shard that is not this process's last one: its gradients go into the sum of their call."""
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+        self._sums.add(call, self._parameters, share)
 
     @abstractmethod
     def close(self) -> None:

@@ -8,10 +8,13 @@ import torch
 import torch.distributed as dist
 
 from lockstep.comm.group import Meeting
+from lockstep.comm.horovod import find_horovod
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.sync.ddp import DataParallel
+from lockstep.sync.dp import OneProcess, check_dp
 from lockstep.sync.exact import Exact
+from lockstep.sync.horovod import Horovod
 from lockstep.sync.protocol import Sync
 from lockstep.sync.single import Single
 
@@ -21,17 +24,19 @@ def promises_bits(strategy: str, *, shards_given: bool) -> bool:
     return strategy == "exact" or (strategy == "auto" and shards_given)
 
 
-def resolve_strategy(name: str, world_size: int, *, is_exact: bool) -> str:
-    """``auto`` made definite, and checked against the number of processes.
+def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_cards: bool) -> str:
+    """``auto`` made definite, and checked against the number of processes and the kind of device.
 
     Args:
         name: as asked for.
         world_size: number of processes.
         is_exact: whether the run was born with a number of shards of its own choice, so that its answer is promised to
             the bit.
+        on_cards: whether this process trains on CUDA cards.
 
     Raises:
-        ConfigError: ``single`` for several processes: each would train a model of its own.
+        ConfigError: ``single`` or ``dp`` for several processes: each would train a model of its own; ``dp`` on the CPU;
+            ``horovod`` where Horovod is not installed.
     """
     if name == "auto" and is_exact:
         return "exact"
@@ -42,22 +47,49 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool) -> str:
             f"strategy='single' is for one process, and there are {world_size}: each would train a model of its own. "
             "Start one process, or use another strategy."
         )
+    if name == "dp":
+        check_dp(world_size, on_cards=on_cards)
+    if name == "horovod":
+        find_horovod()
     return name
 
 
-_TABLE: dict[str, Callable[[RunConfig, int, Meeting], Sync]] = {
-    "single": lambda config, shards, meeting: Single(shards, config.accumulate),
-    "ddp": lambda config, shards, meeting: DataParallel(shards, meeting, find_unused=config.find_unused_parameters),
-    "exact": lambda config, shards, meeting: Exact(
+_Devices = tuple[torch.device, ...]
+
+
+def _fully_sharded(config: RunConfig, shards: int, meeting: Meeting, devices: _Devices) -> Sync:
+    if config.trace != "off":
+        raise ConfigError(
+            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has a part "
+            "of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
+        )
+    if config.precision == "16-master":
+        raise ConfigError(
+            "precision='16-master' with strategy='fsdp': the float16 copy of the weights would be made of each process's part "
+            "of them. Use 16-mixed or bf16-mixed, which have float32 weights too."
+        )
+    # Imported where it is wanted: what it needs of PyTorch takes two seconds.
+    from lockstep.sync.fsdp import FullySharded
+
+    return FullySharded(shards, devices)
+
+
+_TABLE: dict[str, Callable[[RunConfig, int, Meeting, _Devices], Sync]] = {
+    "single": lambda config, shards, meeting, devices: Single(shards, config.accumulate),
+    "dp": lambda config, shards, meeting, devices: OneProcess(shards, config.accumulate, devices, config.batch_dim),
+    "ddp": lambda config, shards, meeting, devices: DataParallel(shards, meeting, find_unused=config.find_unused_parameters),
+    "fsdp": _fully_sharded,
+    "horovod": lambda config, shards, meeting, devices: Horovod(shards, meeting, config.timeout_s),
+    "exact": lambda config, shards, meeting, devices: Exact(
         dist.get_rank(),
         dist.get_world_size(),
         shards,
         between_hosts=meeting.interface != "lo",
-        cards=torch.device("cuda", torch.cuda.current_device()) if meeting.backend == "nccl" else None,
+        cards=devices if meeting.backend == "nccl" else (),
     ),
 }
 
 
-def make_sync(strategy: str, config: RunConfig, num_shards: int, meeting: Meeting) -> Sync:
-    """The way for gradients to meet that a (definite) strategy names."""
-    return _TABLE[strategy](config, num_shards, meeting)
+def make_sync(strategy: str, config: RunConfig, num_shards: int, meeting: Meeting, devices: _Devices) -> Sync:
+    """The way for gradients to meet that a (definite) strategy names. ``devices``: those of this process."""
+    return _TABLE[strategy](config, num_shards, meeting, devices)

@@ -1,0 +1,101 @@
+"""A painter and a judge: two models with an optimizer each, trained against each other on handwritten digits.
+
+python examples/gan.py                                  one process
+lockstep run --nproc-per-node 2 examples/gan.py         two
+
+In the end what the painter paints is in gan.png of the run's directory, if Pillow is installed.
+"""
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader
+
+import lockstep
+
+NOISE = 32  # numbers that the painter makes a picture from
+
+
+def make_painter():
+    return nn.Sequential(
+        nn.Linear(NOISE, 256), nn.BatchNorm1d(256), nn.ReLU(),
+        nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU(),
+        nn.Linear(256, 64), nn.Sigmoid(), nn.Unflatten(1, (8, 8)),
+    )  # fmt: skip
+
+
+def make_judge():
+    """One number for a picture: above 0 for "real". (It sees three batches in a step, so it has no BatchNorm.)"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
+        nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
+        nn.Linear(256, 1), nn.Flatten(0),
+    )  # fmt: skip
+
+
+def judged(opinions, as_real):
+    """The loss of a judge who should have taken all these pictures for real, or none of them."""
+    return nn.functional.binary_cross_entropy_with_logits(opinions, torch.full_like(opinions, float(as_real)))
+
+
+def save_grid(paintings, path, across=8, scale=4):
+    """One picture of them all, in rows of ``across``."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    framed = nn.functional.pad(paintings, (1, 1, 1, 1), value=0.5)
+    pixels = torch.cat([torch.cat(row.unbind(), dim=1) for row in framed.split(across)]).mul(255).round().byte()
+    Image.fromarray(pixels.cpu().numpy()).resize((scale * pixels.shape[1], scale * pixels.shape[0]), 0).save(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in a step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.002)
+    args = parser.parse_args()
+
+    team = lockstep.join()
+    digits = torch.tensor(load_digits().images, dtype=torch.float32) / 16
+    loader = DataLoader(digits[:1437], args.batch_size, shuffle=True)
+    test_loader = DataLoader(digits[1437:], args.batch_size)
+    painter, judge = make_painter(), make_judge()
+    painter_optimizer = torch.optim.Adam(painter.parameters(), lr=args.lr, betas=(0.5, 0.999))
+    judge_optimizer = torch.optim.Adam(judge.parameters(), lr=args.lr, betas=(0.5, 0.999))
+
+    painter, judge, painter_optimizer, judge_optimizer, loader = team.prepare(
+        painter, judge, painter_optimizer, judge_optimizer, loader
+    )
+    for epoch in team.epochs(args.epochs):
+        for pictures in loader:
+            paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
+            judge_loss = judged(judge(pictures), True) + judged(judge(paintings.detach()), False)
+            team.backward(judge_loss)
+            judge.requires_grad_(False)  # the painter's loss is none of the judge's business
+            painter_loss = judged(judge(paintings), True)
+            team.backward(painter_loss)
+            judge.requires_grad_(True)
+            # Both step when both losses are known, so that it does not matter how many shards a process has.
+            judge_optimizer.step()
+            painter_optimizer.step()
+            judge_optimizer.zero_grad()
+            painter_optimizer.zero_grad()
+            team.log(judge_loss=judge_loss, painter_loss=painter_loss)
+        with team.evaluate([painter, judge], test_loader) as batches:
+            for pictures in batches:
+                paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
+                batches.add(real=judge(pictures) > 0, painted=judge(paintings) > 0)
+        told = f"{batches['real']:.1%} of the digits and {batches['painted']:.1%} of the paintings"
+        team.print(f"epoch {epoch + 1}: the judge takes {told} for real")
+
+    if team.is_main:
+        painter.eval()
+        with torch.no_grad():
+            save_grid(painter(torch.randn(64, NOISE, device=team.device)), team.run_dir / "gan.png")
+
+
+if __name__ == "__main__":
+    main()

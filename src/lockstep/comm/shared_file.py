@@ -1,0 +1,217 @@
+"""Meeting at a path on a file system that all processes share, whatever earlier runs have left there.
+
+The path itself is never touched. Beside it, in the directory ``PATH.lockstep``:
+
+``rank-R``         what rank R says while it waits, as JSON
+``store-SESSION``  PyTorch's FileStore of one run
+``lock-SESSION``   held by the run's rank 0 for as long as it lives
+
+What is found there may be of a run that was killed, with other ranks, even under the same names. So nobody believes anything
+but an answer to a question of its own. Each rank writes down a number that it has just drawn. Rank 0 draws a name for this
+session, and repeats all numbers that it reads. A rank that finds its own number repeated knows that rank 0 lives, and repeats
+the session's name; once all have done that, rank 0 knows that they live. The session's store is new, so it holds nothing old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from lockstep.comm.waiting import Wait
+from lockstep.errors import ConfigError
+
+_STORE, _LOCK, _RANK = "store-", "lock-", "rank-"
+
+
+class SharedFile:
+    """One rank's part in a meeting. Every rank must make one; it blocks until all have.
+
+    Args:
+        path: the path, the same for all ranks. Its directory must exist.
+        wait: who this is, and how long it may wait.
+
+    Raises:
+        ConfigError: the path cannot be used, or another process has come as the same rank, or as one of another number.
+        PeerError: not all have come in time.
+    """
+
+    def __init__(self, path: Path, wait: Wait) -> None:
+        self._directory = path.with_name(path.name + ".lockstep")
+        self._wait = wait
+        self._nonce = secrets.token_hex(8)
+        self._session = ""
+        self._joined: set[int] = set()
+        """Of rank 0: who is known to be here."""
+        self._lock_fd: int | None = None
+        try:
+            self._make_directory()
+            if wait.rank == 0:
+                self._remove_abandoned()
+                self._call_together()
+            else:
+                self._answer()
+        except OSError as error:
+            self._unlock()
+            raise ConfigError(
+                f"{wait.place} cannot be used for processes to meet: {error}. Name a path in a directory that exists, that "
+                "every process can write to, and that is the same one for all of them."
+            ) from error
+        except BaseException:
+            self._withdraw()
+            raise
+        self.store = FileStore(str(self._directory / f"{_STORE}{self._session}"), wait.world_size)
+        """Of this meeting alone."""
+
+    def leave(self) -> None:
+        """Have no more use for the store. The last one to leave clears up. Each rank should call it, once."""
+        with contextlib.suppress(OSError, RuntimeError):  # somebody has cleared up already
+            if self.store.add("lockstep/left", 1) == self._wait.world_size:
+                for kind in (_STORE, _LOCK):
+                    (self._directory / f"{kind}{self._session}").unlink(missing_ok=True)
+                self._directory.rmdir()
+        self._unlock()
+
+    def _make_directory(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self._directory.mkdir(mode=0o700)
+        found = self._directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{self._directory} is not a directory of this user, so it cannot be trusted: name another path"
+            )
+
+    # Rank 0
+
+    def _call_together(self) -> None:
+        wait = self._wait
+        session = self._session = secrets.token_hex(8)
+        self._lock(session)
+        told: dict[str, str] | None = None
+        while True:
+            notes = {rank: note for rank in range(wait.world_size) if (note := self._read(rank))}
+            own = notes.pop(0, None)
+            if told is not None and own is not None and own.get("session") != session:
+                raise self._taken(own)
+            self._joined = {rank for rank, note in notes.items() if note["session"] == session}
+            if len(self._joined) == wait.world_size - 1:
+                break
+            numbers = {str(rank): note["nonce"] for rank, note in notes.items()}
+            if numbers != told or own is None:
+                self._write({"session": session, "numbers": numbers})
+                told = numbers
+            wait.pause(lambda: [rank for rank in range(1, wait.world_size) if rank not in self._joined])
+        for path in self._directory.glob(f"{_RANK}*"):  # of whoever still waits, it is written again
+            path.unlink(missing_ok=True)
+
+    # The others
+
+    def _answer(self) -> None:
+        wait = self._wait
+        has_written = False
+        while not self._session:
+            own, call = self._read(wait.rank), self._read(0)
+            if own is None:
+                self._write({"nonce": self._nonce, "session": ""})
+            elif own["nonce"] != self._nonce:
+                if has_written:
+                    raise self._taken(own)
+                self._write({"nonce": self._nonce, "session": ""})
+            has_written = True
+            if call is not None and call["numbers"].get(str(wait.rank)) == self._nonce:
+                self._check_size(call)
+                self._session = call["session"]
+                self._write({"nonce": self._nonce, "session": self._session})
+            else:
+                wait.pause(lambda: [0])
+
+    def _check_size(self, call: dict[str, Any]) -> None:
+        if call["world_size"] != self._wait.world_size:
+            raise ConfigError(
+                f"this process came to {self._wait.place} as rank {self._wait.rank} of {self._wait.world_size}, and "
+                f"rank 0 there is one of {call['world_size']} ({_who(call)}): start all of them with the same number"
+            )
+
+    # Notes
+
+    def _path(self, rank: int) -> Path:
+        return self._directory / f"{_RANK}{rank}"
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        """What a rank says; None: nothing, or it is just being written, or was never finished."""
+        try:
+            note = json.loads(self._path(rank).read_bytes())
+        except ValueError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # the second: removed by another machine, just now
+                return None
+            raise
+        names = {"session", "world_size"} | ({"numbers"} if rank == 0 else {"nonce"})
+        return note if isinstance(note, dict) and names <= note.keys() else None
+
+    def _write(self, note: dict[str, Any]) -> None:
+        who = {"world_size": self._wait.world_size, "host": socket.gethostname(), "pid": os.getpid()}
+        text = json.dumps({**note, **who})
+        # In place: a network file system shows others the new content of a file sooner than a new file of the same name.
+        try:
+            self._path(self._wait.rank).write_text(text)
+        except FileNotFoundError:  # the last rank of an earlier run has just removed the directory
+            self._make_directory()
+            self._path(self._wait.rank).write_text(text)
+
+    def _taken(self, note: dict[str, Any]) -> ConfigError:
+        return ConfigError(
+            f"two processes came to {self._wait.place} as rank {self._wait.rank}: this one, and {_who(note)}. Give each a "
+            "rank of its own; if the other is of an earlier run, end it"
+        )
+
+    # Clearing up
+
+    def _withdraw(self) -> None:
+        """Leave nothing of a meeting that did not come about."""
+        with contextlib.suppress(OSError):
+            own = self._read(self._wait.rank) or {}
+            if self._nonce == own.get("nonce") or self._session == own.get("session"):
+                self._path(self._wait.rank).unlink(missing_ok=True)
+            if self._lock_fd is not None:
+                (self._directory / f"{_LOCK}{self._session}").unlink(missing_ok=True)
+            self._directory.rmdir()
+        self._unlock()
+
+    def _lock(self, session: str) -> None:
+        # By hand: it must not be closed before this process ends, or leaves.
+        self._lock_fd = os.open(self._directory / f"{_LOCK}{session}", os.O_CREAT | os.O_RDWR, 0o600)
+        os.write(self._lock_fd, socket.gethostname().encode())
+        with contextlib.suppress(OSError):  # a file system without locks: then nothing is ever cleared up
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _remove_abandoned(self) -> None:
+        """Remove what is left of runs whose rank 0 has died on this machine. (A lock may not be seen from another one.)"""
+        for lock in self._directory.glob(f"{_LOCK}*"):
+            with contextlib.suppress(OSError), lock.open("rb") as file:
+                if file.read().decode(errors="replace") != socket.gethostname():
+                    continue
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock.unlink(missing_ok=True)
+        for store in self._directory.glob(f"{_STORE}*"):  # a lock is there before its store, and goes after it
+            if not store.with_name(store.name.replace(_STORE, _LOCK, 1)).exists():
+                store.unlink(missing_ok=True)
+
+
+def _who(note: dict[str, Any]) -> str:
+    return f"process {note.get('pid', '?')} on {note.get('host', '?')}"

@@ -1,0 +1,72 @@
+"""Waiting for the other ranks to come to where they are to meet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from lockstep.errors import PeerError
+
+_TELL_AFTER_S = 3.0
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+
+
+class Wait:
+    """How long this rank has waited, and may: after a moment it says what for, and in the end it gives up.
+
+    Args:
+        rank: this process's.
+        world_size: how many there are to be.
+        place: where they meet, as the user knows it.
+        timeout_s: how long to wait, from now.
+    """
+
+    def __init__(self, rank: int, world_size: int, place: str, timeout_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.place = place
+        self.timeout_s = timeout_s
+        self._began = time.monotonic()
+        self._pause_s = _LEAST_PAUSE_S
+        self._has_told = False
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that are left, 0 or more."""
+        return max(0.0, self._began + self.timeout_s - time.monotonic())
+
+    def pause(self, missing: Callable[[], Sequence[int]], hint: str = "") -> None:
+        """Sleep for a moment.
+
+        Args:
+            missing: the ranks that are waited for, as far as is known.
+            hint: what may be wrong.
+
+        Raises:
+            PeerError: the time is over.
+        """
+        waited_s = time.monotonic() - self._began
+        if waited_s > self.timeout_s:
+            raise PeerError(
+                f"rank {self.rank} of {self.world_size} waited {self.timeout_s:g} s at {self.place} for {_ranks(missing())} in "
+                f"vain{hint and f' ({hint})'}. Was every rank started, for the same place and with the same number of "
+                "processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
+            )
+        if waited_s > _TELL_AFTER_S and not self._has_told:
+            self._has_told = True
+            print(
+                f"lockstep: rank {self.rank} of {self.world_size} waits at {self.place} for {_ranks(missing())}"
+                f"{hint and f' ({hint})'}, {self.timeout_s:g} s at most",
+                file=sys.stderr,
+                flush=True,
+            )
+        time.sleep(min(self._pause_s, self.remaining_s + _LEAST_PAUSE_S))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:10]))
+    return f"ranks {shown}" + (f" and {len(ranks) - 10} others" if len(ranks) > 10 else "")

@@ -1,0 +1,43 @@
+"""The cores that this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def num_cores() -> int:
+    """The cores this process may use: its affinity, or less where a cgroup (v2) sets a quota. At least 1.
+
+    A quota of 1.5 cores counts as 1: threads beyond it would be stopped in the middle of their work.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _cgroup_cores(root: Path, membership: Path) -> float | None:
+    """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return None
+    least = None
+    group = root / own
+    for folder in (group, *group.parents):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            cores = int(quota) / int(period)
+            least = cores if least is None else min(least, cores)
+        if folder == root:
+            break
+    return least

@@ -1,0 +1,63 @@
+"""What a run says of itself at its start: to its journal, and to the user."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
+from lockstep.cores import num_cores
+from lockstep.recovery.saving import version
+from lockstep.world import World
+
+
+def start_event(
+    config: RunConfig, world: World, device: torch.device, meeting: Meeting, hosts: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of the journal's event ``start``. ``hosts``: the machine of each rank."""
+    return {
+        "script": sys.argv[0] if sys.argv else "",
+        "launcher": world.launcher,
+        "world_size": world.world_size,
+        "num_nodes": world.num_nodes,
+        "hosts": list(hosts),
+        "strategy": config.strategy,
+        "precision": config.precision,
+        "shards": config.shards,
+        "accumulate": config.accumulate,
+        "seed": config.seed,
+        "threads": config.threads,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "backend": meeting.backend,
+        "num_cores": world.num_cores or num_cores(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "lockstep": version(),
+    }
+
+
+def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:
+    """What the run will do: how the loader's batches are dealt out, and to whom."""
+    devices = f" and {num_devices} devices" if num_devices > 1 else ""
+    return (
+        f"{_batch_words(loader, config.shards or 1)} on {_count(world.world_size, 'process', 'es')}, "
+        f"{_count(config.threads or 1, 'thread')}{devices} each"
+    )
+
+
+def _batch_words(loader: Any, num_shards: int) -> str:
+    batch_size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if not isinstance(batch_size, int):
+        return f"global batches of {_count(num_shards, 'shard')}"
+    upto = "" if batch_size % num_shards == 0 else "up to "
+    return f"global batch {batch_size} = {_count(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{plural if number != 1 else ''}"

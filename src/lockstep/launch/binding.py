@@ -1,0 +1,143 @@
+"""Which CPUs each process may run on. Planned here, from a description of the machine; done in the workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.config import RunConfig
+from lockstep.cores import num_cores
+from lockstep.errors import ConfigError, unknown_name
+from lockstep.launch import cards
+from lockstep.launch.topology import Node, format_cpus, read_card_nodes, read_nodes
+
+BINDINGS = ("none", "auto", "cores", "numa")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """What each process of a launch is bound to. (Loader workers inherit it.)"""
+
+    kind: str
+    """``cores`` or ``numa``."""
+    cpus: tuple[tuple[int, ...], ...]
+    """By rank."""
+    nodes: tuple[tuple[int, ...], ...]
+    """By rank: the NUMA nodes that they belong to."""
+    num_cores: int
+    """What the processes may use together, bound or not: numbers of threads must not depend on it."""
+
+    def __str__(self) -> str:
+        """What is told to the user."""
+        lines = [
+            f"lockstep: rank {rank} is bound to CPU{'s' if len(cpus) > 1 else ''} {format_cpus(cpus)} "
+            f"(NUMA node{'s' if len(nodes) > 1 else ''} {format_cpus(nodes)})"
+            for rank, (cpus, nodes) in enumerate(zip(self.cpus, self.nodes, strict=True))
+        ]
+        return "\n".join(lines)
+
+
+def announce(kind: str, binding: Binding | None) -> None:
+    """Tell on standard error what was bound, if that was asked for."""
+    if binding is None and kind == "auto":
+        print("lockstep: processes are not bound: there are fewer cores than processes, and one NUMA node", file=sys.stderr)
+    elif binding is not None:
+        print(binding, file=sys.stderr, flush=True)
+
+
+def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
+    """A binding for processes of this machine, within the CPUs that this process may use; None for no binding.
+
+    Args:
+        kind: ``cores`` (each process has cores of its own, on one NUMA node if possible), ``numa`` (each has all cores of a
+            node), ``auto`` (``cores`` if there are enough, else ``numa`` if there are several nodes, else none), ``none``.
+        nproc: number of processes.
+        config: for the cards that they use: a process is bound close to its own.
+
+    Raises:
+        ConfigError: there is no such kind, or there are too few cores.
+    """
+    if kind not in BINDINGS:
+        raise unknown_name("binding", kind, BINDINGS)
+    if kind == "none":
+        return None
+    each = config.devices_per_process or 1
+    known: tuple[int | None, ...] = ()
+    if config.device != "cpu" and cards.num_cards_here() > 0:
+        known = read_card_nodes(os.environ)
+    near = tuple(known[rank * each % len(known)] for rank in range(nproc)) if known else (None,) * nproc
+    return plan_binding(kind, read_nodes(os.sched_getaffinity(0)), near, num_cores())
+
+
+def plan_binding(kind: str, nodes: Sequence[Node], near: Sequence[int | None], num_cores: int) -> Binding | None:
+    """The binding of so many processes as ``near`` has entries. Pure.
+
+    Args:
+        kind: as for ``bind_here``, but for ``none``.
+        nodes: of the machine, with the CPUs that may be used.
+        near: for each process the number of the node that it should be close to, or None.
+        num_cores: cores that they may use together.
+
+    Raises:
+        ConfigError: ``cores`` for more processes than there are CPUs where they should be.
+    """
+    shares = _deal_nodes(nodes, near)
+    if kind == "auto":
+        try:
+            return plan_binding("cores", nodes, near, num_cores)
+        except ConfigError:
+            return plan_binding("numa", nodes, near, num_cores) if len(nodes) > 1 else None
+    if kind == "numa":
+        cpus = [tuple(sorted(cpu for node in share for cpu in node.cpus)) for share in shares]
+    else:
+        cpus = _deal_cores(shares)
+    return Binding(
+        kind=kind,
+        cpus=tuple(cpus),
+        nodes=tuple(tuple(node.number for node in share) for share in shares),
+        num_cores=num_cores,
+    )
+
+
+def _deal_nodes(nodes: Sequence[Node], near: Sequence[int | None]) -> list[tuple[Node, ...]]:
+    """The nodes of each process: one, or several where there are fewer processes than nodes."""
+    numbers = {node.number: place for place, node in enumerate(nodes)}
+    places = [numbers.get(number) if number is not None else None for number in near]
+    num_processes = len(places)
+    if num_processes < len(nodes) and all(place is None for place in places):
+        cuts = [rank * len(nodes) // num_processes for rank in range(num_processes + 1)]
+        return [tuple(nodes[first:last]) for first, last in itertools.pairwise(cuts)]
+    # Those without a card of their own go where a core is shared by the fewest, and neighbours in rank stay together.
+    load = [places.count(place) for place in range(len(nodes))]
+    free = [rank for rank, place in enumerate(places) if place is None]
+    chosen = []
+    for _ in free:
+        place = max(range(len(nodes)), key=lambda place: (len(nodes[place].cores) / (load[place] + 1), -place))
+        load[place] += 1
+        chosen.append(place)
+    for rank, place in zip(free, sorted(chosen), strict=True):
+        places[rank] = place
+    return [(nodes[place],) for place in places if place is not None]
+
+
+def _deal_cores(shares: Sequence[tuple[Node, ...]]) -> list[tuple[int, ...]]:
+    """Cores of its own for each process: whole ones, or, where there are too few, single CPUs of them."""
+    cpus: list[tuple[int, ...]] = [()] * len(shares)
+    for share in dict.fromkeys(shares):
+        ranks = [rank for rank, other in enumerate(shares) if other == share]
+        units = [core for node in share for core in node.cores]
+        if len(units) < len(ranks):
+            units = [(cpu,) for core in units for cpu in core]
+        if len(units) < len(ranks):
+            where = f"NUMA node {share[0].number} has {len(units)} CPU{'s' if len(units) != 1 else ''} that may be used"
+            raise ConfigError(
+                f"binding to cores: {where}, for {len(ranks)} processes: each needs one of its own. Start fewer processes, or "
+                "use --bind numa (a whole node each), or no binding"
+            )
+        for place, rank in enumerate(ranks):
+            first, last = (number * len(units) // len(ranks) for number in (place, place + 1))
+            cpus[rank] = tuple(sorted(cpu for unit in units[first:last] for cpu in unit))
+    return cpus

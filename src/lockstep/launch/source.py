@@ -1,0 +1,180 @@
+"""What a script's source says of how it wants to be started. It is read, and never imported."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import ConfigError
+
+LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
+"""What ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13, the second since."""
+
+_DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
+_STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
+_OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A script that parses."""
+
+    path: Path
+    tree: ast.Module
+
+    @staticmethod
+    def read(path: Path) -> Source:
+        """Parse a file.
+
+        Raises:
+            ConfigError: it does not parse, or cannot be read.
+        """
+        try:
+            text = path.read_bytes()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the workers will show them
+                tree = ast.parse(text, str(path))
+                compile(tree, str(path), "exec", dont_inherit=True)  # some errors ('return' outside a function) show here
+        except SyntaxError as error:
+            place = f"{path}, line {error.lineno}" if error.lineno else str(path)
+            line = f"\n    {error.text.strip()}" if error.text else ""
+            raise ConfigError(f"{place}: {error.msg}{line}\nNothing was started.") from error
+        except ValueError as error:  # null bytes
+            raise ConfigError(f"{path} is not Python source: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        return Source(path=path, tree=tree)
+
+    def local_rank_option(self, root: Path) -> tuple[str, str] | None:
+        """The spelling of the argument that holds the local rank, and where it is defined; None: the script takes none.
+
+        It may be defined in the script itself, or in a file under ``root`` that the script imports.
+        """
+        for source in (self, *self._imported(root, about=b"local")):
+            for node in source._walk(as_main=source is self):
+                for option in _options_in(node):
+                    return option, f"{source.path}, line {getattr(node, 'lineno', 0)}"
+        return None
+
+    def starter(self) -> str | None:
+        """How the script starts processes of its own that train together, and where; None: it starts none.
+
+        Scripts start processes for other things too, to prepare data or write logs. So a ``multiprocessing.Process`` counts
+        only beside a process group that is opened by rank; and neither it nor ``mp.spawn`` counts if the script calls
+        ``lockstep.join()`` without a rank: it is then told who it is, and so started by us.
+        """
+        names = _imported_names(self.tree)
+        calls = [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        says_rank = any(name.endswith("init_process_group") and _has_rank(node) for node, name in calls)
+        is_told = any(name == "lockstep.join" and not _has_rank(node) for node, name in calls)
+        for node, name in calls:
+            is_process = name.rpartition(".")[2] == "Process" and not name.startswith("psutil.")
+            starts_ranks = name in _STARTERS or (is_process and says_rank)
+            if name == "lockstep.launch" or (starts_ranks and not is_told):
+                return f"{name} in {self.path}, line {node.lineno}"
+        return None
+
+    def asks_launcher(self, root: Path) -> bool:
+        """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
+        return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))
+
+    def _walk(self, *, as_main: bool) -> Iterator[ast.AST]:
+        """All nodes; but for those under ``if __name__ == "__main__":`` if it is imported."""
+        waiting: list[ast.AST] = [self.tree]
+        while waiting:
+            node = waiting.pop(0)
+            yield node
+            if as_main or not _is_main_guard(node):
+                waiting.extend(ast.iter_child_nodes(node))
+
+    def _imported(self, root: Path, *, about: bytes) -> Iterator[Source]:
+        """The files under ``root`` that the script imports itself, if these bytes are in them."""
+        seen = {self.path.resolve()}
+        for path in self._import_candidates(root):
+            if path.resolve() not in seen and path.is_file():
+                seen.add(path.resolve())
+                try:
+                    if about in path.read_bytes():
+                        yield Source.read(path)
+                except (OSError, ConfigError):
+                    continue  # to be told by the script itself, if it gets there
+
+    def _import_candidates(self, root: Path) -> Iterator[Path]:
+        parents = self.path.resolve().parents
+        for node in ast.walk(self.tree):
+            modules: list[tuple[Path, str]] = []
+            if isinstance(node, ast.Import):
+                modules = [(root, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level <= len(parents):
+                base = parents[node.level - 1] if node.level else root
+                inside = [node.module] if node.module else []
+                paths = (inside, *([*inside, alias.name] for alias in node.names))  # the module, or what it contains
+                modules = [(base, ".".join(parts)) for parts in paths if parts]
+            for base, module in modules:
+                path = base.joinpath(*module.split("."))
+                yield path.with_name(path.name + ".py")
+                yield path / "__init__.py"
+
+
+def _imported_names(tree: ast.Module) -> dict[str, str]:
+    """What names stand for: ``mp`` for ``torch.multiprocessing``."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update({alias.asname: alias.name for alias in node.names if alias.asname})
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return found
+
+
+def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:
+    """The name of what is called, as far as the imports tell; empty if it has none."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        inner = _full_name(node.value, names)
+        return f"{inner}.{node.attr}" if inner else ""
+    if isinstance(node, ast.Call):
+        inner = _full_name(node.func, names)
+        return f"{inner}()" if inner else ""
+    return ""
+
+
+def _is_main_guard(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "__main__" in (name := ast.unparse(node.test)) and "__name__" in name
+
+
+def _options_in(node: ast.AST) -> Iterator[str]:
+    """The names of the argument that this very node defines, or looks for. (In a list, it is passed to another program.)"""
+    values: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_flag = any(keyword.arg in ("action", "is_flag") for keyword in node.keywords)  # takes no value
+        values = node.args if name in _DEFINES_OPTIONS and not is_flag else []
+    elif isinstance(node, ast.Compare):
+        values = [node.left, *node.comparators]
+    for value in values:
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            option = value.value.rstrip("=")
+            if option in LOCAL_RANK_OPTIONS:
+                yield option
+
+
+def _has_rank(call: ast.Call) -> bool:
+    return any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) >= 5
+
+
+def _asks(tree: ast.Module) -> bool:
+    written = {
+        id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in _OF_A_LAUNCHER and id(node) not in written:
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr == "is_torchelastic_launched":
+            return True
+    return False

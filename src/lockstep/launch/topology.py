@@ -1,0 +1,106 @@
+"""The cores of this machine, by NUMA node, and the nodes that its cards are close to. Read, never changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Node:
+    """A NUMA node: cores that share a memory."""
+
+    number: int
+    cores: tuple[tuple[int, ...], ...]
+    """For each core the numbers of its CPUs: several where it runs several threads at once."""
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The CPUs of all its cores, in order."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core))
+
+
+def read_nodes(allowed: Collection[int], root: Path = Path("/sys/devices/system")) -> tuple[Node, ...]:
+    """The nodes of this machine that have any of the allowed CPUs, with those only. (One, where the kernel tells of none.)"""
+    members = {int(path.name[4:]): parse_cpus((path / "cpulist").read_text()) for path in root.glob("node/node[0-9]*")}
+    known = {cpu for cpus in members.values() for cpu in cpus}
+    unknown = set(allowed) - known
+    if unknown:
+        members[min(members, default=0)] = tuple(sorted({*members.get(min(members, default=0), ()), *unknown}))
+    nodes = []
+    for number, cpus in sorted(members.items()):
+        cores = {_siblings(cpu, root) for cpu in cpus if cpu in allowed}
+        own = [tuple(cpu for cpu in core if cpu in allowed) for core in cores]
+        if own:
+            nodes.append(Node(number, tuple(sorted(own))))
+    return tuple(nodes)
+
+
+def _siblings(cpu: int, root: Path) -> tuple[int, ...]:
+    try:
+        return parse_cpus((root / f"cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+    except OSError:  # a container that hides it
+        return (cpu,)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """The kernel's way to write a set of CPUs: ``0-3,8``."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def format_cpus(cpus: Collection[int]) -> str:
+    """The other way round."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def read_card_nodes(
+    environ: Mapping[str, str],
+    driver: Path = Path("/proc/driver/nvidia/gpus"),
+    pci: Path = Path("/sys/bus/pci/devices"),
+    dev: Path = Path("/dev"),
+) -> tuple[int | None, ...]:
+    """The node that each card is close to, as CUDA numbers the visible cards; None for one whose node is not known.
+
+    Empty where it cannot be told which cards are visible. (CUDA puts faster cards first, and equal ones in the order of the
+    bus, which is the order here: on a machine with different cards, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
+    """
+    found: list[tuple[str, int | None]] = []  # UUID, node
+    for path in sorted(driver.glob("*")):
+        try:
+            told = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", (path / "information").read_text(), re.MULTILINE))
+        except OSError:
+            continue
+        if (dev / f"nvidia{told.get('Device Minor', '')}").exists():  # a container has some of the machine's cards
+            found.append((told.get("GPU UUID", ""), _node_of(pci / path.name.lower())))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(node for _, node in found)
+    chosen: list[int | None] = []
+    for name in visible.split(","):
+        if name.strip().isdecimal() and int(name) < len(found):
+            chosen.append(found[int(name)][1])
+        elif name.strip().startswith("GPU-"):
+            chosen += [node for uuid, node in found if uuid.startswith(name.strip())]
+        else:  # CUDA takes no more from there on; and of parts of a card (MIG) the driver's files do not tell
+            break
+    return tuple(chosen)
+
+
+def _node_of(device: Path) -> int | None:
+    try:
+        number = int((device / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return number if number >= 0 else None

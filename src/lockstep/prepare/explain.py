@@ -1,0 +1,60 @@
+"""Says in the user's words what a failed forward pass means: which layer, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from lockstep.errors import LockstepError, ModelError
+from lockstep.precision import Precision, Reach
+
+_NO_KERNEL = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype (Half|BFloat16)|Low precision dtypes")
+_MIXED_UP = re.compile(r"(same dtype|same type|scalar type|should be the same|dtypes match).*", re.IGNORECASE)
+_NARROW = re.compile(r"half|bfloat16", re.IGNORECASE)
+
+
+def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
+    """Return, or raise a better error from ``error``.
+
+    Raises:
+        ModelError: the pass failed for a reason that is known here.
+    """
+    if isinstance(error, LockstepError):
+        return
+    said = str(error)
+    if "more than 1 value per channel" in said:
+        raise ModelError(
+            f"{_where(error, model)} met a shard of one sample, which has no variance to normalise by. "
+            "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
+            "or fewer shards."
+        ) from error
+    if precision.narrow is None:
+        return
+    if _NO_KERNEL.search(said):
+        raise ModelError(
+            f"{_where(error, model)} uses an operation that PyTorch does not have in 16 bits on this device ({said}), with "
+            f"precision={precision.name!r}. Compute it in float32 there, and go on as before: "
+            "`x = operation(x.float()).to(x.dtype)`; or use precision='32-true'."
+        ) from error
+    if precision.reach is not Reach.OPERATIONS and _MIXED_UP.search(said) and _NARROW.search(said):
+        raise ModelError(
+            f"{_where(error, model)} met tensors of two formats ({said}). With precision={precision.name!r} weights, buffers "
+            f"and inputs are {str(precision.narrow).removeprefix('torch.')}; a tensor that is made in the forward pass, or is "
+            "kept in a plain attribute, must be too: make it with dtype=x.dtype, or register it as a buffer. With "
+            f"precision={precision.name.split('-')[0] + '-mixed'!r} PyTorch casts by itself."
+        ) from error
+
+
+def _where(error: BaseException, model: nn.Module) -> str:
+    """The innermost layer in whose forward pass it happened."""
+    names = {module: name for name, module in model.named_modules()}
+    frames = error.__traceback__
+    layer = model
+    while frames is not None:
+        found = frames.tb_frame.f_locals.get("self")
+        if isinstance(found, nn.Module) and found in names:
+            layer = found
+        frames = frames.tb_next
+    name = names[layer]
+    return f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__

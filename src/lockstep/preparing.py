@@ -1,0 +1,179 @@
+"""What ``team.prepare`` does: the script's objects take part in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import amp, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.comm.agreement import compare_ranks
+from lockstep.comm.collectives import Collectives
+from lockstep.config import RunConfig
+from lockstep.data.batches import length_of
+from lockstep.data.fetch import set_workers
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.sources import Share
+from lockstep.errors import UsageError
+from lockstep.loop import Loop
+from lockstep.precision import find_precision
+from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
+from lockstep.prepare.contents import options_of
+from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer
+from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
+from lockstep.prepare.model import stand_in
+from lockstep.prepare.remap import remap
+from lockstep.prepare.scaling import LossScaling
+from lockstep.recovery.holdings import Holdings
+from lockstep.sync.protocol import Sync
+from lockstep.sync.table import promises_bits
+
+if TYPE_CHECKING:  # imported where a run is traced
+    from lockstep.measure.recorder import Recorder
+
+
+class Preparation:
+    """Brings objects into the run, and keeps those whose state belongs to it.
+
+    Args:
+        config: the settings of the run, definite.
+        devices: of this process.
+        share: what is this process's of a loader, by the loader's number.
+        sync: how gradients meet.
+        scaling: of the loss, if the precision wants it.
+        loop: tells when optimizers and schedules act.
+        collectives: of all ranks.
+        parameters: those of all prepared models; more are put in.
+        formats: of all prepared models, as well.
+        holdings: all whose state belongs to the run, as well.
+        recorder: of a trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        devices: Sequence[torch.device],
+        share: Callable[[int], Share],
+        sync: Sync,
+        scaling: LossScaling | None,
+        loop: Loop,
+        collectives: Collectives,
+        parameters: set[nn.Parameter],
+        formats: list[Formats],
+        holdings: Holdings,
+        recorder: Recorder | None,
+    ) -> None:
+        self._config = config
+        self._precision = find_precision(config.precision)
+        self._device = devices[0]
+        self._devices = devices if len(devices) > 1 and config.strategy != "dp" else ()
+        """Those that the script spreads its models over by itself."""
+        self._make_share = share
+        self._sync = sync
+        self._scaling = scaling
+        self._loop = loop
+        self._collectives = collectives
+        self._parameters = parameters
+        self._formats = formats
+        self._holdings = holdings
+        self._recorder = recorder
+        self._prepared: dict[int, Any] = {}
+        if scaling is not None:
+            self._keep(scaling.scaler)
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        """What takes their places, in the same order. Every rank must call it. See ``Team.prepare``."""
+        self._check(objects)
+        batches = [thing for thing in objects if is_loader(thing)]
+        first = len(self._holdings.loaders) + 1
+        loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
+        compare_ranks("objects to prepare", describe(objects, loaders, self._devices), self._collectives)
+        results: dict[int, Any] = {}
+        for thing in sorted(objects, key=preparing_order):
+            results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
+        for thing in objects:
+            self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
+            self._prepared[id(results[id(thing)])] = results[id(thing)]
+        self._holdings.loaders += loaders.values()
+        return [results[id(thing)] for thing in objects]
+
+    def _check(self, objects: Sequence[Any]) -> None:
+        if not objects:
+            raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
+        for position, thing in enumerate(objects):
+            if id(thing) in self._prepared or any(thing is other for other in objects[:position]):
+                raise UsageError(f"this {type(thing).__name__} is already prepared: prepare an object once")
+        for thing in objects:
+            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
+                check_model(
+                    thing,
+                    num_shards=self._loop.num_shards,
+                    world_size=self._collectives.size,
+                    on_cpu=self._device.type == "cpu",
+                    is_exact=promises_bits(self._config.strategy, shards_given=True),
+                )
+                if self._devices:
+                    check_placed(thing, self._devices)
+        check_optimizers(objects, self._parameters | self._sync.replaced.keys())
+
+    def _prepare_one(self, thing: Any) -> Any:
+        if isinstance(thing, AveragedModel):
+            self._prepare_average(thing)
+        elif isinstance(thing, nn.Module):
+            return self._prepare_model(thing)
+        elif isinstance(thing, Optimizer):
+            remap(thing, self._sync.replaced)
+            fit_optimizer(thing, self._precision)
+            gate_optimizer(thing, self._loop.optimizer_may_act, self._scaling)
+        elif isinstance(thing, amp.GradScaler):
+            check_scaler(self._precision)
+            gate_scaler(thing, self._may_act)
+        else:
+            gate_scheduler(thing, self._may_act, lambda: self._loop.turn is not None and self._loop.num_shards > 1)
+        self._keep(thing)
+        return thing
+
+    def _prepare_model(self, model: nn.Module) -> Any:
+        if not self._sync.forward_is_collective:  # else it may be too large for one card as a whole
+            self._move(model)
+        formats = Formats(model, self._precision, self._device)
+        forward = self._sync.attach(model)
+        self._formats.append(formats)
+        self._parameters.update(model.parameters())
+        self._keep(model)
+        return stand_in(model, forward, formats)
+
+    def _prepare_average(self, average: AveragedModel) -> None:
+        if self._sync.forward_is_collective:
+            raise UsageError(
+                "an AveragedModel with strategy='fsdp': its weights are whole, and those of the model are dealt out to the "
+                "processes. Leave it out, or use another strategy."
+            )
+        self._move(average)
+        for tensor in (*average.parameters(), *average.buffers()):
+            tensor.data.copy_(self._collectives.broadcast(tensor))
+        gate_average(average, self._may_act)
+
+    def _move(self, model: nn.Module) -> None:
+        if not self._devices:
+            model.to(self._device)
+
+    def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
+        set_workers(batches, self._config.workers)
+        if self._recorder is not None:
+            self._recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
+        return PreparedLoader(batches, self._make_share(number), self._loop, self._device)
+
+    def _keep(self, thing: Any) -> None:
+        self._holdings.options[len(self._holdings.objects)] = options_of(thing)
+        self._holdings.objects.append(thing)
+        if self._recorder is not None:
+            self._recorder.watch(thing)
+
+    def _may_act(self) -> bool:
+        # What is done again before the place to go on from has no effect: its state is put back there.
+        return self._loop.ends_step and not self._loop.is_replaying

@@ -1,0 +1,118 @@
+"""PyTorch's DataParallel: one process cuts every shard into a part for each of its cards, and gathers what they give.
+
+The model is copied to the other cards in every forward pass, and a thread runs each copy; the backward pass adds the copies'
+gradients up. What that does to the answer: a shard's gradient is that of one card up to rounding, as long as a sample's
+result does not depend on the others of its part. A BatchNorm layer takes its statistics over a part, keeps those of the first
+card, and dropout draws on each card: then the answer depends on the number of cards too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.errors import ConfigError, ModelError
+from lockstep.sync.single import Single
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def check_dp(world_size: int, *, on_cards: bool) -> None:
+    """Make sure that the strategy ``dp`` has what it needs.
+
+    Raises:
+        ConfigError: there are several processes, or no cards.
+    """
+    if world_size > 1:
+        raise ConfigError(
+            f"strategy='dp' is one process that drives all cards, and there are {world_size}: each would train a model of its "
+            "own. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each card."
+        )
+    if not on_cards:
+        raise ConfigError(
+            "strategy='dp' is torch.nn.DataParallel, which spreads a batch over CUDA cards, and this process is on the CPU: "
+            "use strategy='single', or several processes with strategy='ddp' (lockstep run --nproc-per-node 2)."
+        )
+
+
+class OneProcess(Single):
+    """The strategy ``dp``.
+
+    Args:
+        num_shards: V of the run.
+        accumulate: global batches of a step.
+        devices: the cards, each once. Models, inputs and results are on the first.
+        batch_dim: the dimension of inputs and results that is cut.
+    """
+
+    def __init__(self, num_shards: int, accumulate: int, devices: Sequence[torch.device], batch_dim: int = 0) -> None:
+        super().__init__(num_shards, accumulate)
+        self._devices = devices
+        self._batch_dim = batch_dim
+
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        """See Sync."""
+        if len(self._devices) > 1:
+            _check_copies(model, len(self._devices))
+        super().attach(model)
+        copied = _Copied(model, self._devices[0].type)
+        parallel = nn.DataParallel(copied, device_ids=list(self._devices), dim=self._batch_dim)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            copied.note_autocast()
+            return parallel(*args, **kwargs)
+
+        return forward
+
+
+class _Copied(nn.Module):
+    """What is copied to the cards: the model, under the autocast of the thread that asked for the forward pass.
+
+    DataParallel's threads take over whether autocast is on. Its dtype is a thread's own too, and would be float16 in them,
+    also where bfloat16 was asked for.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.model = model
+        self._device_type = device_type
+        self.note_autocast()
+
+    def note_autocast(self) -> None:
+        """Remember this thread's autocast. (Copies of a module take its attributes with them.)"""
+        self._enabled = torch.is_autocast_enabled(self._device_type)
+        self._dtype = torch.get_autocast_dtype(self._device_type)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self._device_type, dtype=self._dtype, enabled=self._enabled):
+            return self.model(*args, **kwargs)
+
+
+def _check_copies(model: nn.Module, num_cards: int) -> None:
+    """Look for what copies of a model, one for each card, cannot do, or do in another way than the model.
+
+    Raises:
+        ModelError: it is compiled.
+    """
+    kind = type(model).__name__
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod"):
+            where = f"layer {name!r} of {kind}" if name else kind
+            raise ModelError(
+                f"{where} is compiled, and strategy='dp' copies models to {num_cards} cards: compiled code stays bound to the "
+                "weights on the first. Use strategy='ddp' with a process for each card, leave torch.compile out, or use one "
+                "card (--devices-per-process 1)."
+            )
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
+    if norms:
+        warnings.warn(
+            f"lockstep: with strategy='dp' on {num_cards} cards BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
+            "over each card's part of a shard, and keeps those of the first card: the answer depends on the number of cards. "
+            f"strategy='ddp' with shards={num_cards} combines them all.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,168 @@
+"""PyTorch's ``fully_shard``: each rank keeps a part of the parameters, gradients and optimizer state.
+
+A block's parameters are brought together for its forward and backward pass, and its gradients are summed and dealt out
+again when they are there. So all ranks must run the model equally often: each has the same number of shards, and none of
+them may be empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from lockstep.errors import ConfigError, DataError, LossError, ModelError
+from lockstep.plan.shards import MicroStep
+from lockstep.sync.gradients import Gradients
+from lockstep.sync.sharded import ShardedSync
+from lockstep.sync.start import take_from_rank_0
+
+
+class FullySharded(ShardedSync):
+    """The strategy ``fsdp``.
+
+    Args:
+        num_shards: V of the run.
+        devices: of this process: one.
+
+    Raises:
+        ConfigError: some ranks would have more shards than others.
+    """
+
+    forward_is_collective = True
+
+    def __init__(self, num_shards: int, devices: Sequence[torch.device]) -> None:
+        super().__init__(num_shards)
+        self._world_size = dist.get_world_size()
+        if num_shards % self._world_size:
+            raise ConfigError(
+                f"strategy='fsdp' with {num_shards} shards on {self._world_size} processes: every process must have equally "
+                "many, since all of them hold the parameters together and must run the model equally often. Use a number of "
+                f"processes that divides {num_shards}, or another strategy."
+            )
+        self._device = devices[0]
+        self._mesh: DeviceMesh | None = None
+
+    def attach(self, model: nn.Module) -> Callable[..., Any]:
+        """See Sync. The parameters of ``model`` are other objects afterwards: ``replaced`` tells which."""
+        _check(model)
+        take_from_rank_0(model)
+        before = dict(model.named_parameters())
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(_everyone(), self._device.type)
+        for part in (*_blocks(model), model):
+            _shard(part, self._mesh)
+        model.to(self._device)  # its buffers
+        model.register_forward_hook(_deal_out_again)
+        self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
+        return super().attach(model)
+
+    def begin(self, turn: MicroStep) -> None:
+        """See Sync.
+
+        Raises:
+            DataError: a global batch has too few samples for all shards.
+        """
+        if turn.batch_samples < self._num_shards:
+            raise DataError(
+                f"step {turn.step}: a global batch of {turn.batch_samples} samples leaves some of the {self._num_shards} "
+                "shards empty, and with strategy='fsdp' every process must run the model equally often. Use DataLoader(..., "
+                "drop_last=True), a larger batch_size, or another strategy."
+            )
+        super().begin(turn)
+
+    def close(self) -> None:
+        """See Sync."""
+        self._mesh = None
+
+    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
+        return model
+
+    def _add_shard(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        # The sum over the ranks comes within the backward pass, so the weight must be in the loss by then.
+        if share == 0 and not math.isfinite(loss.item()):
+            raise LossError(
+                f"a shard of weight 0 has the loss {loss.item()}, which strategy='fsdp' cannot leave out of the sum over the "
+                "processes: make it finite (divide by max(1, number of tokens), say)"
+            )
+        (loss * share).backward(**options)  # type: ignore[no-untyped-call]
+        self._sums.add(call, self._parameters, 1.0)
+
+    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
+        self._add_shard(loss, call, share, options)
+        return self._sums.take(call)
+
+    def _start_agreeing(
+        self, call: int, total: float | None, changed: list[bool]
+    ) -> Callable[[], tuple[float | None, list[bool]]]:
+        def agree() -> tuple[float | None, list[bool]]:
+            # After the backward pass: within it, it would get between the collectives of fully_shard.
+            if total is None and not changed:
+                return total, changed
+            message = torch.tensor([total or 0.0, *map(float, changed)], dtype=torch.float64)
+            dist.all_reduce(message)
+            summed, *flags = message.tolist()
+            return (None if total is None else summed), [flag > 0 for flag in flags]
+
+        return agree
+
+    def _buffer_reduction(self) -> Callable[[Tensor], None] | None:
+        def all_reduce(flat: Tensor) -> None:
+            dist.all_reduce(flat)
+
+        return all_reduce if self._world_size > 1 else None
+
+
+def _everyone() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _check(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise ModelError(
+                f"parameter {name!r} is a scalar, which cannot be dealt out to processes (strategy='fsdp'): give it the "
+                "shape (1,), or use another strategy"
+            )
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The parts that are brought together one at a time: the elements of lists and sequences of layers, the innermost first.
+
+    One that shares a parameter with another part of the model is left to the model as a whole.
+    """
+    occurrences = Counter(parameter for module in model.modules() for parameter in module._parameters.values())
+    for module in reversed(list(model.modules())):
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        for block in module:
+            own = Counter(parameter for part in block.modules() for parameter in part._parameters.values())
+            own.pop(None, None)
+            if own and block is not model and all(occurrences[parameter] == count for parameter, count in own.items()):
+                yield block
+
+
+def _deal_out_again(model: nn.Module, *_: object) -> None:
+    """After a forward pass without a backward pass, nothing else does: the model would stay whole, with other parameters."""
+    if not torch.is_grad_enabled() and isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    if isinstance(module, FSDPModule):
+        return
+    is_narrow = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if is_narrow else MixedPrecisionPolicy()
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    assert isinstance(module, FSDPModule)
+    module.set_gradient_divide_factor(1.0)  # a sum: the weights are in the losses
+    module.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,177 @@
+"""Processes that meet as if they had been started by hand: forked by a warm server, and rid of what a launcher sets."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+import lockstep
+
+OF_LAUNCHERS = (
+    "LOCKSTEP_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "GLOO_SOCKET_IFNAME",
+)
+
+
+def _be_nobody(**variables):
+    """Forget the launcher; returns the rank and number of processes that it gave."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in [name for name in os.environ if name.startswith(OF_LAUNCHERS)]:
+        del os.environ[name]
+    os.environ.update(variables)
+    return rank, size
+
+
+def _run(rank, size, url, **settings):
+    with lockstep.join(
+        rank=rank, world_size=size, init_method=url, threads=1, progress="off", run_dir=f"run-{size}", **settings
+    ) as team:
+        return _sum(team)
+
+
+def _sum(team):
+    world = team.world
+    places = (world.local_rank, world.local_world_size, world.node_rank, world.num_nodes)
+    return team.all_reduce(torch.tensor(2.0**team.rank)).item(), places, team._meeting.interface
+
+
+def _told(call):
+    """What an error says, and how long it took to come."""
+    began = time.monotonic()
+    try:
+        return f"no error: {call()}", 0.0
+    except lockstep.LockstepError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - began
+
+
+def meet(url, delays=(0.0, 0.0, 0.0), **settings):
+    rank, size = _be_nobody()
+    time.sleep(delays[rank])
+    return _run(rank, size, url, timeout_s=20.0, **settings)
+
+
+def meet_by_variables(url, variables):
+    rank, size = _be_nobody(**variables)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    with lockstep.join(init_method=url, threads=1, progress="off", run_dir="run", timeout_s=20.0) as team:
+        return _sum(team)
+
+
+def meet_under_mpich(directory):
+    """As hydra, MPICH's launcher, starts processes: they share a parent, and it makes no directory for them."""
+    rank, size = _be_nobody(TMPDIR=str(directory))
+    tempfile.tempdir = None  # look at TMPDIR again
+    local = {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(size)}
+    os.environ.update(PMI_RANK=str(rank), PMI_SIZE=str(size), **local)
+    with lockstep.join(threads=1, progress="off", run_dir="run", timeout_s=20.0) as team:
+        return team.world.launcher, _sum(team)
+
+
+def meet_again_and_again(url, times):
+    rank, size = _be_nobody()
+    return [_run(rank, size, url, timeout_s=20.0)[0] for _ in range(times)]
+
+
+def meet_and_die(url, world_size, ranks_that_come):
+    """As some of a larger run: all of them are killed, once all have met, or while they wait for the others."""
+    rank, _ = _be_nobody()
+    if rank in ranks_that_come:
+        lockstep.join(rank=rank, world_size=world_size, init_method=url, progress="off", run_dir="run")
+        time.sleep(0.2)
+    else:
+        notes = [Path(url.removeprefix("file://") + ".lockstep", f"rank-{one}") for one in ranks_that_come]
+        while not all(note.exists() and note.stat().st_size for note in notes):
+            time.sleep(0.02)
+        for note in notes:
+            os.kill(json.loads(note.read_text())["pid"], signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def meet_until_killed(url, after_s):
+    """Each rank is killed so long after its beginning, wherever it is then."""
+    rank, size = _be_nobody()
+    signal.setitimer(signal.ITIMER_REAL, after_s[rank])  # SIGALRM ends it as SIGKILL would
+    _run(rank, size, url, timeout_s=20.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def two_runs_at_one_place(url):
+    """Ranks 0 and 1 are one run, 2 and 3 another, that begins while the first one lives and ends before it."""
+    rank, _ = _be_nobody()
+    if rank < 2:
+        with lockstep.join(
+            rank=rank, world_size=2, init_method=url, progress="off", run_dir="first", timeout_s=30.0
+        ) as team:
+            Path(f"met-{rank}").touch()
+            while not Path("over").exists():
+                time.sleep(0.02)
+            group = team.new_group([0, 1])  # needs the store
+            return group.all_reduce(torch.tensor(2.0**rank)).item()
+    while not (Path("met-0").exists() and Path("met-1").exists()):
+        time.sleep(0.02)
+    found = _run(rank - 2, 2, url, timeout_s=20.0)[0]
+    if rank == 3:
+        Path("over").touch()
+    return found
+
+
+def a_straggler_of_a_larger_run(url):
+    """Rank 2 still waits as one of an earlier run of 3 when ranks 0 and 1 come."""
+    rank, _ = _be_nobody()
+    if rank == 2:
+        return _told(lambda: _run(1, 3, url, timeout_s=20.0))[0]
+    path = Path(url.removeprefix("file://") + ".lockstep", "rank-1")
+    while not path.exists():
+        time.sleep(0.02)
+    if rank == 1:
+        time.sleep(0.5)
+    return _run(rank, 2, url, timeout_s=20.0)[0]
+
+
+def come_as(url, roles, timeout_s=3.0):
+    """Each process comes as the rank, and one of the number, that its role says."""
+    rank, _ = _be_nobody()
+    if roles[rank] is None:
+        return None
+    return _told(lambda: _run(*roles[rank], url, timeout_s=timeout_s))
+
+
+def listening_while_open(url):
+    """The addresses at which this process listens."""
+    rank, size = _be_nobody()
+    with lockstep.join(rank=rank, world_size=size, init_method=url, progress="off", run_dir="run", timeout_s=20.0):
+        found = psutil.Process().net_connections(kind="inet")
+        return sorted({one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN})
+
+
+def come_to_a_place_in_use(url, kind):
+    """Another program listens at the port: rank 0 (``taken``), or rank 1 that comes to it (``silent``, ``stranger``)."""
+    _be_nobody()
+    port = int(url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        if kind == "stranger":
+
+            def answer():
+                with contextlib.suppress(OSError):
+                    while True:
+                        other, _ = listener.accept()
+                        other.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+                        other.close()
+
+            threading.Thread(target=answer, daemon=True).start()
+        return _told(lambda: _run(int(kind != "taken"), 2, url, timeout_s=2.0))

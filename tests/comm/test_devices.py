@@ -1,0 +1,80 @@
+"""Who gets which devices: a function of the settings, the process's place, and how many cards there are."""
+
+import pytest
+import torch
+
+from lockstep.comm.group import choose_devices, choose_meeting
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.world import World
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """``cards(n)``: from now on PyTorch counts so many."""
+
+    def there_are(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return there_are
+
+
+def place(rank, size):
+    return World(rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+
+
+def chosen(size, **settings):
+    return [[device.index for device in choose_devices(RunConfig(**settings), place(rank, size))] for rank in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "settings", "expected"),
+    [
+        (4, 1, {}, [[0]]),
+        (4, 4, {}, [[0], [1], [2], [3]]),
+        (2, 3, {}, [[0], [1], [0]]),
+        (4, 2, {"devices_per_process": 2}, [[0, 1], [2, 3]]),
+        (8, 2, {"devices_per_process": 3}, [[0, 1, 2], [3, 4, 5]]),
+        (1, 2, {"devices_per_process": 2, "backend": "gloo"}, [[0, 0], [0, 0]]),
+        (3, 2, {"devices_per_process": 2, "backend": "gloo"}, [[0, 1], [2, 0]]),
+        (4, 1, {"strategy": "dp"}, [[0, 1, 2, 3]]),
+        (4, 1, {"strategy": "dp", "devices_per_process": 2}, [[0, 1]]),
+        (1, 1, {"strategy": "dp"}, [[0]]),
+    ],
+)
+def test_cards_are_given_out_by_local_rank_as_many_as_each_process_drives(cards, count, size, settings, expected):
+    cards(count)
+    assert chosen(size, **settings) == expected
+
+
+@pytest.mark.parametrize(("count", "settings"), [(0, {}), (4, {"device": "cpu"})])
+def test_on_the_cpu_all_devices_of_a_process_are_the_same_one(cards, count, settings):
+    cards(count)
+    assert choose_devices(RunConfig(devices_per_process=3, **settings), place(1, 2)) == (torch.device("cpu"),) * 3
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "settings", "words"),
+    [
+        (3, 2, {"devices_per_process": 2}, r"devices_per_process=2 with 2 process\(es\) .* sees 3 CUDA card"),
+        (1, 1, {"devices_per_process": 2}, r"sees 1 CUDA card.*share cards, with backend='gloo'"),
+        (2, 1, {"strategy": "dp", "devices_per_process": 3, "backend": "gloo"}, r"fewer devices or processes$"),
+        (0, 1, {"device": "cuda", "devices_per_process": 2}, "sees no CUDA card"),
+    ],
+)
+def test_more_devices_than_there_are_is_an_error(cards, count, size, settings, words):
+    cards(count)
+    with pytest.raises(ConfigError, match=words):
+        chosen(size, **settings)
+
+
+def test_nccl_needs_a_card_for_each_device_of_each_process(cards):
+    cards(4)
+    four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
+    assert choose_meeting(RunConfig(), place(0, 2), two).backend == "nccl"
+    assert choose_meeting(RunConfig(), place(0, 2), four).backend == "gloo"
+    with pytest.raises(ConfigError, match="backend='nccl' needs 4 cards for each of the 2 processes"):
+        choose_meeting(RunConfig(backend="nccl"), place(0, 2), four)

@@ -1,0 +1,98 @@
+"""The interface is the user's word, else loopback on one machine, else the way to the others; and it is told."""
+
+import socket
+
+import pytest
+
+import lockstep
+from lockstep.comm.group import Meeting, choose_meeting
+from lockstep.comm.interface import choose_interface, interface_towards, nccl_interface
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.world import World
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def no_word(monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_machine_never_uses_the_network():
+    assert choose_interface(on_one_machine=True, towards="192.0.2.1") == "lo"
+
+
+@pytest.mark.parametrize("on_one_machine", [True, False])
+def test_the_users_word_counts(monkeypatch, on_one_machine):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert choose_interface(on_one_machine=on_one_machine, towards=None) == "lo"
+
+
+def test_an_interface_that_does_not_exist_is_told_with_those_that_do(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME=eth77: this machine has no interface 'eth77', but .*lo"):
+        choose_interface(on_one_machine=True, towards=None)
+
+
+def test_between_machines_it_is_the_one_that_leads_to_the_others():
+    chosen = choose_interface(on_one_machine=False, towards="127.0.0.1")
+    assert chosen != "lo", "loopback leads to nobody else"
+    assert chosen in ("auto", *(name for _, name in socket.if_nameindex()))
+    found = interface_towards("192.0.2.1")
+    assert chosen == (found or "auto")
+
+
+def test_no_way_to_a_host_is_no_interface():
+    assert interface_towards("no-such-host.invalid") is None
+    assert interface_towards("127.0.0.1") is None
+
+
+def test_what_nccl_listens_on_is_told(monkeypatch):
+    assert nccl_interface() == "auto"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
+    assert str(Meeting(backend="nccl", interface="lo", timeout_s=60)) == "nccl 2.27.5 on ib0"
+    assert str(Meeting(backend="gloo", interface="lo", timeout_s=60)) == "gloo on lo"
+
+
+TRAINS = """
+import lockstep, torch
+team = lockstep.join()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+team.prepare(model, optimizer, torch.utils.data.DataLoader(torch.zeros(4, 2), 4))
+"""
+
+
+def test_lockstep_run_tells_the_interface_and_leaves_the_users_word_alone(run_script):
+    options = ("--nproc-per-node", "2", "--device", "cpu")
+    assert "gloo on lo" in run_script(TRAINS, *options).stdout
+    done = run_script(TRAINS, *options, env={"GLOO_SOCKET_IFNAME": "eth77"})
+    assert "GLOO_SOCKET_IFNAME=eth77: this machine has no interface 'eth77'" in done.stderr
+
+
+# Backends
+
+
+def test_the_mpi_backend_says_what_it_needs_before_anybody_waits(tmp_path):
+    with pytest.raises(ConfigError, match=r"needs a PyTorch that was built from source on a machine with MPI.*'gloo'"):
+        lockstep.join(rank=1, world_size=2, init_method="tcp://127.0.0.1:9", backend="mpi", run_dir=str(tmp_path))
+
+
+def test_the_mpi_backend_is_refused_by_lockstep_run(run_script):
+    done = run_script("", "--nproc-per-node", "2", "--backend", "mpi")
+    assert done.returncode == 2
+    assert "backend mpi is for processes that mpirun starts" in done.stderr
+
+
+def test_with_a_pytorch_that_has_it_the_mpi_backend_needs_mpirun(monkeypatch):
+    import torch
+
+    monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: True)
+    devices = (torch.device("cpu"),)
+    with pytest.raises(ConfigError, match="needs processes that mpirun has started"):
+        choose_meeting(RunConfig(backend="mpi"), World(), devices)
+    found = choose_meeting(RunConfig(backend="mpi"), World(world_size=2, launcher="mpirun"), devices)
+    assert str(found) == "mpi"

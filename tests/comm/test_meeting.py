@@ -1,0 +1,339 @@
+"""Processes meet wherever they are told to, in any order, whatever earlier runs have left there, or say why they cannot."""
+
+import json
+import os
+import random
+import re
+import socket
+import time
+from pathlib import Path
+
+import meeting_scripts as scripts
+import pytest
+import torch.distributed as dist
+
+from lockstep.comm.places import placed
+from lockstep.comm.store import meeting_place
+from lockstep.comm.waiting import Wait
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError, LaunchError, PeerError
+from lockstep.world import World
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """``place(kind)``: the URL of a place of that kind where nobody has met."""
+
+    def find(kind):
+        if kind == "file":
+            (tmp_path / "meet").mkdir()
+            return f"file://{tmp_path}/meet/here"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"tcp://localhost:{probe.getsockname()[1]}"
+
+    return find
+
+
+def left_at(url):
+    """What is in the directory of a file:// place, besides the named file."""
+    path = Path(url.removeprefix("file://"))
+    return [found.name for found in path.parent.iterdir() if found != path]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+@pytest.mark.parametrize("delays", [(0.4, 0.0, 0.2), (0.0, 0.2, 0.4)], ids=["rank 0 last", "rank 0 first"])
+def test_ranks_started_by_hand_meet_in_any_order_and_see_who_shares_the_machine(crew, place, kind, delays):
+    url = place(kind)
+    found = crew(3, scripts.meet, url, delays)
+    assert found == [(7.0, (rank, 3, 0, 1), "lo") for rank in range(3)]
+    assert kind == "tcp" or left_at(url) == []
+
+
+def test_ranks_started_by_hand_may_say_who_they_are_by_variables(crew, place):
+    assert [one[0] for one in crew(2, scripts.meet_by_variables, place("file"), {})] == [3.0, 3.0]
+    port = place("tcp").rpartition(":")[2]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    assert [one[0] for one in crew(2, scripts.meet_by_variables, "env://", told)] == [3.0, 3.0]
+
+
+def test_processes_that_mpich_starts_on_one_machine_find_each_other(crew, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    assert crew(3, scripts.meet_under_mpich, tmp_path / "tmp") == [
+        ("mpirun", (7.0, (rank, 3, 0, 1), "lo")) for rank in range(3)
+    ]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_the_same_processes_can_meet_again_and_again_in_one_place(crew, place, kind):
+    url = place(kind)
+    assert crew(2, scripts.meet_again_and_again, url, 3) == [[3.0] * 3] * 2
+    assert kind == "tcp" or left_at(url) == []
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_lockstep_run_and_launch_take_the_place_as_a_setting(crew, place, kind, run_script):
+    source = """
+        import lockstep, torch
+        team = lockstep.join()
+        print(team.config.init_method, team.all_reduce(torch.ones(())).item())
+    """
+    url = place(kind)
+    options = ("--nproc-per-node", "2", "--init-method", url, "--threads", "1", "--max-restarts", "1")
+    done = run_script(source, *options)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{url} 2.0"] * 2
+
+
+# What an earlier run has left
+
+
+@pytest.mark.parametrize(
+    ("world_size", "came"),
+    [(3, (0, 1, 2)), (4, (0, 1)), (4, (1, 2))],
+    ids=["it had met", "rank 0 waited", "others waited"],
+)
+def test_what_a_killed_run_has_left_does_no_harm_to_the_next(crew, place, world_size, came):
+    url = place("file")
+    with pytest.raises(LaunchError):
+        crew(3, scripts.meet_and_die, url, world_size, came)
+    left = Path(url.removeprefix("file://") + ".lockstep")
+    assert list(left.iterdir()), "the killed run must leave something, or this shows nothing"
+    assert [one[0] for one in crew(2, scripts.meet, url)] == [3.0, 3.0]
+    assert not any(path.name.startswith(("store-", "lock-")) for path in left.glob("*")), "cleared up by the next run"
+
+
+@pytest.mark.long
+def test_ranks_killed_at_any_moment_leave_nothing_that_harms(crew, place):
+    url, draw = place("file"), random.Random(5)
+    for _ in range(15):
+        size = draw.randint(1, 4)
+        with pytest.raises(LaunchError):
+            crew(size, scripts.meet_until_killed, url, [draw.uniform(0.001, 0.4) for _ in range(size)])
+        size = draw.randint(1, 4)
+        found = crew(size, scripts.meet, url, [draw.uniform(0.0, 0.1) for _ in range(size)])
+        assert [one[0] for one in found] == [2.0**size - 1] * size
+    assert left_at(url) == []
+
+
+def test_what_plain_pytorch_has_left_does_no_harm(crew, place):
+    url = place("file")
+    path = Path(url.removeprefix("file://"))
+    store = dist.FileStore(str(path), 4)  # as init_process_group(init_method="file://...") of a killed run leaves it
+    store.set("0", "an address of a process that is gone")
+    before = path.read_bytes()
+    assert [one[0] for one in crew(2, scripts.meet, url)] == [3.0, 3.0]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("note", [b"", b'{"session": "abc", "wor', b"\x00\xff" * 100, b"[]", b"3", b"{}"])
+def test_notes_that_were_never_finished_do_no_harm(crew, place, note):
+    url = place("file")
+    left = Path(url.removeprefix("file://") + ".lockstep")
+    left.mkdir()
+    for rank in range(3):
+        (left / f"rank-{rank}").write_bytes(note)
+    assert [one[0] for one in crew(2, scripts.meet, url)] == [3.0, 3.0]
+
+
+def test_an_answer_of_an_earlier_rank_0_is_not_believed(crew, place):
+    url = place("file")
+    left = Path(url.removeprefix("file://") + ".lockstep")
+    left.mkdir()
+    old = {"session": "old", "world_size": 2, "host": "gone", "pid": 1}
+    (left / "rank-0").write_text(json.dumps({**old, "numbers": {"1": "its number"}}))
+    (left / "rank-1").write_text(json.dumps({**old, "nonce": "its number"}))
+    assert [one[0] for one in crew(2, scripts.meet, url, (1.0, 0.0))] == [3.0, 3.0]
+
+
+def test_two_runs_can_meet_in_one_place_at_a_time(crew, place):
+    url = place("file")
+    assert crew(4, scripts.two_runs_at_one_place, url) == [3.0] * 4
+    assert left_at(url) == []
+
+
+def test_who_still_waits_for_an_earlier_run_of_another_size_is_told_and_the_run_goes_on(crew, place):
+    first, second, straggler = crew(3, scripts.a_straggler_of_a_larger_run, place("file"))
+    assert (first, second) == (3.0, 3.0)
+    assert "ConfigError" in straggler
+    assert "two processes came" in straggler or "rank 0 there is one of 2" in straggler
+
+
+# What cannot be
+
+
+NO_PLACES = (
+    "localhost:29500",
+    "tcp://localhost",
+    "tcp://:29500",
+    "tcp://h:0",
+    "tcp://h:99999",
+    "tcp://h:1/x",
+    "tcp://h:1?a=0",
+)
+NO_PATHS = ("file://x/y", "file:///", "file://", "http://h:1", "env://x", "", 3)
+
+
+@pytest.mark.parametrize("url", [*NO_PLACES, *NO_PATHS])
+def test_a_place_that_cannot_be_meant_is_refused(url):
+    with pytest.raises(ConfigError, match=r"init_method=.*tcp://HOST:PORT"):
+        RunConfig(init_method=url)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_rank_that_does_not_come_is_named_within_the_timeout(crew, place, kind):
+    first, second, _ = crew(3, scripts.come_as, place(kind), [(0, 3), (1, 3), None])
+    assert "PeerError: rank 0 of 3 waited 3 s at" in first[0]
+    assert "for rank 2 in vain" in first[0]
+    # Over TCP, rank 0 keeps the store, and may give up first.
+    assert re.search(r"PeerError: .*(for ranks? (0, )?2 in vain|rank 0, which keeps it, has ended)", second[0]), second[0]
+    assert all(2.5 < took_s < 10 for _, took_s in (first, second))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place, kind):
+    url = place(kind)
+    ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
+    assert "PeerError" in told
+    assert "for rank 0 in vain" in told
+    assert took_s < 8
+    assert kind == "tcp" or left_at(url) == []
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_two_processes_of_one_rank_are_told(crew, place, kind):
+    told = [one[0] for one in crew(3, scripts.come_as, place(kind), [(0, 3), (1, 3), (1, 3)])]
+    assert any("two processes came to" in one and "as rank 1" in one for one in told)
+    assert all("Error" in one for one in told)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_processes_of_runs_of_different_sizes_are_told(crew, place, kind):
+    told = [one[0] for one in crew(2, scripts.come_as, place(kind), [(0, 2), (1, 3)])]
+    assert any("ConfigError" in one and "of 3" in one and "of 2" in one for one in told) or any(
+        "ConfigError" in one and "as rank 0 of 2, and another as one of 3" in one for one in told
+    )
+    assert all("Error" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("taken", r"ConfigError: .*rank 0 cannot listen on port \d+ of this machine \(Address already in use"),
+        ("silent", r"PeerError: .*has not answered as a run's rank 0 would"),
+        ("stranger", r"PeerError: .*(has not answered as a run's rank 0 would|rank 0 cannot be reached)"),
+    ],
+)
+def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
+    ((told, took_s),) = crew(1, scripts.come_to_a_place_in_use, place("tcp"), kind)
+    assert re.match(words, told, re.DOTALL), told
+    assert took_s < 10
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("tcp://no-such-host.invalid:29500", "this machine knows no host 'no-such-host.invalid'"),
+        ("tcp://127.0.0.1:9", "Connection refused"),
+        ("file:///no/such/directory/file", "Name a path in a directory that exists"),
+    ],
+)
+def test_a_place_that_cannot_be_reached_is_told(crew, url, words):
+    ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
+    assert words in told
+    assert took_s < 8
+
+
+def test_a_place_of_another_user_is_not_trusted(crew, place, tmp_path):
+    url = place("file")
+    left = Path(url.removeprefix("file://") + ".lockstep")
+    (tmp_path / "mine").mkdir()
+    left.symlink_to(tmp_path / "mine")
+    ((told, _),) = crew(1, scripts.come_as, url, [(0, 1)])
+    assert "cannot be trusted" in told
+    assert list((tmp_path / "mine").iterdir()) == []
+    if os.geteuid() == 0:
+        left.unlink()
+        left.mkdir()
+        os.chown(left, 12345, 12345)
+        ((told, _),) = crew(1, scripts.come_as, url, [(0, 1)])
+        assert "cannot be trusted" in told
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_on_one_machine_nothing_listens_to_the_network(crew, place, kind):
+    for found in crew(2, scripts.listening_while_open, place(kind)):
+        assert set(found) <= {"127.0.0.1"}
+
+
+def pause_for_ever(wait):
+    while True:
+        wait.pause(lambda: [0, 3], hint="a hint")
+
+
+def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
+    monkeypatch.setattr("lockstep.comm.waiting._TELL_AFTER_S", 0.05)
+    wait = Wait(1, 20, "tcp://h:1", 0.3)
+    began = time.monotonic()
+    with pytest.raises(PeerError, match=r"waited 0.3 s at tcp://h:1 for ranks 0, 3 in vain \(a hint\).*timeout_s="):
+        pause_for_ever(wait)
+    assert 0.3 <= time.monotonic() - began < 2
+    told = capsys.readouterr().err
+    assert told == "lockstep: rank 1 of 20 waits at tcp://h:1 for ranks 0, 3 (a hint), 0.3 s at most\n"
+
+
+# Where to meet, and who is where
+
+
+def world(**fields):
+    return World(**{"rank": 1, "world_size": 4, "local_world_size": 4, "launcher": "env", **fields})
+
+
+@pytest.mark.parametrize(
+    ("init_method", "fields", "expected"),
+    [
+        ("tcp://h:1", {}, "tcp://h:1"),
+        ("file:///x", {"master": ("h", "2")}, "file:///x"),
+        (None, {"master": ("h", "2")}, "tcp://h:2"),
+        ("env://", {"master": ("::1", "2")}, "tcp://[::1]:2"),
+        (None, {"launcher": "torchrun", "master": ("h", "2")}, "env://"),
+        ("tcp://h:1", {"launcher": "torchrun", "master": ("h", "2")}, "tcp://h:1"),
+        (None, {"launcher": "mpirun", "job_dir": "/tmp/job"}, "file:///tmp/job"),
+        (None, {"launcher": "mpirun", "job_dir": "/tmp/job", "master": ("h", "2")}, "tcp://h:2"),
+    ],
+)
+def test_a_place_that_is_named_comes_before_what_the_launcher_says(init_method, fields, expected):
+    assert meeting_place(init_method, world(**fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("init_method", "fields", "words"),
+    [
+        ("tcp://h:1", {"launcher": "python"}, "nobody has said which rank this process is: set RANK and WORLD_SIZE"),
+        (None, {}, "MASTER_ADDR is not set"),
+        ("env://", {}, "MASTER_ADDR is not set"),
+        (None, {"master": ("h", "")}, "MASTER_ADDR=h, and MASTER_PORT= is not set"),
+        (None, {"master": ("h", "x")}, "MASTER_PORT=x"),
+        (
+            None,
+            {"launcher": "mpirun", "local_world_size": 2},
+            r"2 of 4 processes are on this machine.*mpirun -x MASTER_ADDR",
+        ),
+    ],
+)
+def test_processes_that_do_not_know_where_to_meet_are_told(init_method, fields, words):
+    with pytest.raises(ConfigError, match=words):
+        meeting_place(init_method, world(**fields))
+
+
+def test_places_are_counted_by_machine_and_only_what_nobody_said():
+    machines = ["b", "a", "b", "a", "b"]
+    unsaid = frozenset({"local_rank", "local_world_size", "node_rank", "num_nodes"})
+    found = placed(World(rank=4, world_size=5, unsaid=unsaid), machines)
+    assert (found.local_rank, found.local_world_size, found.node_rank, found.num_nodes) == (2, 3, 0, 2)
+    found = placed(World(rank=3, world_size=5, local_rank=7, unsaid=unsaid - {"local_rank"}), machines)
+    assert (found.local_rank, found.local_world_size, found.node_rank, found.num_nodes) == (7, 2, 1, 2)
+    assert found.unsaid == frozenset()

@@ -1,0 +1,91 @@
+"""A model in parts on the devices of its process gives the answer that it gives on one. (Here they are all the CPU.)"""
+
+import pytest
+import torch
+from bits import differences, state_of
+from tasks import Points
+from torch import nn
+from torch.utils.data import DataLoader
+
+import lockstep
+
+pytestmark = pytest.mark.timeout(90)
+
+
+class Halves(nn.Module):
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = devices[0], devices[-1]
+        self.first = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()).to(devices[0])
+        self.last = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 3)).to(devices[-1])
+
+    def to(self, *_, **__):
+        raise AssertionError("the script has placed the model, and nobody may move it")
+
+    def forward(self, x):
+        return self.last(self.first(x.to(self.devices[0])).to(self.devices[1]))
+
+
+def train(num_devices, epochs=2):
+    """With clipping, an average, and a schedule: everything that touches all parameters at once."""
+    with lockstep.join() as team:
+        assert team.devices == (team.device,) * num_devices
+        model = Halves(team.devices)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        loader = DataLoader(Points(56), 16, shuffle=True)
+        model, average, optimizer, schedule, loader = team.prepare(model, average, optimizer, schedule, loader)
+        for _ in team.epochs(epochs):
+            for inputs, targets, _ in loader:
+                outputs = model(inputs)
+                team.backward(nn.functional.cross_entropy(outputs, targets.to(outputs.device)))
+                team.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                average.update_parameters(model)
+                optimizer.zero_grad()
+        return state_of(team.unwrap(model), average, optimizer, schedule)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The answer of one process with two devices. Filled by the first test that needs it."""
+    return {}
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_the_answer_is_the_same_to_the_bit_for_every_number_of_devices_and_processes(crew, alone, nproc, num_devices):
+    if not alone:
+        (found,) = crew(1, train, 2, shards=4, devices_per_process=2)
+        alone.update(found)
+    for state in crew(nproc, train, num_devices, shards=4, devices_per_process=num_devices):
+        assert differences(alone, state) == []
+
+
+def test_ddp_has_it_up_to_rounding_without_device_ids(crew):
+    with_two = crew(2, train, 2, shards=2, strategy="ddp", devices_per_process=2)
+    with_three = crew(2, train, 3, shards=2, strategy="ddp", devices_per_process=3)
+    assert differences(with_two[0], with_two[1]) == []
+    assert differences(with_two[0], with_three[0]) == []
+
+
+def with_device_ids():
+    """What articles of 2019 show: one DistributedDataParallel over several cards of a process."""
+    with lockstep.join():
+        try:
+            nn.parallel.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
+        except ValueError as error:
+            return str(error)
+
+
+def test_pytorch_has_no_ddp_over_several_cards_of_one_process_any_more(crew):
+    assert crew(1, with_device_ids) == ["device_ids can only be None or contain a single element."]
+
+
+def test_a_run_goes_on_with_another_number_of_devices(crew):
+    (whole,) = crew(1, train, 2, shards=2, devices_per_process=2)
+    crew(2, train, 2, 1, shards=2, devices_per_process=2, run_dir="run")
+    for state in crew(1, train, 4, shards=2, devices_per_process=4, run_dir="run"):
+        assert differences(whole, state) == []

@@ -1,0 +1,125 @@
+"""Several devices of one process: nn.DataParallel, and models in parts. (Not run yet where there are two cards.)
+
+What needs only one card has it stand for two: with ``backend="gloo"`` processes, and the devices of one, share cards.
+"""
+
+import device_scripts
+import pytest
+import torch
+
+from lockstep.launch.cards import num_cards_here
+
+pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
+two_cards = pytest.mark.skipif(num_cards_here() < 2, reason="one card, or none, is visible on this machine")
+SHARED = {"device": "cuda", "backend": "gloo", "devices_per_process": 2, "timeout_s": 60.0}
+
+
+def assert_close(one, other, tolerance=2e-4):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+# nn.DataParallel
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_dp_on_one_card_gives_the_answer_of_single(crew, shards):
+    settings = {"device": "cuda", "shards": shards}
+    (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
+    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=1, **settings)
+    assert_close(dp["state"], single["state"])
+    assert list(dp["state"]) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+
+
+def test_dp_under_autocast_keeps_its_format(crew):
+    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", precision="bf16-mixed", device="cuda")
+    assert {dtype for dtype, _, _ in dp["ran"]} == {"torch.bfloat16"}
+    assert dp["output"] == ("torch.float32", "cuda:0")
+    assert {tensor.dtype for tensor in dp["state"].values()} == {torch.float32}
+
+
+@two_cards
+@pytest.mark.parametrize("shards", [1, 2])
+def test_dp_on_two_cards_cuts_each_shard_and_gives_the_answer_of_single(crew, shards):
+    settings = {"device": "cuda", "shards": shards}
+    (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
+    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
+    assert_close(dp["state"], single["state"])
+    assert {card for _, card, _ in dp["ran"]} == {0, 1}
+    assert {length for _, _, length in dp["ran"]} == {8 // shards, 4 // shards}  # of 16, and of the last 8 of 40
+
+
+# A model in parts
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The undisturbed run by one process whose two devices are one card. Filled by the first test that needs it."""
+    return {}
+
+
+def undisturbed(crew, alone):
+    if not alone:
+        (found,) = crew(1, device_scripts.train_parts, shards=2, **SHARED)
+        alone.update(found)
+    return alone
+
+
+def test_two_processes_with_two_devices_each_give_the_answer_of_one_to_the_bit(crew, alone):
+    expected = undisturbed(crew, alone)
+    assert len(expected["team"]) == 2
+    for one in crew(2, device_scripts.train_parts, shards=2, **SHARED):
+        assert_equal(one["state"], expected["state"])
+
+
+def test_ddp_over_parts_gives_the_answer_up_to_rounding(crew, alone):
+    expected = undisturbed(crew, alone)
+    two = crew(2, device_scripts.train_parts, shards=2, strategy="ddp", **SHARED)
+    assert_close(two[0]["state"], expected["state"])
+    assert_equal(two[0]["state"], two[1]["state"])
+
+
+def test_a_run_over_parts_goes_on_from_its_checkpoint(crew, alone):
+    expected = undisturbed(crew, alone)
+    crew(1, device_scripts.train_parts, 1, shards=2, run_dir="run", checkpoint_every=1, **SHARED)
+    for one in crew(2, device_scripts.train_parts, shards=2, run_dir="run", **SHARED):
+        assert_equal(one["state"], expected["state"])
+
+
+@two_cards
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "exact"])
+def test_parts_stay_on_the_two_cards_where_the_script_has_put_them(crew, strategy, backend):
+    settings = {"device": "cuda", "backend": backend, "devices_per_process": 2, "strategy": strategy, "shards": 2}
+    (first,) = crew(1, device_scripts.train_parts, **settings)
+    assert first["team"] == ["cuda:0", "cuda:1"]
+    assert first["devices"] == ["cuda:0"] * 3 + ["cuda:1"] * 2
+    (again,) = crew(1, device_scripts.train_parts, **settings)  # dropout on the second card too has its streams
+    assert_equal(first["state"], again["state"])
+    assert first["losses"] == again["losses"]
+
+
+@two_cards
+def test_a_run_over_two_cards_goes_on_from_its_checkpoint(crew):
+    settings = {"device": "cuda", "devices_per_process": 2, "shards": 2}
+    (whole,) = crew(1, device_scripts.train_parts, **settings)
+    crew(1, device_scripts.train_parts, 1, run_dir="run", checkpoint_every=1, **settings)
+    (gone_on,) = crew(1, device_scripts.train_parts, run_dir="run", **settings)
+    assert_equal(gone_on["state"], whole["state"])
+
+
+@pytest.mark.skipif(num_cards_here() < 4, reason="fewer than four cards are visible on this machine")
+@pytest.mark.parametrize("strategy", ["ddp", "exact"])
+def test_two_processes_with_two_cards_each_talk_over_nccl(crew, strategy):
+    settings = {"device": "cuda", "devices_per_process": 2, "strategy": strategy, "shards": 2}
+    (alone,) = crew(1, device_scripts.train_parts, **{**settings, "strategy": "exact"})
+    two = crew(2, device_scripts.train_parts, **settings)
+    assert [one["team"] for one in two] == [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]
+    for one in two:
+        (assert_equal if strategy == "exact" else assert_close)(one["state"], alone["state"])

@@ -1,0 +1,143 @@
+"""CIFAR-10 is read from its standard archive, safely, and the answer does not depend on the number of processes."""
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import on_disk
+import pytest
+import torch
+
+import lockstep
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Where the archive is looked for."""
+    on_disk.write_cifar(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def weights_of(model, run_dir):
+    model.load_state_dict(lockstep.load_weights(run_dir))
+    return model.eval()
+
+
+def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, told_on_one_and_two, examples):
+    told, run_dir = told_on_one_and_two("cifar10.py", "--epochs", "2", "--batch-size", "32")
+    assert sorted(path.name for path in archive.iterdir()) == ["cifar-10-batches-py", "cifar-10-python.tar.gz"]
+    import cifar10
+
+    with tarfile.open(archive / cifar10.ARCHIVE) as files:
+        test = pickle.load(files.extractfile("cifar-10-batches-py/test_batch"), encoding="bytes")
+    images = torch.from_numpy(test[b"data"].copy()).reshape(-1, 3, 32, 32) / 127.5 - 1
+    labels = torch.tensor(test[b"labels"])
+    with torch.no_grad():
+        logits = weights_of(cifar10.make_cnn(), run_dir)(images)
+    loss, accuracy = torch.nn.functional.cross_entropy(logits, labels), (logits.argmax(1) == labels).double().mean()
+    [(loss_told, accuracy_told)] = re.findall(r"epoch 2: test loss ([\d.]+), accuracy ([\d.]+)%", told[-1])
+    assert float(loss_told) == pytest.approx(loss.item(), abs=1e-4)
+    assert float(accuracy_told) == pytest.approx(100 * accuracy.item(), abs=1e-2)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(archive, run_script, examples, tmp_path):
+    script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
+    options = ("--shards", "2", "--threads", "1", "--device", "cpu")
+    whole = run_script(script, *options, "--run-dir", "whole", args=args)
+    assert whole.returncode == 0, whole.stderr
+    options += ("--nproc-per-node", "2", "--checkpoint-every", "2", "--run-dir", "killed")
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *args]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "killed" / "checkpoints" / "newest").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    gone_on = run_script(script, "--run-dir", "killed", args=args)
+    assert gone_on.returncode == 0, gone_on.stderr
+    [step] = re.findall(r"goes on after step (\d+)", gone_on.stdout)
+    assert 0 < int(step) < 50
+    assert whole.stdout.splitlines()[-1] == gone_on.stdout.splitlines()[-1]
+    left, there = lockstep.load_weights(tmp_path / "whole"), lockstep.load_weights(tmp_path / "killed")
+    assert left.keys() == there.keys()
+    assert all(torch.equal(left[name], there[name]) for name in left)
+
+
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_it_says_where_the_archive_belongs_if_there_is_none(run_script, examples, tmp_path, nproc):
+    done = run_script(examples / "cifar10.py", "--nproc-per-node", nproc)
+    assert done.returncode == 1
+    for word in (str(tmp_path / "data"), "cifar-10-python.tar.gz", "https://www.cs.toronto.edu", "MD5 c58f3010", "--data"):
+        assert word in done.stderr
+
+
+def test_a_damaged_archive_leaves_nothing_half_unpacked(archive, run_script, examples):
+    path = archive / "cifar-10-python.tar.gz"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    done = run_script(examples / "cifar10.py")
+    assert done.returncode == 1
+    assert "cannot be unpacked" in done.stderr
+    assert "MD5 should be c58f3010" in done.stderr
+    assert list(archive.iterdir()) == [path]
+
+
+def test_a_batch_that_names_a_function_is_refused(examples, tmp_path):
+    from cifar10 import BatchReader
+
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({b"data": os.getcwd}))
+    with path.open("rb") as file, pytest.raises(pickle.UnpicklingError, match=r"names posix\.getcwd"):
+        BatchReader(file, encoding="bytes").load()
+
+
+def test_batches_pickled_by_the_numpy_of_today_are_read_too(examples, tmp_path):
+    from cifar10 import BatchReader
+
+    path = tmp_path / "batch"
+    data = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    path.write_bytes(pickle.dumps({b"data": data, b"labels": [0, 1]}, protocol=4))
+    with path.open("rb") as file:
+        assert np.array_equal(BatchReader(file, encoding="bytes").load()[b"data"], data)
+
+
+def test_training_images_are_shifted_and_mirrored_and_test_images_are_not(archive, examples):
+    import cifar10
+
+    directory = cifar10.unpack(archive)
+    test = cifar10.Images(directory, train=False)
+    assert torch.equal(test[3][0], test.images[3] / 127.5 - 1)
+    train = cifar10.Images(directory, train=True)
+    assert len(train) == 5 * len(test)
+    wide = torch.nn.functional.pad(train.images[3], [4] * 4)
+    shifted = [wide[:, top : top + 32, left : left + 32] for top in range(9) for left in range(9)]
+    possible = [image / 127.5 - 1 for image in (*shifted, *(image.flip(2) for image in shifted))]
+    drawn = [train[3][0] for _ in range(40)]
+    seen = {next(number for number, image in enumerate(possible) if torch.equal(image, one)) for one in drawn}
+    assert len(seen) > 20
+    assert min(seen) < len(shifted) <= max(seen)
+
+
+@pytest.mark.long
+def test_the_small_network_learns(archive, run_script, examples):
+    options = ("--threads", "1", "--device", "cpu")
+    done = run_script(examples / "cifar10.py", *options, args=("--epochs", "25", "--batch-size", "16"), timeout=100)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(found) for found in re.findall(r"accuracy ([\d.]+)%", done.stdout)]
+    assert accuracies[-1] > 40  # guessing: 10
+    best = [float(found) for found in re.findall(r"accuracy ([\d.]+)%, the best so far", done.stdout)]
+    assert best == sorted(set(best))
+    assert best[-1] == max(accuracies)
+
+
+@pytest.mark.long
+def test_the_resnet_gives_the_same_answer_too(archive, told_on_one_and_two):
+    told_on_one_and_two("cifar10.py", "--model", "resnet18", "--epochs", "1", "--batch-size", "50", timeout=100)

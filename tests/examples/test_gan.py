@@ -1,0 +1,37 @@
+"""Two models with an optimizer each train in one loop body, to the same bits on one process and on two."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.neighbors import KNeighborsClassifier
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def paintings(path):
+    """64 of them, as 64 numbers from 0 to 1 each, out of the picture."""
+    with Image.open(path) as image:
+        assert image.size == (320, 320)
+        pixels = np.array(image)[::4, ::4].reshape(8, 10, 8, 10)[:, 1:-1, :, 1:-1]
+    return pixels.transpose(0, 2, 1, 3).reshape(64, 64) / 255
+
+
+def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
+    told, run_dir = told_on_one_and_two("gan.py", "--epochs", "2", "--batch-size", "200")
+    assert len(told) == 2
+    assert all((checkpoint / "model-2.safetensors").exists() for checkpoint in run_dir.glob("checkpoints/step-*"))
+    assert np.array_equal(paintings(tmp_path / "on-1" / "gan.png"), paintings(run_dir / "gan.png"))
+
+
+@pytest.mark.long
+def test_what_is_painted_looks_like_digits_of_many_kinds(run_script, examples, tmp_path):
+    done = run_script(examples / "gan.py", "--run-dir", "run", "--threads", "1", timeout=100)
+    assert done.returncode == 0, done.stderr
+    painted = paintings(tmp_path / "run" / "gan.png")
+    real, labels = load_digits(return_X_y=True)
+    real = real / 16
+    nearest = KNeighborsClassifier(1).fit(real, labels)
+    noise = np.random.default_rng(0).permuted(real[:64], axis=1)  # as bright as digits
+    assert nearest.kneighbors(painted)[0].mean() < 0.75 * nearest.kneighbors(noise)[0].mean()
+    assert len(set(nearest.predict(painted))) >= 6

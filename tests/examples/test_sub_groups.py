@@ -1,0 +1,39 @@
+"""Groups of any number and size come to the same result."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sub_groups.py"
+
+
+def results(done):
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    return first, rest
+
+
+def test_two_groups_of_different_sizes_find_what_one_process_finds(run_script, tmp_path):
+    alone = subprocess.run(
+        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    told, one = results(alone)
+    assert told == "6 penalties on 1 process, groups [[0]]"
+    told, three = results(run_script(EXAMPLE, "--nproc-per-node", "3"))
+    assert told == "6 penalties on 3 processes, groups [[0, 2], [1]]"
+    assert one == three
+    assert len(one) == 7
+    assert one[-1].startswith("best: 10000, ")
+    best = max(int(line.split()[2]) for line in one[:-1])
+    assert best > 310, "of 360"
+
+
+@pytest.mark.long
+def test_the_best_weights_come_from_whichever_group_has_them(run_script):
+    found = [results(run_script(EXAMPLE, "--nproc-per-node", "3", args=("--groups", str(groups)))) for groups in (1, 2, 3)]
+    assert [told.partition("groups ")[2] for told, _ in found] == ["[[0, 1, 2]]", "[[0, 2], [1]]", "[[0], [1], [2]]"]
+    assert found[0][1] == found[1][1] == found[2][1]

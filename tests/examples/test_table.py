@@ -1,0 +1,66 @@
+"""The table of the examples is complete, and its commands run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import on_disk
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", flags=re.MULTILINE)
+ROWS = ROW.findall((EXAMPLES / "README.md").read_text())
+COMMANDS = [(script, command) for script, *commands in ROWS for command in commands]
+
+# What makes a command small. Options that come later win.
+SMALLER = {
+    "digits.py": "--epochs 1",
+    "transformer.py": "--epochs 1 --batch-size 256",
+    "cifar10.py": "--epochs 1",
+    "imagenet.py": "--epochs 1 --arch resnet18 --image-size 32 --workers 1",
+    "gan.py": "--epochs 1",
+}
+
+
+def test_every_example_has_a_row_of_its_own():
+    scripts = sorted(path.name for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
+    assert sorted(script for script, *_ in ROWS) == scripts
+
+
+def test_every_row_has_a_command_for_one_process_and_one_for_several():
+    assert ROWS
+    for script, one, several in ROWS:
+        assert one.startswith(f"python examples/{script}")
+        assert re.match(rf"lockstep run --nproc-per-node \d (.* )?examples/{re.escape(script)}", several)
+
+
+def test_links_beside_the_table_lead_somewhere():
+    targets = re.findall(r"\]\((?!http)([^)#]+)", (EXAMPLES / "README.md").read_text())
+    assert targets
+    assert [target for target in targets if not (EXAMPLES / target).exists()] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("script", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
+def test_a_command_of_the_table_runs(script, command, tmp_path):
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    on_disk.write_cifar(tmp_path / "data")
+    on_disk.write_images(tmp_path / "data" / "imagenet")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [*command.split(), *SMALLER.get(script, "").split()],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    processes = re.search(r"--nproc-per-node (\d)", command)
+    count = int(processes[1]) if processes else 1
+    assert f" on {count} process{'es' if count > 1 else ''}, " in done.stdout

@@ -1,0 +1,46 @@
+"""Under ``lockstep run`` a script has the result that it has under the launcher it was written for."""
+
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+TWO = ("--nproc-per-node", "2")
+
+
+def test_a_trainer_as_under_torchrun(lockstep_run, torchrun, here):
+    ours = lockstep_run(*TWO, "tutorial.py", "3", "1")
+    (here / "snapshot.pt").unlink()
+    assert ours == torchrun(*TWO, "tutorial.py", "3", "1")
+
+
+@pytest.mark.parametrize(("script", "args"), [("spmd.py", ("--local_world_size=2",)), ("launched.py", ())])
+def test_a_script_of_torch_distributed_launch_in_both_spellings(lockstep_run, torchrun, here, script, args):
+    ours = lockstep_run(*TWO, script, *args)
+    source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')  # as PyTorch 2 passes it
+    (here / script).write_text(source)
+    theirs = torchrun(*TWO, script, *args, module="torch.distributed.launch")
+    assert ours == theirs == lockstep_run(*TWO, script, *args)
+    assert len(ours) == 2
+
+
+def test_imagenet_as_under_torchrun_and_as_it_spawns_itself(lockstep_run, torchrun, start, free_port):
+    expected = torchrun(*TWO, "imagenet.py")
+    assert len(expected) == 2
+    assert lockstep_run(*TWO, "imagenet.py") == expected
+    tcp = f"tcp://127.0.0.1:{free_port}"
+    spawning = ("imagenet.py", "--multiprocessing-distributed", "--world-size", "1", "--rank", "0", "--dist-url", tcp)
+    assert lockstep_run(*spawning) == expected
+    assert start(*spawning) == expected
+
+
+def test_a_script_that_counts_machines_as_under_python(lockstep_run, start, free_port):
+    command = ("spawn_nodes.py", "--init-method", f"tcp://127.0.0.1:{free_port}", "--rank", "0", "--world-size", "1")
+    ours = lockstep_run(*command)
+    assert len(ours) == 3
+    assert ours == start(*command)
+
+
+def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
+    command = (*TWO, "-m", "gpt.train", "fork")
+    text = "the quick brown fox jumps over the lazy dog"
+    assert lockstep_run(*command, stdin=text) == torchrun(*command, stdin=text)

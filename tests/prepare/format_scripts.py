@@ -1,0 +1,198 @@
+"""Trainings in 16 bits, in worker processes. Each function is one rank's script."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import swa_utils
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def data(length=32, batch_size=8):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(length, 6, generator=generator)
+    return DataLoader(TensorDataset(inputs, inputs.argmax(1) % 3), batch_size)
+
+
+def formats(tensors):
+    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+
+
+class Net(nn.Module):
+    """A layer of every kind that matters: BatchNorm, another normalisation, a buffer, weights that are used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))
+        self.register_buffer("shift", torch.linspace(0, 1, 8))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.norm(self.first(x)) + self.shift)
+        self.seen = {"inputs": x.dtype, "hidden": hidden.dtype, **{name: p.dtype for name, p in self.named_parameters()}}
+        return self.last(hidden)
+
+
+def where_what_is():
+    """In which formats everything is in a training: told by rank 0."""
+    with lockstep.join() as team:
+        model = Net()
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer, loader = team.prepare(model, optimizer, data())
+        assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+        assert all(one is other for one, other in zip(parameters, optimizer.param_groups[0]["params"], strict=True))
+        for inputs, targets in loader:
+            outputs = model(inputs)
+            team.backward(functional.cross_entropy(outputs, targets))
+            in_passes = dict(model.seen)
+            if team.ends_step:
+                gradients = formats(parameter.grad for parameter in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, 6))
+        return {
+            "parameters": formats(parameters),
+            "statistics": formats([model.norm.running_mean]),
+            "buffer": formats([model.shift]),
+            "in passes": {name: str(dtype).removeprefix("torch.") for name, dtype in in_passes.items()},
+            "same in evaluation": in_passes == model.seen,
+            "outputs": formats([outputs]),
+            "gradients": gradients,
+            "state": formats(value for slots in optimizer.state.values() for value in slots.values()),
+        }
+
+
+def kinds_of_reduction():
+    """How often PyTorch's DDP has reduced gradients while the backward pass ran, by step."""
+    with lockstep.join() as team:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, data())
+        launched = []
+        for inputs, targets in loader:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            launched.append(team._sync._engines[0].launched)
+        return launched
+
+
+def averaged(use_buffers):
+    """A moving average that was made of float32 weights, and what it should be."""
+    with lockstep.join() as team:
+        model = Net()
+        average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.999), use_buffers=use_buffers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, average, optimizer, loader = team.prepare(model, average, optimizer, data())
+        by_hand = None
+        for inputs, targets in loader:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            if team.ends_step:
+                now = model.first.weight.detach().float()
+                by_hand = now.clone() if by_hand is None else by_hand.lerp_(now, 1 - 0.999)
+        assert average(torch.zeros(2, 6)).dtype == torch.float32
+        return formats(average.parameters()), torch.equal(average.module.first.weight, by_hand)
+
+
+def small_gradients():
+    """Weights after a step whose gradients, of 2^-26, are too small for float16, unless the loss is scaled."""
+    with lockstep.join() as team:
+        model = nn.Linear(4, 2, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1024.0)
+        model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(4, 4)])
+        for inputs in loader:
+            team.backward(model(inputs).sum(1).mean() * 2.0**-26)
+            optimizer.step()
+        return model.weight.detach().float().tolist()
+
+
+def resumed_state():
+    """An optimizer that has taken steps before it is prepared: its state, in the format of its parameters."""
+    with lockstep.join() as team:
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-4)
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model, optimizer, loader = team.prepare(model, optimizer, data())
+        for inputs, targets in loader:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+        return formats(value for slots in optimizer.state.values() for value in slots.values() if value.ndim)
+
+
+class Checkpointed(nn.Module):
+    """Runs a layer, and weights by themselves, again in the backward pass."""
+
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def middle(self, x):
+        return functional.linear(torch.tanh(self.inner(x)), self.inner.weight)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.middle(x) if self.use_reentrant is None else checkpoint(self.middle, x, use_reentrant=self.use_reentrant)
+        return self.last(x)
+
+
+def checkpointed():
+    """The gradients of a model without, and with each kind of checkpoint; the first backward pass is that of another."""
+    with lockstep.join() as team:
+        models = [Checkpointed(how) for how in (None, False, True)]
+        for model in models:
+            model.load_state_dict(models[0].state_dict())
+        *models, loader = team.prepare(*models, [torch.ones(4, 4)])
+        for inputs in loader:
+            outputs = [model(inputs) for model in models]
+            for output in outputs:
+                team.backward(output.square().mean())
+        return [[parameter.grad.flatten().tolist() for parameter in model.parameters()] for model in models]
+
+
+class Missing(nn.Module):
+    """Uses an operation that PyTorch has not in 16 bits on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 6))
+
+    def forward(self, x):
+        return torch.cdist(x @ self.weight, x)
+
+
+class MixedUp(Missing):
+    """Makes a float32 tensor in its forward pass."""
+
+    def forward(self, x):
+        return (x + torch.zeros(6)) @ self.weight
+
+
+REFUSED = {
+    "missing": lambda team: team.prepare(nn.Sequential(nn.Identity(), Missing()))(torch.ones(2, 6)),
+    "mixed up": lambda team: team.prepare(nn.Sequential(nn.Identity(), MixedUp()))(torch.ones(2, 6)),
+    "eps": lambda team: team.prepare(*_with(torch.optim.AdamW)),
+    "scaler": lambda team: team.prepare(torch.amp.GradScaler("cpu")),
+}
+
+
+def _with(kind):
+    model = nn.Linear(2, 2)
+    return model, kind(model.parameters())
+
+
+def refused(what):
+    with lockstep.join() as team:
+        REFUSED[what](team)

@@ -1,0 +1,45 @@
+"""A run goes on in another precision, if that is allowed: its state becomes what it is in that one."""
+
+import pytest
+from laboratory import PLAIN
+
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.weights import Tensors, load_weights
+from lockstep.config import PRECISIONS
+
+pytestmark = pytest.mark.timeout(90)
+
+ARGUMENT = "optimizer=Rprop"  # it has state, and does not divide by a number that is 0 in float16
+KEPT = {"16-true": "torch.float16", "bf16-true": "torch.bfloat16"}
+OTHERS = [name for name in PRECISIONS if name != "32-true"]
+PAIRS = [*(("32-true", name) for name in OTHERS), *((name, "32-true") for name in OTHERS), ("16-mixed", "16-master")]
+
+
+@pytest.mark.parametrize(("was", "becomes"), [*PAIRS, ("16-true", "bf16-true"), ("bf16-true", "16-master")])
+def test_an_allowed_precision_goes_on_from_the_same_step_in_its_formats(lab, interrupted, was, becomes):
+    interrupted(lab.run_dir, ARGUMENT, precision=was)
+    newest = int(lab.names()[0].removeprefix("step-"))
+    ended = lab.run(PLAIN, ARGUMENT, precision=becomes)
+    assert ended.status == 1, ended
+    assert f"precision is {becomes!r} now, and was {was!r}" in ended.err, ended
+    ended = lab.run(PLAIN, ARGUMENT, precision=becomes, allow=["precision"], nproc=2)
+    assert ended.status == 0, ended
+    assert lab.resumes() == [newest], ended
+    assert ended.words["step"] == 15, ended
+    [last, *_] = Store(lab.run_dir).all()
+    manifest = Manifest.read(last)
+    assert manifest.birth["precision"] == becomes
+    assert [record["kind"] for record in manifest.objects if record["kind"] == "scaler"] == ["scaler"] * (
+        becomes in ("16-mixed", "16-master")
+    )
+    kept = {str(tensor.dtype) for name, tensor in load_weights(last).items() if "num_batches" not in name}
+    assert kept == {KEPT.get(becomes, "torch.float32")}
+    state = Tensors([last / name for name in manifest.files if name.startswith("state-")])
+    assert {str(tensor.dtype) for tensor in state.values() if tensor.is_floating_point() and tensor.ndim} == kept
+    # The checkpoints that it has now are of its precision, whatever the run was born with.
+    ended = lab.run(PLAIN, ARGUMENT, precision=was)
+    assert ended.status == 1, ended
+    assert f"precision is {was!r} now, and was {becomes!r}, when the checkpoint of step 15" in ended.err, ended
+    ended = lab.run(PLAIN, ARGUMENT, precision=becomes, allow=["precision"])
+    assert ended.status == 0, ended

@@ -1,0 +1,40 @@
+"""Where processes stand that do not get on."""
+
+import contextlib
+import faulthandler
+import functools
+import signal
+import threading
+
+import psutil
+
+from lockstep.launch.processes import catches
+
+
+def telling(fn):
+    """``fn``, in a process that writes the stacks of all its threads to standard error at SIGUSR2; its children do so too."""
+    return functools.partial(_tell_and_call, fn)
+
+
+def _tell_and_call(fn, *args):
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    return fn(*args)
+
+
+@contextlib.contextmanager
+def told_after(seconds, pid):
+    """If the block takes longer, all that come from process ``pid`` are told to write down where they stand."""
+
+    def tell():
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error, OSError):
+                if catches(process.pid, signal.SIGUSR2):  # others would be ended by it
+                    process.send_signal(signal.SIGUSR2)
+
+    timer = threading.Timer(seconds, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

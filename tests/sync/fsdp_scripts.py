@@ -1,0 +1,197 @@
+"""Trainings for ``test_fsdp``: the same under every strategy, in float64, so that rounding is far below any mistake."""
+
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+from lockstep.comm.spread import is_spread, own_part, whole
+from lockstep.loop import Loop
+
+NUM_STEPS = 8
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.dropout(torch.tanh(self.norm(self.inner(x))))
+
+
+class Model(nn.Module):
+    """Widths that no number of processes divides, a frozen layer, a buffer, and a weight that two layers share."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.blocks = nn.ModuleList(Block(7) for _ in range(3))
+        self.tail = nn.Sequential(nn.Linear(7, 3), nn.Tanh(), nn.Linear(3, 7), nn.Linear(7, 7))
+        self.tail[3].weight = self.blocks[0].inner.weight
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.last = nn.Linear(7, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.frozen(self.tail(x)))
+
+
+def made():
+    torch.manual_seed(0)
+    model = Model().double()
+    wide = [p for p in model.parameters() if p.dim() > 1]
+    narrow = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": wide, "weight_decay": 0.1}, {"params": narrow, "lr": 0.02}], lr=0.01)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+def data():
+    drawn = torch.Generator().manual_seed(1)
+    x = torch.randn(68, 5, generator=drawn, dtype=torch.float64)
+    return TensorDataset(x, torch.stack([x.sum(1), x.prod(1)], 1))
+
+
+def numbers(model, optimizer):
+    """All values of a model and its optimizer, whole."""
+    found = {name: whole(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    for index, slots in optimizer.state_dict()["state"].items():
+        found.update({f"{index}.{name}": whole(value).tolist() for name, value in slots.items()})
+    return found
+
+
+def train(die_after=None, weight=None):
+    """Two epochs with clipping and an evaluation. Returns what came of it."""
+    with lockstep.join(checkpoint_every="1h") as team:
+        model, optimizer, schedule = made()
+        loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
+        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
+        if die_after is not None:
+            _die_after(die_after)
+        norms = []
+        for _ in team.epochs(2):
+            for x, y in loader:
+                loss = nn.functional.mse_loss(model(x), y)
+                team.backward(loss, weight=None if weight is None else weight * float(len(x)))
+                norm = team.clip_grad_norm_(model.parameters(), 1.0)
+                if norm is not None:
+                    norms.append(float(norm))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            with team.evaluate(model, DataLoader(data(), 10)) as batches:
+                for x, y in batches:
+                    batches.add(loss=nn.functional.mse_loss(model(x), y))
+        parts = sum(own_part(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        spread = [name for name, p in model.named_parameters() if not is_spread(p)]
+        return {
+            "numbers": numbers(model, optimizer),
+            "norms": norms,
+            "evaluated": batches["loss"],
+            "part": parts,
+            "not spread": spread,
+            "rates": [group["lr"] for group in optimizer.param_groups],
+            "step": team.step,
+        }
+
+
+def _die_after(step):
+    begin = Loop.begin
+
+    def dying(self, turn):
+        if turn.step > step:
+            self._saver.cut(self._route.here(), self.step, self.epoch)
+            self._saver.settle()
+            os._exit(7)
+        begin(self, turn)
+
+    Loop.begin = dying
+
+
+def keep_best():
+    """The best weights, as they are and as they are read from the run's directory."""
+    with lockstep.join(checkpoint_every="off") as team:
+        model, optimizer, _ = made()
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
+        for x, y in loader:
+            team.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        team.best(1.0)
+        weights = {name: whole(value.detach()).tolist() for name, value in model.state_dict().items()}
+        run_dir = team.run_dir
+    return weights, {name: value.tolist() for name, value in lockstep.load_weights(run_dir / "best").items()}
+
+
+def evaluate_few(num_batches):
+    """An evaluation with fewer batches than processes, or not a multiple of them: the losses, and how often the body ran."""
+    with lockstep.join() as team:
+        model = team.prepare(made()[0])
+        x, y = data().tensors
+        few = DataLoader(TensorDataset(x[: 4 * num_batches], y[: 4 * num_batches]), 4)
+        runs, metric = 0, Seen()
+        with team.evaluate(model, few, metrics=[metric]) as batches:
+            for inputs, targets in batches:
+                batches.add(loss=nn.functional.mse_loss(model(inputs), targets))
+                batches.update(metric, inputs[:, 0])
+                runs += 1
+        return batches["loss"], runs, metric.seen
+
+
+class Seen:
+    def __init__(self):
+        self.seen = []
+
+    def update(self, values):
+        self.seen += values.tolist()
+
+
+def train_narrow():
+    """The loss over all data before, between and after 24 steps, in the run's precision."""
+    with lockstep.join(checkpoint_every="off") as team:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        x, y = data().tensors
+        numbers = TensorDataset(x.float(), y.float())
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers, 16, drop_last=True))
+        found = []
+        for _ in team.epochs(6):
+            with team.evaluate(model, DataLoader(numbers, 34)) as batches:
+                for inputs, targets in batches:
+                    batches.add(loss=nn.functional.mse_loss(model(inputs), targets))
+            found.append(batches["loss"])
+            for inputs, targets in loader:
+                team.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+        return found
+
+
+def try_to(what):
+    """What goes wrong, by name."""
+    with lockstep.join(checkpoint_every="off") as team:
+        model, optimizer, _ = made()
+        loader = DataLoader(data(), 16, drop_last=what != "few samples")
+        if what == "used optimizer":
+            model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        if what == "scalar":
+            model.scale = nn.Parameter(torch.ones(()))
+        if what == "average":
+            team.prepare(torch.optim.swa_utils.AveragedModel(model))
+        if what == "sharded before":
+            torch.distributed.fsdp.fully_shard(model)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            if what == "absent shard":
+                team.backward(loss * float("nan"), weight=0.0)
+            else:
+                team.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,0 +1,117 @@
+"""``fsdp``: each rank keeps a part of the model, and the answer is that of the other strategies up to rounding."""
+
+from functools import partial
+
+import fsdp_scripts as scripts
+import pytest
+
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def assert_same(found, expected):
+    assert found["numbers"].keys() == expected["numbers"].keys()
+    for name, values in expected["numbers"].items():
+        # Adam makes much of the rounding where a gradient is zero but for that (a bias in front of BatchNorm).
+        assert flat(found["numbers"][name]) == pytest.approx(flat(values), rel=1e-6, abs=1e-7), name
+    assert found["norms"] == pytest.approx(expected["norms"][-len(found["norms"]) :], rel=1e-7)
+    assert found["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-7)
+    assert (found["rates"], found["step"]) == (expected["rates"], expected["step"])
+
+
+def flat(values):
+    return [number for value in values for number in flat(value)] if isinstance(values, list) else [values]
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("nproc", "shards", "weight"),
+    [(2, 4, None), *(pytest.param(*cell, marks=LONG) for cell in [(1, 2, None), (2, 2, 0.5), (4, 4, None), (4, 8, 0.5)])],
+)
+def test_the_answer_is_that_of_one_process_up_to_rounding(crew, nproc, shards, weight):
+    task = partial(scripts.train, weight=weight)
+    [expected] = crew(1, task, strategy="single", shards=shards)
+    results = crew(nproc, task, strategy="fsdp", shards=shards)
+    for result in results:
+        assert_same(result, expected)
+        assert result["not spread"] == []
+        assert result["numbers"] == results[0]["numbers"]
+    assert sum(result["part"] for result in results) == pytest.approx(1)
+    assert max(result["part"] for result in results) < 1.3 / nproc + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("fsdp", 2), ("single", 1)),
+        pytest.param(("ddp", 2), ("fsdp", 4), marks=LONG),
+        pytest.param(("fsdp", 4), ("fsdp", 2), marks=LONG),
+    ],
+)
+def test_a_checkpoint_is_gone_on_with_by_any_strategy_on_any_number_of_processes(crew, first, then):
+    [expected] = crew(1, scripts.train, strategy="single", shards=4)
+    settings = {"shards": 4, "run_dir": "run"}
+    with pytest.raises(LaunchError, match="status 7"):
+        crew(first[1], partial(scripts.train, die_after=5), strategy=first[0], **settings)
+    for result in crew(then[1], scripts.train, strategy=then[0], **settings):
+        assert_same(result, expected)
+        assert len(result["norms"]) == scripts.NUM_STEPS - 5, "it did not go on, but began anew"
+
+
+def test_the_best_weights_are_whole_and_bear_plain_names(crew):
+    for weights, read in crew(2, scripts.keep_best, strategy="fsdp"):
+        assert read == weights
+
+
+@pytest.mark.parametrize("num_batches", [1, 3, 4])
+def test_an_evaluation_counts_each_batch_once_although_all_ranks_run_equally_often(crew, num_batches):
+    [(expected, _, _)] = crew(1, scripts.evaluate_few, num_batches, strategy="single")
+    results = crew(2, scripts.evaluate_few, num_batches, strategy="fsdp")
+    for loss, runs, seen in results:
+        assert loss == pytest.approx(expected, rel=1e-12)
+        assert runs == (num_batches + 1) // 2
+        assert len(seen) == len(set(seen)) == 4 * num_batches
+
+
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", pytest.param("16-mixed", marks=LONG), pytest.param("bf16-true", marks=LONG)]
+)
+def test_it_trains_in_other_precisions_with_the_answer_of_ddp_up_to_their_rounding(crew, precision):
+    settings = {"shards": 4, "precision": precision}
+    expected = crew(2, scripts.train_narrow, strategy="ddp", **settings)
+    found = crew(2, scripts.train_narrow, strategy="fsdp", **settings)
+    assert found[0] == pytest.approx(expected[0], rel=0.05, abs=0.02)
+    assert found[0] == found[1]
+    assert found[0][-1] < 0.9 * found[0][0], "nothing was learnt"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("used optimizer", r"AdamW has taken steps before prepare\(\): it has state for \d+ of its \d+ parameters"),
+        ("scalar", r"parameter 'scale' is a scalar, which cannot be dealt out"),
+        ("average", r"an AveragedModel with strategy='fsdp'"),
+        ("sharded before", r"parameter 'first.weight' of FSDPModel is dealt out to processes already"),
+        ("few samples", r"step 5: a global batch of 4 samples leaves some of the 6 shards empty.*drop_last=True"),
+        ("absent shard", r"a shard of weight 0 has the loss nan, which strategy='fsdp' cannot leave out"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason_and_a_remedy(crew, what, message):
+    with pytest.raises(LaunchError, match=message):
+        crew(2, scripts.try_to, what, strategy="fsdp", shards=6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shards": 3}, r"strategy='fsdp' with 3 shards on 2 processes: every process must have equally\s+many"),
+        ({"trace": "steps"}, r"trace='steps' with strategy='fsdp'"),
+        ({"precision": "16-master"}, r"precision='16-master' with strategy='fsdp'.*Use 16-mixed"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_refused(crew, settings, message):
+    with pytest.raises(LaunchError, match=message):
+        crew(2, scripts.try_to, "nothing", strategy="fsdp", **settings)

@@ -1,0 +1,98 @@
+"""The strategy ``horovod``: Horovod itself sums the gradients, under its own launcher and under others."""
+
+import sys
+
+import horovod_scripts
+import pytest
+import test_sync_conformance as conformance
+import torch
+from horovod_helpers import horovod, under_horovodrun
+
+from lockstep.comm.horovod import find_horovod
+from lockstep.errors import ConfigError, LaunchError
+
+__all__ = ["horovod"]  # a fixture
+pytestmark = pytest.mark.timeout(120)
+WEIGHTS = [None, [3.0, 1.0, 2.0, 0.5, 1.5, 2.5, 4.0, 0.25]]
+
+
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 3), (2, 2), (2, 3), (3, 4)])
+@pytest.mark.usefixtures("horovod")
+def test_it_keeps_the_protocol_of_every_strategy(crew, nproc, shards):
+    for weights in WEIGHTS:
+        conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, "horovod", nproc, shards, weights)
+    conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, "horovod", nproc, shards)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.usefixtures("horovod")
+def test_a_step_without_samples_for_some_ranks_is_one_of_the_others(crew, size):
+    conformance.test_empty_shards_are_absent(crew, "horovod", 3, 4, size)
+
+
+@pytest.mark.usefixtures("horovod")
+def test_a_dropped_step_leaves_no_trace(crew):
+    conformance.test_a_dropped_step_leaves_no_trace(crew, "horovod", 2, 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", ["localhost:{nproc}", "localhost:1,127.0.0.1:1"], ids=["one host", "two names of it"])
+@pytest.mark.usefixtures("horovod")
+def test_a_script_under_horovodrun_ends_as_with_ddp_under_lockstep_run(crew, tmp_path, hosts):
+    ours = crew(2, horovod_scripts.train, str(tmp_path), strategy="ddp")[0]
+    (tmp_path / "end.pt").unlink()
+    done = under_horovodrun(tmp_path, horovod_scripts.__file__, str(tmp_path), hosts=hosts, strategy="horovod")
+    assert done.returncode == 0, done.stdout
+    end = torch.load(tmp_path / "end.pt")
+    assert (end["strategy"], end["launcher"]) == ("horovod", "horovodrun")
+    torch.testing.assert_close(end["state"], ours, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("horovod")
+def test_horovodrun_starts_the_other_strategies_too(tmp_path):
+    done = under_horovodrun(tmp_path, horovod_scripts.__file__, str(tmp_path), strategy="exact")
+    assert done.returncode == 0, done.stdout
+    assert torch.load(tmp_path / "end.pt")["strategy"] == "exact"
+
+
+@pytest.mark.usefixtures("horovod")
+def test_starting_horovod_leaves_no_variable_and_no_port_that_another_host_can_reach(crew):
+    for rank, (variables, place, listening) in enumerate(crew(2, horovod_scripts.look_around)):
+        assert variables == []
+        assert place == (rank, 2, rank, 2)
+        assert listening, "nothing was seen to listen: this test looks in the wrong place"
+        assert listening <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.usefixtures("horovod")
+def test_a_process_can_join_one_run_after_another(crew):
+    first, again, other = crew(2, horovod_scripts.join_twice)[0]
+    assert first == again
+    assert first[0] != other[0]
+    assert first[1] == other[1]
+
+
+@pytest.mark.usefixtures("horovod")
+def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_timeout_says(crew):
+    said = r"PeerError: the gradients of step 2 could not meet through Horovod: after 2 s some rank has still not come"
+    with pytest.raises(LaunchError, match=said):
+        crew(2, horovod_scripts.stay_away)
+
+
+@pytest.mark.usefixtures("horovod")
+def test_a_gradient_that_comes_in_parts_is_refused_with_the_remedy(crew):
+    with pytest.raises(LaunchError, match=r"'inner.\w+' came in several parts.*use_reentrant=False"):
+        crew(2, horovod_scripts.reentrant)
+
+
+def test_without_horovod_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    with pytest.raises(ConfigError, match=r"not installed here .*make horovod.*docs/horovod.md.*strategy='ddp'"):
+        find_horovod()
+
+
+def test_a_horovod_of_another_pytorch_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", sys)  # a module that has no init(): what Horovod leaves then
+    with pytest.raises(ConfigError, match="built for another PyTorch"):
+        find_horovod()
