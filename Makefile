@@ -36,10 +36,10 @@ demo: $(STAMP) ## compare examples/digits.py under every method that this machin
 	$(VENV)/bin/lockstep compare examples/digits.py $(DEMO_ARGS)
 
 test: $(STAMP) ## the tests, without the long ones and those that need a card
-	$(PYTEST) -n $(JOBS) --dist loadfile -m "not long and not cuda" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
 
 test-all: $(STAMP) ## the tests, with the long ones
-	$(PYTEST) -n $(JOBS) --dist loadfile -m "not cuda" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
 	$(VENV)/bin/python tests/recovery/soak.py $(or $(N),20) $(SOAK_ARGS)

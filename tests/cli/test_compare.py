@@ -1,9 +1,7 @@
 """Promises of ``lockstep compare`` as a command."""
 
 import builtins
-import importlib.util
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -94,27 +92,6 @@ def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_p
     assert ddp["figures"]["samples_per_epoch"] == single["figures"]["samples_per_epoch"] == 64
     assert ddp["figures"]["peak_rss_bytes"] > 1.5 * single["figures"]["peak_rss_bytes"]
     assert abs(ddp["against_baseline"]["loss_difference"]) < 1e-6
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_every_method_that_this_machine_can_run_runs_without_being_named(compare, tmp_path):
-    script, out = tmp_path / "real.py", tmp_path / "out"
-    script.write_text(REAL)
-    done = compare(str(script), "--out", str(out))
-    assert done.exit_code == 0, done.output
-    rows = json.loads((out / "results.json").read_text())["rows"]
-    assert [row["reason"] for row in rows] == [None] * len(rows)
-    methods = [row["method"] for row in rows]
-    assert methods[:5] == ["single", "single@python", "ddp", "exact", "fsdp"]
-    assert ("ddp@mpirun" in methods) == (shutil.which("mpirun") is not None)
-    assert ("horovod@horovodrun" in methods) == (importlib.util.find_spec("horovod") is not None)
-    losses = {row["method"]: row["figures"]["loss"] for row in rows}
-    for method in methods:
-        if "+" in method:  # other formats round otherwise, and a loss that is scaled leaves the first steps out
-            assert losses[method] < 1, method
-        else:
-            assert losses[method] == pytest.approx(losses["single"], rel=1e-5), method
 
 
 def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):

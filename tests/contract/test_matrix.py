@@ -60,7 +60,8 @@ def test_a_model_and_a_number_of_shards_have_one_digest_whatever_runs_them(crew,
         shards = [number for number in SHARDS if number >= nproc]
         wanted = [(*cell, "exact") for cell in itertools.product(cells.MODELS, shards, WORKERS)]
         compare(found, wanted, crew(nproc, cells.run_cells, wanted))
-        compare(found, wanted, under_torchrun(tmp_path, nproc, wanted))
+        if nproc in (2, 4):  # who has started the processes cannot matter more than that
+            compare(found, wanted, under_torchrun(tmp_path, nproc, wanted))
     assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(
         itertools.product(cells.MODELS, SHARDS), 1
     )

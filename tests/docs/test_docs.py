@@ -1,5 +1,6 @@
 """Every command that the documentation shows, run as it is written."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from horovod_helpers import why_missing
 
-ROOT = Path(__file__).parent.parent
+from lockstep.config import PRECISIONS
+
+ROOT = Path(__file__).parents[2]
 # Scripts that know nothing of lockstep, and a few that do, written as others write them.
 SCRIPTS = ROOT / "tests" / "outside" / "scripts"
 OUTSIDE = re.compile("|".join(rf"\b{re.escape(path.name)}\b" for path in sorted(SCRIPTS.iterdir()) if path.name[0] != "_"))
@@ -46,7 +49,10 @@ team = lockstep.join(init_method=args.init_method, rank=args.rank, world_size=ar
 assert team.world_size == 2
 team.barrier()
 """
-SMALLER = {"lockstep compare examples/digits.py": " -- --epochs 1"}
+SMALLER = {
+    f"lockstep {command}": " -- --epochs 1"
+    for command in ("compare examples/digits.py", "verify examples/digits.py --world-sizes 1,2,3,4 --workers 0,2")
+}
 # mpirun does not like to be run by root, and these say that it may.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -91,6 +97,21 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    if command == "lockstep compare examples/digits.py":
+        assert_every_method_of_this_machine_ran(tmp_path / "comparison")
+
+
+def assert_every_method_of_this_machine_ran(comparison):
+    rows = json.loads((comparison / "results.json").read_text())["rows"]
+    assert [row["reason"] for row in rows] == [None] * len(rows)
+    methods = [row["method"] for row in rows]
+    assert methods[:5] == ["single", "single@python", "ddp", "exact", "fsdp"]
+    assert ("ddp@mpirun" in methods) == (shutil.which("mpirun") is not None)
+    assert {"horovod", "horovod@horovodrun"}.issubset(methods) == (why_missing() is None)
+    assert sum("+" in method for method in methods) == len(PRECISIONS) - 1
+    losses = {row["method"]: row["figures"]["loss"] for row in rows}
+    for method in methods:
+        assert losses[method] == pytest.approx(losses["single"], rel=0.01 if "+" not in method else 0.2), method
 
 
 def sessions():
