@@ -18,7 +18,8 @@ import pytest
 MARK = "PYTEST_LOCKSTEP_SESSION"
 os.environ[MARK] = str(os.getpid())
 
-ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_")  # pytest at every test; scikit-learn when first imported
+# pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that is
+ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits
 GRACE_S = 3.0  # for what is on its way out when a test ends
 
