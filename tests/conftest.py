@@ -21,6 +21,7 @@ os.environ[MARK] = str(os.getpid())
 # pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that is
 ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits
+_KERNEL_THREADS = 2  # the process that is the parent of theirs
 GRACE_S = 3.0  # for what is on its way out when a test ends
 
 _outliving_tests: set[int] = set()
@@ -37,6 +38,15 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_OF_OTHERS)}
 
 
+def _is_of_this_session(process: psutil.Process) -> bool:
+    environment = process.environ()
+    if not environment and process.ppid() != _KERNEL_THREADS:
+        # In the middle of an exec, a process has no environment for a moment.
+        time.sleep(0.01)
+        environment = process.environ()
+    return environment.get(MARK) == os.environ[MARK]
+
+
 def _started_since(known: set[int]) -> dict[psutil.Process, str]:
     """The live processes that come from this one, or did before their parent died, with their command lines."""
     mine = psutil.Process().children(recursive=True)
@@ -44,7 +54,7 @@ def _started_since(known: set[int]) -> dict[psutil.Process, str]:
     for pid in set(psutil.pids()) - known:
         with contextlib.suppress(psutil.Error):  # gone already, or someone else's
             process = psutil.Process(pid)
-            if process not in mine and process.environ().get(MARK) != os.environ[MARK]:
+            if process not in mine and not _is_of_this_session(process):
                 continue
             lineage = {pid, *(parent.pid for parent in process.parents())}
             command = " ".join(process.cmdline())  # of one that is just being made: empty

@@ -77,7 +77,7 @@ def test_a_number_of_workers_is_a_whole_number_from_zero(value):
 
 def test_several_devices_are_for_strategies_that_can_use_them():
     with pytest.raises(
-        ConfigError, match=r"devices_per_process=2 with strategy='fsdp'.*choose one of auto, single, dp, ddp"
+        ConfigError, match=r"devices_per_process=2 with strategy='fsdp'.*choose one of auto, single, ddp, exact, horovod, dp"
     ):
         RunConfig(strategy="fsdp", devices_per_process=2)
     assert RunConfig(strategy="fsdp", devices_per_process=1).devices_per_process == 1

@@ -13,10 +13,27 @@ from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
 
-STRATEGIES = ("auto", "single", "ddp", "fsdp", "horovod", "exact", "dp")
-ONE_PROCESS = ("single", "dp")
-"""Strategies for one process."""
-_ON_SEVERAL_DEVICES = ("auto", "single", "dp", "ddp", "horovod", "exact")
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What a strategy asks of the way a run is started. (What it does is in ``sync/``.)"""
+
+    one_process: bool = False
+    devices: str = "several"
+    """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` cards, by itself."""
+    needs: str = ""
+    """What a machine may lack: ``cards``, ``horovod``."""
+
+
+STRATEGIES = {
+    "auto": Strategy(),
+    "single": Strategy(one_process=True),
+    "ddp": Strategy(),
+    "exact": Strategy(),
+    "fsdp": Strategy(devices="one"),
+    "horovod": Strategy(needs="horovod"),
+    "dp": Strategy(one_process=True, devices="all", needs="cards"),
+}
 PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 DEVICES = ("auto", "cpu", "cuda")
@@ -136,10 +153,11 @@ class RunConfig:
         _check_init_method(self.init_method)
         if not isinstance(self.fresh, bool):
             raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
-        if (self.devices_per_process or 1) > 1 and self.strategy not in _ON_SEVERAL_DEVICES:
+        if (self.devices_per_process or 1) > 1 and STRATEGIES[self.strategy].devices == "one":
+            others = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
             raise ConfigError(
                 f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one a "
-                f"process: leave it out, or choose one of {', '.join(_ON_SEVERAL_DEVICES)}"
+                f"process: leave it out, or choose one of {others}"
             )
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.config import RunConfig
+from lockstep.config import STRATEGIES, RunConfig
 from lockstep.data.batches import length_of
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
@@ -70,8 +70,9 @@ class Preparation:
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
-        self._devices = devices if len(devices) > 1 and config.strategy != "dp" else ()
-        """Those that the script spreads its models over by itself."""
+        is_split = len(devices) > 1 and STRATEGIES[config.strategy].devices == "several"
+        self._places = devices if is_split else ()
+        """The devices that the script puts the parts of its models on; none: models are moved to the one there is."""
         self._make_share = share
         self._sync = sync
         self._scaling = scaling
@@ -91,7 +92,7 @@ class Preparation:
         batches = [thing for thing in objects if is_loader(thing)]
         first = len(self._holdings.loaders) + 1
         loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
-        compare_ranks("objects to prepare", describe(objects, loaders, self._devices), self._collectives)
+        compare_ranks("objects to prepare", describe(objects, loaders, self._places), self._collectives)
         results: dict[int, Any] = {}
         for thing in sorted(objects, key=preparing_order):
             results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
@@ -116,8 +117,8 @@ class Preparation:
                     on_cpu=self._device.type == "cpu",
                     is_exact=promises_bits(self._config.strategy, shards_given=True),
                 )
-                if self._devices:
-                    check_placed(thing, self._devices)
+                if self._places:
+                    check_placed(thing, self._places)
         check_optimizers(objects, self._parameters | self._sync.replaced.keys())
 
     def _prepare_one(self, thing: Any) -> Any:
@@ -159,7 +160,7 @@ class Preparation:
         gate_average(average, self._may_act)
 
     def _move(self, model: nn.Module) -> None:
-        if not self._devices:
+        if not self._places:
             model.to(self._device)
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:

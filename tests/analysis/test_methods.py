@@ -2,6 +2,7 @@
 
 import pytest
 
+from lockstep import config
 from lockstep.analysis.methods import (
     LAUNCHERS,
     STRATEGIES,
@@ -13,7 +14,7 @@ from lockstep.analysis.methods import (
     parse_methods,
     parse_nprocs,
 )
-from lockstep.config import ONE_PROCESS, PRECISIONS
+from lockstep.config import PRECISIONS
 from lockstep.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(10)
@@ -38,7 +39,7 @@ def test_the_name_of_every_method_reads_back_as_the_method():
         for launcher in LAUNCHERS:
             for precision in PRECISIONS:
                 method = Method(strategy=strategy, launcher=launcher, precision=precision)
-                if strategy in ONE_PROCESS or launcher != "python":
+                if config.STRATEGIES[strategy].one_process or launcher != "python":
                     assert parse_method(method.name) == method
 
 

@@ -50,6 +50,7 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
     assert {setting["summary"]["strategy"] for setting in found["settings"]} == {"exact"}
 
 
+@pytest.mark.long
 def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_path):
     done = verify("train.py", "--world-sizes", "1,2", "--", "set")
     assert done.exit_code == 1, done.output

@@ -31,6 +31,7 @@ def weights_of(model, run_dir):
     return model.eval()
 
 
+@pytest.mark.long
 def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, told_on_one_and_two, examples):
     told, run_dir = told_on_one_and_two("cifar10.py", "--epochs", "2", "--batch-size", "32")
     assert sorted(path.name for path in archive.iterdir()) == ["cifar-10-batches-py", "cifar-10-python.tar.gz"]

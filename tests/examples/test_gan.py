@@ -17,6 +17,7 @@ def paintings(path):
     return pixels.transpose(0, 2, 1, 3).reshape(64, 64) / 255
 
 
+@pytest.mark.long
 def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
     told, run_dir = told_on_one_and_two("gan.py", "--epochs", "2", "--batch-size", "200")
     assert len(told) == 2

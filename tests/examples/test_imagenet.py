@@ -24,6 +24,7 @@ def folder(tmp_path):
     return tmp_path / "data" / "imagenet"
 
 
+@pytest.mark.long
 def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(folder, told_on_one_and_two, examples):
     told, run_dir = told_on_one_and_two("imagenet.py", "--arch", "resnet18", "--epochs", "1", "--channels-last", *SMALL)
     from imagenet import DEVIATION, MEAN, Images, make_model

@@ -17,6 +17,7 @@ def results(done):
     return first, rest
 
 
+@pytest.mark.long
 def test_two_groups_of_different_sizes_find_what_one_process_finds(run_script, tmp_path):
     alone = subprocess.run(
         [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=os.environ

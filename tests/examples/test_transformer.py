@@ -17,6 +17,7 @@ def results(text):
     return re.findall(r"epoch \d+: test loss ([\d.]+), top-1 ([\d.]+)%, top-5 ([\d.]+)%", text)
 
 
+@pytest.mark.long
 def test_the_transformer_learns_the_same_on_one_and_on_two_processes(run_script):
     told = []
     for nproc in ("1", "2"):

@@ -71,7 +71,7 @@ def test_more_devices_a_process_than_cards_leave_no_process(monkeypatch):
 @pytest.mark.parametrize(("count", "device"), [(0, "auto"), (2, "cpu")])
 def test_data_parallel_in_one_process_without_cards_is_refused_before_anything_starts(monkeypatch, count, device):
     monkeypatch.setattr(cards, "num_cards", lambda environ: count)
-    with pytest.raises(ConfigError, match=r"strategy dp \(nn.DataParallel\) .*: use strategy single, or several processes"):
+    with pytest.raises(ConfigError, match=r"strategy dp spreads .*: use strategy single, or several processes"):
         check_fit(RunConfig(strategy="dp", device=device), 1)
 
 

@@ -1,5 +1,7 @@
 """lockstep scripts run unchanged under the starters that others have written, with the same answer."""
 
+import sys
+
 import pytest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -32,7 +34,7 @@ def test_they_have_the_answer_of_lockstep_run(lockstep_run, torchrun, start, wei
         lambda: torchrun(*TWO, "with_lockstep.py", module="torch.distributed.launch"),
         lambda: start("starter.py", "with_lockstep.py"),
         lambda: lockstep_run("starter.py", "with_lockstep.py"),
-        lambda: lockstep_run("--no-python", *TWO, "python", "with_lockstep.py"),
+        lambda: lockstep_run("--no-python", *TWO, sys.executable, "with_lockstep.py"),
     ):
         how()
         assert weights() == expected

@@ -11,11 +11,10 @@ def assert_nothing_was_lost(tally):
     assert tally.resumed > 0
 
 
-@pytest.mark.timeout(240)
-def test_three_runs_killed_at_random_use_every_sample_once_and_end_with_the_digest_of_the_undisturbed():
+@pytest.mark.timeout(120)
+def test_a_run_killed_at_random_uses_every_sample_once_and_ends_with_the_digest_of_the_undisturbed():
     tally, expected = soak.Tally(), {}
-    for seed in range(3):
-        soak.play(seed, expected, tally, most_kills=1, kinds=("samples", "bookmarked"))
+    soak.play(0, expected, tally, most_kills=1, kinds=("samples",))
     assert_nothing_was_lost(tally)
 
 

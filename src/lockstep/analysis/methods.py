@@ -14,13 +14,8 @@ LAUNCHERS = ("lockstep", "torchrun", "python", "mpirun", "horovodrun")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
 _NARROW = tuple(f"ddp+{precision}" for precision in config.PRECISIONS if precision != "32-true")
 _DEFAULTS = {
-    "single": "",
+    **{name: config.STRATEGIES[name].needs for name in STRATEGIES},
     "single@python": "",
-    "dp": "cards",
-    "ddp": "",
-    "exact": "",
-    "fsdp": "",
-    "horovod": "horovod",
     "ddp@torchrun": "",
     "ddp@mpirun": "mpirun",
     "horovod@horovodrun": "horovod",
@@ -84,7 +79,7 @@ def parse_method(text: str) -> Method:
         raise unknown_name(f"launcher in method {text.strip()!r}:", launcher, LAUNCHERS)
     if plus and precision not in config.PRECISIONS:
         raise unknown_name(f"precision in method {text.strip()!r}:", precision, config.PRECISIONS)
-    if launcher == "python" and strategy not in config.ONE_PROCESS:
+    if launcher == "python" and not config.STRATEGIES[strategy].one_process:
         raise ConfigError(
             f"method {text.strip()!r}: plain python starts one process, and {strategy} needs several. "
             f"Write {strategy!r} (started by lockstep run) or '{strategy}@torchrun'."
@@ -142,7 +137,7 @@ def expand(methods: Sequence[Method], nprocs: Iterable[int]) -> tuple[Row, ...]:
     pairs = [
         (method, num_processes)
         for method in methods
-        for num_processes in ((1,) if method.strategy in config.ONE_PROCESS else numbers)
+        for num_processes in ((1,) if config.STRATEGIES[method.strategy].one_process else numbers)
     ]
     return tuple(
         Row(number=place, method=method, num_processes=num_processes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class _GroupedHelp(click.Command):
         formatter.write("\n" + _EPILOG.removeprefix("\b\n"))
 
 
-def _names(valid: tuple[str, ...]) -> str:
+def _names(valid: Iterable[str]) -> str:
     return f"[{'|'.join(valid)}]"
 
 

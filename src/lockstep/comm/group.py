@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
 from lockstep.comm.store import OpenStore, leave_store
-from lockstep.config import RunConfig
+from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError, UsageError
 from lockstep.world import World
 
@@ -53,13 +53,14 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     if not torch.cuda.is_available():
         raise ConfigError("device='cuda', but PyTorch sees no CUDA card here: leave device out, or use device='cpu'")
     count = torch.cuda.device_count()
-    each = each or (count if config.strategy == "dp" and world.world_size == 1 else 1)
-    may_share = config.backend == "gloo" and config.strategy != "dp"  # it was asked for, and can work
+    drives_all = STRATEGIES[config.strategy].devices == "all"
+    each = each or (count if drives_all and world.world_size == 1 else 1)
+    may_share = config.backend == "gloo" and not drives_all  # it was asked for, and can work
     if each > 1 and each * world.local_world_size > count and not may_share:
         raise ConfigError(
             f"devices_per_process={each} with {world.local_world_size} process(es) on this machine, and PyTorch sees {count} "
             "CUDA card(s) here: ask for fewer devices or processes"
-            + ("" if config.strategy == "dp" else ", or have them share cards, with backend='gloo'")
+            + ("" if drives_all else ", or have them share cards, with backend='gloo'")
         )
     return tuple(torch.device("cuda", (world.local_rank * each + number) % count) for number in range(each))
 

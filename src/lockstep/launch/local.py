@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import ONE_PROCESS, RunConfig
+from lockstep.config import STRATEGIES, RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch import cards, failures, restarts
@@ -35,7 +35,7 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     """
     each = (config.devices_per_process if config else None) or 1
     if asked is None:
-        is_one = config is not None and config.strategy in ONE_PROCESS
+        is_one = config is not None and STRATEGIES[config.strategy].one_process
         return 1 if is_one else max(1, cards.num_cards_here() // each)
     if asked == "auto":
         return cards.num_cards_here() // each or num_cores()
@@ -63,13 +63,14 @@ def check_fit(config: RunConfig, nproc: int) -> None:
     Raises:
         ConfigError: settings that this many processes, or this machine, cannot have.
     """
-    if config.strategy in ONE_PROCESS and nproc > 1:
+    strategy = STRATEGIES[config.strategy]
+    if strategy.one_process and nproc > 1:
         raise ConfigError(f"strategy {config.strategy} is one process, and {nproc} were asked for: leave one of the two out")
-    if config.strategy == "dp" and (config.device == "cpu" or cards.num_cards_here() == 0):
+    if strategy.needs == "cards" and (config.device == "cpu" or cards.num_cards_here() == 0):
         why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
         raise ConfigError(
-            f"strategy dp (nn.DataParallel) spreads batches over CUDA cards, and {why}: use strategy single, or several "
-            "processes with strategy ddp (--nproc-per-node 2)"
+            f"strategy {config.strategy} spreads batches over CUDA cards, and {why}: use strategy single, or several processes "
+            "with strategy ddp (--nproc-per-node 2)"
         )
     if config.shards is not None and config.shards < nproc:
         raise ConfigError(

@@ -101,7 +101,7 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         return _starter_environ(spec)
     name, size = str(rank), str(spec.nproc)
     environ = {
-        **spec.environ,
+        **_without_launcher(spec.environ),
         "RANK": name,
         "LOCAL_RANK": name,
         "ROLE_RANK": name,
@@ -125,16 +125,14 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
         LAUNCH: spec.name,
-        CALL: "1",
-        CORES: str(spec.binding.num_cores) if spec.binding else "",
     }
-    if spec.binding is None:
-        del environ[CORES]
-    if isinstance(spec.program, Script):
-        del environ[CALL]  # also where this launcher is itself the worker of another
-        if spec.program.is_executable and spec.nproc > 1:
-            # It imports torch, or whatever counts its threads, anew: there is nothing that we could set in it.
-            environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // spec.nproc)))
+    if spec.binding is not None:
+        environ[CORES] = str(spec.binding.num_cores)
+    if isinstance(spec.program, Call):
+        environ[CALL] = "1"
+    elif spec.program.is_executable and spec.nproc > 1:
+        # It imports torch, or whatever counts its threads, anew: there is nothing that we could set in it.
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // spec.nproc)))
     return environ
 
 
@@ -144,10 +142,14 @@ def _starter_environ(spec: LaunchSpec) -> dict[str, str]:
     It may take a RANK for a launcher's, and its processes, which are not ours, would believe in ours. Only what says nothing
     of ranks is added: settings for those that call ``lockstep.join()``, and what we know our processes by.
     """
-    environ = {name: value for name, value in spec.environ.items() if name not in (STORE, LAUNCH, CALL, CORES)}
     return {
-        **environ,
+        **_without_launcher(spec.environ),
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
         PRIVATE_DIR: spec.private_dir,
     }
+
+
+def _without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Less what a launcher of ours has said: this one may itself be the worker of another."""
+    return {name: value for name, value in environ.items() if name not in (STORE, LAUNCH, CALL, CORES)}
