@@ -198,7 +198,10 @@ def interrupted(lab, known_runs):
             settings = {"keep": 3, **settings}
             ended = lab.run(PLAIN, "step_s=0.02", *args, fault=fault, run_dir=str(known[key]), **settings)
             assert ended.status == KILLED, ended
-            Store(known[key]).clean()  # as the next launch does: one that lacks only its name gets it
+            store = Store(known[key])
+            store.clean()  # as the next launch does: one that lacks only its name gets it
+            for old in store.all()[settings["keep"] :]:  # it was killed when one was named, and the oldest not yet removed
+                shutil.rmtree(old)
         shutil.copytree(known[key], run_dir)
         return run_dir
 
