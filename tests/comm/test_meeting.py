@@ -5,6 +5,8 @@ import os
 import random
 import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import meeting_scripts as scripts
@@ -12,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from lockstep.comm.places import placed
+from lockstep.comm.shared_file import SharedFile
 from lockstep.comm.store import meeting_place
 from lockstep.comm.waiting import Wait
 from lockstep.config import RunConfig
@@ -159,6 +162,21 @@ def test_who_still_waits_for_an_earlier_run_of_another_size_is_told_and_the_run_
     assert (first, second) == (3.0, 3.0)
     assert "ConfigError" in straggler
     assert "two processes came" in straggler or "rank 0 there is one of 2" in straggler
+
+
+def test_who_is_told_that_its_place_is_taken_leaves_the_note_of_the_other_there(place):
+    path = Path(place("file").removeprefix("file://"))
+    note = path.with_name(path.name + ".lockstep") / "rank-1"
+    other = json.dumps({"nonce": "another", "session": "", "world_size": 3, "host": "h", "pid": 7})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(SharedFile, path, Wait(1, 3, str(path), 10.0))
+        while not note.exists():
+            time.sleep(0.01)
+        note.with_name("new").write_text(other)
+        note.with_name("new").replace(note)
+        with pytest.raises(ConfigError, match=r"two processes came to .* as rank 1: this one, and process 7 on h"):
+            waiting.result()
+    assert note.read_text() == other
 
 
 # What cannot be

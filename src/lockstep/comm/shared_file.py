@@ -181,7 +181,9 @@ class SharedFile:
         """Leave nothing of a meeting that did not come about."""
         with contextlib.suppress(OSError):
             own = self._read(self._wait.rank) or {}
-            if self._nonce == own.get("nonce") or self._session == own.get("session"):
+            # Not that of another who came as this rank: it may be gone from where it would write it again.
+            is_own = own.get("nonce") == self._nonce if self._wait.rank else own.get("session") == self._session
+            if is_own:
                 self._path(self._wait.rank).unlink(missing_ok=True)
             if self._lock_fd is not None:
                 (self._directory / f"{_LOCK}{self._session}").unlink(missing_ok=True)
