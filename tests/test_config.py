@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import re
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,11 @@ def test_it_is_one_frozen_value_with_names():
 
 
 @pytest.mark.parametrize("name", ["strategy", "precision", "backend", "device", "on_nan", "progress", "trace"])
-def test_an_unknown_name_lists_those_that_are_known(name):
-    with pytest.raises(ConfigError, match=rf"unknown {name} 'nonsense': choose one of .*{getattr(RunConfig(), name)}"):
-        RunConfig(**{name: "nonsense"})
+@pytest.mark.parametrize("value", ["nonsense", ["nonsense"], 3])
+def test_an_unknown_name_lists_those_that_are_known(name, value):
+    said = rf"unknown {name} {re.escape(repr(value))}: choose one of .*{getattr(RunConfig(), name)}"
+    with pytest.raises(ConfigError, match=said):
+        RunConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["shards", "threads", "log_every", "keep", "devices_per_process"])

@@ -123,7 +123,7 @@ class RunConfig:
         object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         for kind, name, valid in (
-            ("strategy", self.strategy, STRATEGIES),
+            ("strategy", self.strategy, tuple(STRATEGIES)),  # not by its hash: a list is no name either
             ("precision", self.precision, PRECISIONS),
             ("backend", self.backend, BACKENDS),
             ("device", self.device, DEVICES),

@@ -181,7 +181,7 @@ class SharedFile:
         """Leave nothing of a meeting that did not come about."""
         with contextlib.suppress(OSError):
             own = self._read(self._wait.rank) or {}
-            # Not that of another who came as this rank: it may be gone from where it would write it again.
+            # Not that of another who came as this rank: it may have gone on already, and would not write it again.
             is_own = own.get("nonce") == self._nonce if self._wait.rank else own.get("session") == self._session
             if is_own:
                 self._path(self._wait.rank).unlink(missing_ok=True)
