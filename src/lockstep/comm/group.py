@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lockstep.comm.forking import guard_forks
 from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
 from lockstep.comm.store import OpenStore, leave_store
 from lockstep.config import STRATEGIES, RunConfig
@@ -131,6 +132,7 @@ def open_group(found: OpenStore, meeting: Meeting, devices: Sequence[torch.devic
     A process alone opens one too, over a store in its own memory, so that code with collectives runs unchanged.
     """
     check_not_open()
+    guard_forks()
     if meeting.backend == "mpi":
         dist.init_process_group("mpi")  # it knows who is who, and has no timeouts
         return
