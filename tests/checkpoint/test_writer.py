@@ -160,3 +160,16 @@ def test_what_cannot_be_saved_at_all_is_an_error_of_this_checkpoint_and_not_the_
         assert write(writer, job(**bad)).error
     assert list((tmp_path / "checkpoints").iterdir()) == []
     assert write(writer, job()).error == ""
+
+
+def test_a_writer_that_is_closed_ends_its_thread_after_the_job_under_way(tmp_path):
+    writer, before = Writer(Store(tmp_path)), set(threading.enumerate())
+    writer.close()  # one that never had a thread
+    writer = Writer(Store(tmp_path))
+    writer.submit(job())
+    (thread,) = set(threading.enumerate()) - before
+    writer.close()
+    thread.join()
+    (result,) = writer.results()
+    assert result.path is not None
+    assert not writer.is_busy

@@ -68,6 +68,7 @@ class _State:
     job: Job | None = None
     results: list[Written] = field(default_factory=list)
     give_up: bool = False
+    closed: bool = False
 
 
 class Writer:
@@ -120,14 +121,21 @@ class Writer:
         with self._changed:
             return self._changed.wait_for(lambda: self._state.job is None, timeout_s)
 
+    def close(self) -> None:
+        """Let the thread end, after the job under way. No other may be submitted."""
+        with self._changed:
+            self._state.closed = True
+            self._changed.notify_all()
+
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._state.job is not None)
+                self._changed.wait_for(lambda: self._state.job is not None or self._state.closed)
                 job = self._state.job
-            assert job is not None
+            if job is None:
+                return
             result = self._write(job)
             with self._changed:
                 self._state.results.append(result)

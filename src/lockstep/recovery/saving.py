@@ -266,10 +266,16 @@ class Saver:
 
     def close(self, position: Position, step: int, epoch: int, *, failed: bool) -> None:
         """The script is over: cut the last checkpoint. Unless the script failed, every rank must call it."""
-        if failed:
-            self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
-            self._read_results()
-            return
+        try:
+            if failed:
+                self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
+                self._read_results()
+            else:
+                self._cut_last(position, step, epoch)
+        finally:
+            self._writer.close()
+
+    def _cut_last(self, position: Position, step: int, epoch: int) -> None:
         if self._pace.is_off or step == 0:  # nothing was trained
             self.settle()
             return
