@@ -136,9 +136,12 @@ def a_straggler_of_a_larger_run(url):
     if rank == 2:
         return _told(lambda: _run(1, 3, url, timeout_s=20.0))[0]
     path = Path(url.removeprefix("file://") + ".lockstep", "rank-1")
-    while not path.exists():
+    # Once rank 0 has come the straggler leaves, perhaps before rank 1 has looked.
+    while not (path.exists() if rank == 0 else Path("coming").exists()):
         time.sleep(0.02)
-    if rank == 1:
+    if rank == 0:
+        Path("coming").touch()
+    else:
         time.sleep(0.5)
     return _run(rank, 2, url, timeout_s=20.0)[0]
 
