@@ -107,3 +107,13 @@ def test_threads_of_python_are_not_waited_for(spinlock, monkeypatch):
     forking.wait_for_rest()
     spinlock.release()
     thread.join()
+
+
+def wait_for_rest_with_much_patience():
+    forking._PATIENCE_S = 3600  # of this process, which ends
+    forking.wait_for_rest()
+
+
+@pytest.mark.timeout(30)
+def test_a_process_that_was_forked_itself_does_not_wait_for_its_own_main_thread(crew):
+    crew(2, wait_for_rest_with_much_patience)

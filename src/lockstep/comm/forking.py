@@ -40,7 +40,8 @@ def wait_for_rest() -> None:
 
 
 def _unknown_thread_runs() -> bool:
-    known = {str(thread.native_id) for thread in threading.enumerate()}
+    # In a process that was itself forked, Python's record of the main thread's number may be that of its parent.
+    known = {str(threading.get_native_id()), *(str(thread.native_id) for thread in threading.enumerate())}
     for task in _TASKS.iterdir():
         if task.name not in known:
             with contextlib.suppress(OSError):  # it has ended
