@@ -3,9 +3,13 @@
 PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?= 2#                files of tests that run at a time (they mostly wait for processes to start); 0: one, as pytest does it
+REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all REPEATS=5
 DEMO_ARGS ?= --nproc 2#   options of the comparison in make demo
-N ?=#                     rounds of make soak
+N ?=#                     rounds of make soak and make soak-cluster
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
+HOSTS ?=#                 hosts of make cluster (2)
+SLURM ?=#                 make cluster SLURM=1: with Slurm on them
+CLUSTER_ARGS ?=#          its other options: make cluster SLURM=1 CLUSTER_ARGS="--gpus 4"
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
 GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
@@ -15,14 +19,15 @@ BENCH_VENV := .venv-bench
 # Written after a whole installation, and older than what it was made from when that changes.
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH_VENV)/.installed
-PYTEST := $(VENV)/bin/python -m pytest
+# Threads of OpenMP that wait let others compute: there are more processes than cores.
+PYTEST := OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest
 BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all soak check bench bench-install gpu wheel clean
+.PHONY: help install horovod demo test test-all soak soak-cluster cluster check bench bench-install gpu wheel clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -39,10 +44,16 @@ test: $(STAMP) ## the tests, without the long ones and those that need a card
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
 
 test-all: $(STAMP) ## the tests, with the long ones
-	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
-	$(VENV)/bin/python tests/recovery/soak.py $(or $(N),20) $(SOAK_ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)
+
+soak-cluster: $(STAMP) ## the same on two hosts, with power lost and links cut (N=50; needs root)
+	PYTHONPATH=tests $(VENV)/bin/python tests/cluster/soak_hosts.py $(N) $(SOAK_ARGS)
+
+cluster: $(STAMP) ## hosts on this machine with a prompt to work on them, until Ctrl-C (HOSTS=2, SLURM=1; needs root)
+	@$(VENV)/bin/python tests/cluster $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SLURM),--slurm) $(CLUSTER_ARGS)
 
 check: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol, TypeVar
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -152,14 +152,27 @@ def _stream(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
+class AnyCrew(Protocol):
+    """What takes turns, however its processes were started."""
+
+    name: str
+
+    def wait_ready(self) -> None: ...
+    def turn(self) -> list[Turn]: ...
+    def close(self) -> None: ...
+
+
+_One = TypeVar("_One", bound=AnyCrew)
+
+
 class Crews:
     """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._all: list[Crew] = []
+        self._all: list[AnyCrew] = []
 
-    def start(self, crew: Crew) -> Crew:
+    def start(self, crew: _One) -> _One:
         """Have a crew closed with the others."""
         self._all.append(crew)
         return crew

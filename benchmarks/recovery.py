@@ -18,6 +18,7 @@ lost and must be taken again count too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -26,19 +27,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import _harness as harness
 from _crew import WORKERS, clean_environ
+from _launch import LOOK_EVERY_S, Launch, Moment
 
 GOAL = 0.4
 OURS, PEER = "lockstep", "torchrun"
 SIZES = ("0.5M", "5M", "25M")
 STAGES = ("all gone", "script begins", "met", "state is back", "first step", "new step")
-_TIMEOUT_S = 120.0
-_LOOK_EVERY_S = 0.003
 _FIRST_S, _NEXT_S = 7.0, 2.0
 """Of training before the first kill (lockstep readies itself for restarts after 5 s), and before the next ones."""
 
@@ -48,10 +48,7 @@ class Kill:
     """One that was drawn."""
 
     rank: int
-    steps: int
-    """After a checkpoint."""
-    fraction: float
-    """Of a step, besides."""
+    moment: Moment
 
 
 @dataclass(frozen=True)
@@ -62,66 +59,25 @@ class Recovery:
     again: int
 
 
-@dataclass(frozen=True)
-class Note:
-    """A line of the workers' (see ``workers/going_on.py``)."""
-
-    what: str
-    number: int
-    pid: int
-    time_s: float
-
-
-class Launch:
-    """One run under one of the launchers, followed by its notes. A context: nothing of it is left afterwards."""
-
-    def __init__(self, command: Sequence[str], scratch: Path, notes: Path) -> None:
-        self._command = command
-        self._path = notes
-        self._place = 0
-        self._notes: list[Note] = []
-        self._output = (scratch / "output").open("w+")
-        self._process = subprocess.Popen(
-            command, cwd=scratch, env=clean_environ(), stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-    def notes(self) -> list[Note]:
-        """All so far."""
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                file.seek(self._place)
-                lines = file.read()
-            whole = lines[: lines.rfind(b"\n") + 1]
-            self._place += len(whole)
-            fields = (line.split() for line in whole.decode().splitlines())
-            self._notes += [Note(what, int(number), int(pid), float(time_s)) for what, number, pid, time_s in fields]
-        return self._notes
-
-    def until(self, found: Callable[[list[Note]], list[Note]]) -> Note:
-        """Wait until there are such notes; the first of them."""
-        deadline = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if those := found(self.notes()):
-                return those[0]
-            time.sleep(_LOOK_EVERY_S)
-        self._output.seek(0)
-        how = "does not get on" if self._process.poll() is None else f"ended with status {self._process.returncode}"
-        raise SystemExit(f"{' '.join(self._command)} {how}. Its last words:\n{self._output.read()[-4000:]}")
-
-    def __enter__(self) -> Launch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
+@contextlib.contextmanager
+def started(command: Sequence[str], scratch: Path, notes: Path) -> Iterator[Launch]:
+    """A run under one of the launchers. Nothing of it is left after the block."""
+    with (scratch / "output").open("w+") as output:
+        streams = {"stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, cwd=scratch, env=clean_environ(), start_new_session=True, **streams)
+        launch = Launch([process], output, notes)
         try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pid in {note.pid for note in self.notes()}:
-            if _is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        self._output.close()
+            yield launch
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in {note.pid for note in launch.notes()}:
+                if _is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _is_alive(pid: int) -> bool:
@@ -133,19 +89,14 @@ def _is_alive(pid: int) -> bool:
 
 def kill_once(launch: Launch, kill: Kill, every: int, warm_up_s: float) -> Recovery:
     """Wait for the moment, kill, and wait for the next new step."""
-    begun = launch.until(lambda notes: steps_of_last(notes)[:1])
-    # The first checkpoint that is far enough from the start, or from the last restart.
-    warm = launch.until(lambda notes: [n for n in steps_of_last(notes) if n.time_s > begun.time_s + warm_up_s])
-    target = -(-warm.number // every) * every + kill.steps
-    at = launch.until(lambda notes: [note for note in steps_of_last(notes) if note.number >= target])
+    launch.wait_for(kill.moment, every, warm_up_s)
     pids = {note.pid: note.number for note in launch.notes() if note.what == "began"}
     alive = {pid: rank for pid, rank in pids.items() if _is_alive(pid)}
-    time.sleep(kill.fraction * (at.time_s - begun.time_s) / (at.number - begun.number))
     victim = next(pid for pid, rank in alive.items() if rank == kill.rank)
     killed_s = time.time()
     os.kill(victim, signal.SIGKILL)
     while any(_is_alive(pid) for pid in alive):
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
     gone_s = time.time()
     best = max(note.number for note in launch.notes() if note.what == "step")
     new = launch.until(lambda notes: [n for n in notes if n.what == "step" and n.number > best])
@@ -157,18 +108,12 @@ def kill_once(launch: Launch, kill: Kill, every: int, warm_up_s: float) -> Recov
     return Recovery(tuple(reached - killed_s for reached in times), best - ready.number)
 
 
-def steps_of_last(notes: list[Note]) -> list[Note]:
-    """The steps of the process that is rank 0 now."""
-    steps = [note for note in notes if note.what == "step"]
-    return [note for note in steps if note.pid == steps[-1].pid]
-
-
 def command_of(name: str, args: argparse.Namespace, nproc: int, notes: Path) -> list[str]:
     asked = ["--nproc-per-node", str(nproc), "--max-restarts", str(args.kills)]
     if name == OURS:
         saved = ["--shards", str(nproc), "--checkpoint-every", str(args.every)]
         run = [str(Path(sys.executable).with_name("lockstep")), "run", *asked, *saved]
-        return [*run, str(WORKERS / "going_on_lockstep.py"), str(notes), args.size]
+        return [*run, str(WORKERS / "going_on_lockstep.py"), str(notes), args.size, str(nproc)]
     checkpoint = str(notes.with_name("checkpoint.pt"))
     run = [str(Path(sys.executable).with_name("torchrun")), *asked]
     return [*run, str(WORKERS / "going_on_torchrun.py"), str(notes), args.size, checkpoint, str(args.every)]
@@ -180,7 +125,7 @@ def run_once(name: str, args: argparse.Namespace, nproc: int, kills: Sequence[Ki
     with tempfile.TemporaryDirectory(prefix="recovery-", dir=args.dir) as directory:
         scratch = Path(directory).resolve()
         notes = scratch / "notes"
-        with Launch(command_of(name, args, nproc, notes), scratch, notes) as launch:
+        with started(command_of(name, args, nproc, notes), scratch, notes) as launch:
             return [
                 kill_once(launch, kill, args.every, _NEXT_S if number else _FIRST_S) for number, kill in enumerate(kills)
             ]
@@ -206,7 +151,9 @@ def main() -> None:
     def turn(name: str) -> Callable[[], float]:
         def run() -> float:
             draw = drawn[name]  # the same numbers for both, in the same order of rounds
-            kills = [Kill(draw.randrange(nproc), draw.randint(1, args.every), draw.random()) for _ in range(args.kills)]
+            kills = [
+                Kill(draw.randrange(nproc), Moment(draw.randint(1, args.every), draw.random())) for _ in range(args.kills)
+            ]
             own = run_once(name, args, nproc, kills)
             found[name] += own
             say(f"{name}: {', '.join(f'{one.reached_s[-1]:.2f} s ({one.again} steps again)' for one in own)}")

@@ -169,6 +169,19 @@ def pytest_addoption(parser):
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
 
 
+def pytest_collection_modifyitems(items):
+    """Spread the files of tests/cluster, which mostly wait, so that beside each of them another file computes."""
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.parent.name == "cluster"]
+    order = [path for path in files if path not in waiting]
+    gap = len(order) * 2 // 3 // max(1, len(waiting))  # none comes last, when there is nothing left to compute
+    for number, path in enumerate(waiting):
+        order.insert(number * (gap + 1), path)
+    items[:] = [item for path in order for item in files[path]]
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("cuda") and not _has_card():
         pytest.skip("torch sees no CUDA card on this machine")

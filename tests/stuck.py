@@ -8,7 +8,7 @@ import threading
 
 import psutil
 
-from lockstep.launch.processes import catches
+from lockstep.stopping import catches
 
 
 def telling(fn):

@@ -12,6 +12,7 @@ from checkpoint_files import write_files
 from lockstep.checkpoint.store import Store
 from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.job import Job
 from lockstep.opening import Launch, open_run
 from lockstep.rundir.birth import Birth, Command, read_birth
 from lockstep.world import World
@@ -32,7 +33,7 @@ def _elsewhere(tmp_path, monkeypatch):
 _locks = []
 
 
-def start(*, script="/a/train.py", args=(), number=0, born_with=BORN, world=None, **explicit):
+def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, world=None, **explicit):
     """A launch that runs until the next one of the test starts."""
     while _locks:
         _locks.pop().release()
@@ -41,7 +42,11 @@ def start(*, script="/a/train.py", args=(), number=0, born_with=BORN, world=None
         explicit=explicit,
         born_with=born_with,
         command=Command(
-            script=script, args=args, number=number, settings={k: v for k, v in explicit.items() if k == "seed"}
+            script=script,
+            args=args,
+            number=number,
+            part=part,
+            settings={k: v for k, v in explicit.items() if k == "seed"},
         ),
         world=World(**(world or {})),
     )
@@ -216,6 +221,40 @@ def test_a_restart_of_a_fresh_launch_goes_on_with_what_it_has_begun():
     interrupted(30, run_dir="run", world={"launch": "second"}, fresh=True)
     again = start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)
     assert (step_of(again), Path("run.old-2").exists()) == (30, False)
+
+
+def job(restart=0, number="12"):
+    return {"job": Job(number=number, restart=restart)}
+
+
+@pytest.mark.parametrize("run_dir", ["run", None])
+def test_a_job_that_was_requeued_goes_on_with_what_it_has_begun(run_dir):
+    interrupted(20, run_dir=run_dir)
+    mine = interrupted(30, run_dir=run_dir, world=job(), fresh=True)
+    again = start(run_dir=run_dir, world=job(restart=1), fresh=True)
+    assert (step_of(again), again.run_dir) == (30, mine)
+    assert step_of(start(run_dir=run_dir, world=job(number="13"), fresh=True)) is None, "another job"
+
+
+def test_a_job_that_was_requeued_does_not_take_what_another_job_has_begun_meanwhile():
+    mine = interrupted(30, world=job())
+    theirs = interrupted(40, world=job(number="13"), fresh=True)
+    again = start(world=job(restart=1))
+    assert (again.run_dir, theirs != mine) == (mine, True)
+
+
+def test_steps_of_a_job_that_have_changed_their_numbers_keep_their_runs():
+    first = interrupted(10, args=("a",), world=job())
+    interrupted(20, args=("b",), world=job())  # the same name, as if the numbers were swapped
+    again = start(args=("a",), world=job(restart=1), fresh=True)
+    assert (step_of(again), again.run_dir) == (10, first)
+
+
+def test_tasks_of_a_job_array_do_not_take_each_others_runs():
+    first = interrupted(10, part="array task 1")
+    other = start(part="array task 2")
+    assert (step_of(other), other.run_dir != first) == (None, True)
+    assert step_of(start(part="array task 1")) == 10, "the same array, submitted again"
 
 
 def test_a_fresh_launch_that_was_killed_before_it_had_begun_is_fresh_when_it_is_restarted():

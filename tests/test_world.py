@@ -1,6 +1,7 @@
 """Promises about the environment: it is read once, in one place, and what a launcher set wrong is named."""
 
 import pytest
+from slurm_variables import ALONE, JOB, TASK
 
 from lockstep.errors import ConfigError
 from lockstep.world import CORES, SETTINGS, STORE, TERMINAL, World, read_environment
@@ -72,6 +73,44 @@ def test_open_mpi_names_a_directory_of_the_job():
     found = world(**OPEN_MPI, PMIX_SERVER_TMPDIR="/tmp/ompi.host.0/pid.7", PMIX_NAMESPACE="123")
     assert found.job_dir == "/tmp/ompi.host.0/pid.7/lockstep-123"
     assert world(**OPEN_MPI).job_dir is None
+
+
+def test_srun_says_it_all():
+    found = world(**TASK)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (3, 4, 1, 2)
+    assert (found.node_rank, found.num_nodes, found.launcher, found.unsaid) == (1, 2, "slurm", frozenset())
+    assert world(**TASK, PMI_RANK="3", PMI_SIZE="4").launcher == "slurm", "those are srun's own, by --mpi=pmi2"
+    assert world(**TASK, WORLD_SIZE="4").launcher == "slurm", "a batch script may set that for all"
+
+
+@pytest.mark.parametrize("environ", [JOB, ALONE], ids=["batch script", "one task"])
+def test_a_process_that_srun_has_not_multiplied_is_alone(environ):
+    found = world(**environ)
+    assert (found.rank, found.world_size, found.launcher) == (0, 1, "python")
+    assert found.job.number == "12"
+    numbered = found.by_hand(1, 2)
+    assert (numbered.rank, numbered.world_size, numbered.job) == (1, 2, found.job), "one job a node, each with its number"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [
+        ("lockstep", {STORE: "/private/store", "RANK": "1", "WORLD_SIZE": "2"}),
+        ("torchrun", TORCHRUN),
+        ("mpirun", {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8"}),
+        ("mpirun", {"PMI_RANK": "1", "PMI_SIZE": "8"}),  # its own, started by srun: one a node
+        ("env", {"RANK": "1", "WORLD_SIZE": "8"}),
+    ],
+)
+@pytest.mark.parametrize("environ", [JOB, TASK], ids=["in a batch script", "in a task of srun"])
+def test_a_launcher_inside_of_a_job_is_the_one_that_counts(environ, launcher, variables):
+    found = world(**environ, **variables)
+    assert (found.launcher, found.rank, found.job.number) == (launcher, int(variables.get("RANK", "1")), "12")
+
+
+def test_a_world_size_that_is_not_sruns_is_not_taken_for_it():
+    with pytest.raises(ConfigError, match="RANK is ''"):
+        world(**TASK, WORLD_SIZE="8")
 
 
 def test_what_a_simple_launcher_leaves_out_is_worked_out():

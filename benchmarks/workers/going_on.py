@@ -1,4 +1,4 @@
-"""What the two scripts of ``recovery.py`` share: the training itself, and the notes by which the benchmark follows them."""
+"""What the two scripts of ``recovery.py`` and ``host_loss.py`` share: the data, and the notes by which those follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that goes on where it was killed, with lockstep: ``going_on_lockstep.py NOTES SIZE`` under ``lockstep run``."""
+"""A training that goes on where it was killed: ``lockstep run --shards SHARDS going_on_lockstep.py NOTES SIZE SHARDS``."""
 
 import time
 
@@ -19,7 +19,8 @@ notes = Notes(Path(sys.argv[1]))
 notes.write("began", team.rank, began_s)
 if team.is_main:
     notes.write("met", 0)
-loader = DataLoader(make_data(team.world_size), team.world_size * SEQUENCES, shuffle=True)
+num_shards = int(sys.argv[3])
+loader = DataLoader(make_data(num_shards), num_shards * SEQUENCES, shuffle=True)
 model, optimizer, loader = team.prepare(*make_model(sys.argv[2]), loader)
 criterion = nn.CrossEntropyLoss()
 is_first = team.is_main

@@ -1,9 +1,13 @@
-"""The same as ``going_on_lockstep.py``, by hand for torchrun: ``going_on_torchrun.py NOTES SIZE CHECKPOINT EVERY``."""
+"""The same as ``going_on_lockstep.py``, by hand for torchrun: ``going_on_torchrun.py NOTES SIZE CHECKPOINT EVERY [TIMEOUT_S]``.
+
+Each process brings a batch of its own, as PyTorch's tutorials have it: with fewer processes a step has fewer samples.
+"""
 
 import time
 
 began_s = time.time()
 
+import datetime  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -20,7 +24,8 @@ rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # Under a name for each start: torchrun keeps one store for all, and Gloo would find the addresses of the killed in it.
 agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=False)
 store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], agents)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+timeout = datetime.timedelta(seconds=float(sys.argv[5])) if len(sys.argv) > 5 else None  # None: Gloo's own, 30 minutes
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
 notes = Notes(Path(sys.argv[1]))
 notes.write("began", rank, began_s)
 if rank == 0:

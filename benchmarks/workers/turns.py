@@ -8,10 +8,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-# The real standard output is for answers; what libraries print goes to standard error.
-_answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
+# Named pipes (see ``_hosts.LaunchedCrew``), or else the standard streams: then what libraries print goes to standard error.
+if pipes := os.environ.get("TURNS_THROUGH"):
+    _orders = Path(pipes, f"{os.environ['RANK']}.go").open()  # noqa: SIM115 - for as long as the process lives
+    _answers = Path(pipes, f"{os.environ['RANK']}.answers").open("w")  # noqa: SIM115
+else:
+    _orders = sys.stdin
+    _answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
 
 def _answer(wall_s: float, cpu_s: float) -> None:
@@ -38,7 +44,7 @@ def take_turns(
     for _ in range(warm_up):
         _turn(work, before, after)
     _answer(0.0, 0.0)
-    for _ in sys.stdin:
+    for _ in _orders:
         _answer(*_turn(work, before, after))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lockstep.alike import check_sight, check_software
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import (
@@ -105,6 +106,7 @@ def _agree(
     config: RunConfig, explicit: dict[str, Any], world: World, device: str, collectives: Collectives
 ) -> tuple[RunConfig, Place]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
+    check_software(world, collectives)
     compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
     found: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
     lock: RunLock | None = None
@@ -126,11 +128,16 @@ def _agree(
                     config=config,
                     explicit=explicit,
                     born_with=born_with,
-                    command=Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit),
+                    command=Command.of_this_process(
+                        _num_joined,
+                        is_program=world.is_program,
+                        explicit=explicit,
+                        part="" if world.job is None else world.job.part,
+                    ),
                     world=world,
                 )
             )
-            found = (run.run_dir, run.birth, run.checkpoint)
+            found = (_for_all(run.run_dir, world), run.birth, run.checkpoint)
             lock, is_new, notices = run.lock, run.is_new, run.notices
         except LockstepError as error:
             found = error
@@ -139,6 +146,8 @@ def _agree(
         raise found  # on every rank: they all end with the reason
     assert found is not None
     run_dir, birth, checkpoint = found
+    token = collectives.broadcast_object(secrets.token_hex(4))
+    check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,
         strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact, on_cards=device == "cuda"),
@@ -150,10 +159,14 @@ def _agree(
         run_dir=str(run_dir),
     )
     block(world.rank, world.world_size, birth.shards)
-    token = collectives.broadcast_object(secrets.token_hex(4))
     return config, Place(
         run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=notices
     )
+
+
+def _for_all(run_dir: Path, world: World) -> Path:
+    """Other machines may have started the script in another directory."""
+    return run_dir if world.num_nodes == 1 else run_dir.absolute()
 
 
 def _default_threads(num_shards: int, world: World) -> int:

@@ -202,8 +202,9 @@ class Loop:
     def end_epoch(self, epoch: int) -> None:
         """It is over. Every rank must call it."""
         self.report_passes()
+        self._saver.ask()
         if self._leader is None and self._saver.is_due:
-            self._saver.cut(self._route.after_epoch(epoch), self.step, self.epoch)
+            self._saver.cut_due(self._route.after_epoch(epoch), self.step, self.epoch)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
@@ -231,7 +232,7 @@ class Loop:
         """Between two steps of a pass: the batch of the next one is there, and nothing of it has been done."""
         if self._saver.is_due:
             self._log.flush()
-            self._saver.cut(self._route.here(), self.step, self.epoch)
+            self._saver.cut_due(self._route.here(), self.step, self.epoch)
 
     # Driver: told by the loader
 
@@ -522,8 +523,13 @@ class Loop:
         """
         return getattr(sys, "last_value", None) is not self._error_before
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the run was asked to stop and has saved itself: the script is not over, and is left."""
+        return self._saver.has_stopped
+
     def close(self, *, failed: bool) -> None:
-        """The script is over. Unless it failed, every rank must call it."""
+        """The script is over. Unless it failed, or was stopped, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         self._display.end()

@@ -15,12 +15,13 @@ from lockstep.errors import CheckpointError, ConfigError
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
-from lockstep.rundir.lock import RunLock, last_launch
+from lockstep.rundir.lock import PATIENCE_S, RunLock, last_job, last_launch
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
 from lockstep.world import World
 
 _PARENT = Path("runs")
 _FINISHED, _INTERRUPTED = "finished", "interrupted"
+_AFTER_LOSS_S = 120.0
 
 
 @dataclass(kw_only=True)
@@ -51,8 +52,38 @@ class Launch:
 
     def begins_anew(self, path: Path) -> bool:
         """Whether the run in a directory must not be gone on with. (A restart goes on with what this launch has begun.)"""
-        has_begun = self.world.restart > 0 and last_launch(path) == self.world.launch
-        return self.config.fresh and not has_begun
+        return self.config.fresh and not self.has_begun(path)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether what it has begun before it was started again can be told from what others have."""
+        return bool(self.world.launch and self.world.restart) or bool(self.world.job and self.world.job.restart)
+
+    def has_begun(self, path: Path) -> bool:
+        """Whether the run in a directory is what this launch, or this job of Slurm, ran before it was started again."""
+        job = self.world.job
+        if job is not None and job.restart > 0 and last_job(path) == job.name:
+            # Steps that a batch script starts side by side may have changed their numbers.
+            return self._is_of_command(path)
+        return self.world.restart > 0 and last_launch(path) == self.world.launch
+
+    def lock(self, path: Path, *, leave_no_name: bool = False, patience_s: float | None = None) -> RunLock:
+        """Lock a directory for this launch; without its name what has the name is what it has begun."""
+        job = self.world.job
+        names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
+        if patience_s is not None:
+            return RunLock(path, *names, patience_s=patience_s)
+        # A file server may be slow to free the lock of a machine that was lost. (The other ranks wait for this one meanwhile.)
+        after_loss_s = max(PATIENCE_S, min(_AFTER_LOSS_S, 0.8 * self.config.timeout_s))
+        is_again = self.world.restart > 0 or (job is not None and job.restart > 0)
+        return RunLock(path, *names, patience_s=after_loss_s if is_again else PATIENCE_S, far_patience_s=after_loss_s)
+
+    def _is_of_command(self, path: Path) -> bool:
+        try:
+            found = read_birth(path)
+        except ConfigError:
+            return True  # that it is damaged shall be said
+        return found is None or found[1].is_like(self.command)
 
 
 def open_run(launch: Launch) -> OpenRun:
@@ -71,9 +102,9 @@ def open_run(launch: Launch) -> OpenRun:
             return _open_named(Path(launch.config.run_dir), launch)
         notices: list[str] = []
         earlier = earlier_run_dirs(_PARENT, launch.command.script)
-        if launch.world.restart and launch.world.launch:
+        if launch.is_named:
             for path in earlier:
-                if last_launch(path) == launch.world.launch:
+                if launch.has_begun(path):
                     return _open_named(path, launch)
         for path in earlier if launch.command.script else ():
             state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
@@ -83,7 +114,7 @@ def open_run(launch: Launch) -> OpenRun:
             if found is not None:
                 return found
         path = default_run_dir(_PARENT, launch.command.script)
-        lock = RunLock(path, launch.world.launch)
+        lock = launch.lock(path)
         write_birth(path, launch.born_with, launch.command)
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
     except OSError as error:
@@ -95,7 +126,7 @@ def open_run(launch: Launch) -> OpenRun:
 def _open_named(path: Path, launch: Launch) -> OpenRun:
     path.mkdir(parents=True, exist_ok=True)
     begins_anew = launch.begins_anew(path)
-    lock = RunLock(path, "" if begins_anew else launch.world.launch)
+    lock = launch.lock(path, leave_no_name=begins_anew)
     try:
         notices: list[str] = []
         if begins_anew:
@@ -104,7 +135,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
                 notices.append(f"the run that was in {path} is now in {other}")
                 path.mkdir()
             lock.release()
-            lock = RunLock(path, launch.world.launch)
+            lock = launch.lock(path)
         birth = _find_birth(path, launch, notices)
         if birth is None:
             write_birth(path, launch.born_with, launch.command)
@@ -157,7 +188,7 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
         _note(notices, f"{path} stays as it is: {error}")
         return None
     command = launch.command
-    if found is None or (found[1].script, found[1].args, found[1].number) != (command.script, command.args, command.number):
+    if found is None or not found[1].is_like(command):
         return None
     if newest is not None and _is_finished(newest):
         return None if found[1].differing(command) else _FINISHED
@@ -187,7 +218,7 @@ def _take_up(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
         found = read_birth(path)
         assert found is not None
         birth = _reconcile(path, found[0], launch)
-        lock = RunLock(path, launch.world.launch, patience_s=0.2)
+        lock = launch.lock(path, patience_s=0.2)
     except ConfigError as error:
         _note(notices, f"{path} stays as it is: {error}")
         return None

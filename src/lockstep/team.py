@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.allotment import misfits
 from lockstep.checkpoint.store import Store
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, close_group, default_group
 from lockstep.comm.spread import whole
 from lockstep.config import RunConfig
+from lockstep.cores import num_cores
 from lockstep.data.evaluation import Evaluation, EvaluationSource
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
@@ -45,6 +47,7 @@ from lockstep.recovery.resuming import Checkpoint, Resumption
 from lockstep.recovery.saving import Saver
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
+from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.world import World
 
@@ -113,6 +116,7 @@ class Team(Collectives):
         self._inner = Collectives(default_group(), meeting)
         self._recorder = None if config.trace == "off" else self._open_trace()
         self._lock = place.lock
+        self._stop_watch = StopWatch(speaks=self.is_main)
         self._holdings = Holdings()
         self._saver = self._make_saver(place)
         self._resumption: Resumption | None = None
@@ -180,6 +184,7 @@ class Team(Collectives):
             collectives=self._inner,
             journal=self._journal,
             is_main=self.is_main,
+            stop_watch=self._stop_watch,
         )
 
     # Preparing
@@ -210,6 +215,8 @@ class Team(Collectives):
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self._announce(loader)
+                if self._recorder is None:  # a traced run is made to be looked at, and not gone on with
+                    self._stop_watch.begin()
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def _share(self, loader: int) -> Share:
@@ -479,6 +486,15 @@ class Team(Collectives):
         self._announced = True
         line = first_line(loader, self.config, self.world, len(self.devices))
         self.print(f"{line}, {self._meeting}, run {self.run_dir}")
+        if self.is_main:
+            for misfit in misfits(
+                self.world,
+                num_cores=num_cores(),
+                num_cards=torch.cuda.device_count() if self.device.type == "cuda" else 0,
+                cards_each=len(self.devices) if self.device.type == "cuda" else 0,
+                workers=getattr(loader, "num_workers", 0),
+            ):
+                say(misfit)
 
     def close(self) -> None:
         """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
@@ -491,12 +507,16 @@ class Team(Collectives):
         atexit.unregister(self.close)
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        failed = self._loop.script_failed() or not went_well  # then the others may be gone, or not come
+        # Then the others may be gone, or not come.
+        failed = self._loop.script_failed() or not went_well or self._loop.has_stopped
         try:
             self._loop.close(failed=failed)
             if not failed:
                 self._journal.write("end", step=self.step)
+                if self._stop_watch.received is not None and self.is_main:
+                    say("the run came to its end, and need not be started again.")
         finally:
+            self._stop_watch.end()
             self._journal.close()
             if self._lock is not None:
                 self._lock.release()

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
+from lockstep.job import STEP, Job, read_job
 
 SETTINGS = "LOCKSTEP_SETTINGS"
 """A JSON object of RunConfig fields: how a launcher hands the command line's settings to its workers."""
 STORE = "LOCKSTEP_STORE"
-"""A path on this machine: the file at which the workers of ``lockstep run`` meet."""
+"""Where the workers of ``lockstep run`` meet: a file of this machine or, of several machines, ``tcp://HOST:PORT/PREFIX``."""
 TERMINAL = "LOCKSTEP_TERMINAL"
 """``1`` if what rank 0 prints goes to a terminal, although its own standard output may be a pipe."""
 
@@ -26,6 +28,7 @@ LAUNCH = "LOCKSTEP_LAUNCH"
 CORES = "LOCKSTEP_CORES"
 """The cores of this machine that a launch may use, where its processes are bound to some of them each."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
+_NUM_NODES = "GROUP_WORLD_SIZE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class World:
     num_nodes: int = 1
     launcher: str = "python"
     """Who started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anyone who sets RANK and
-    WORLD_SIZE), ``hand`` (the script said which rank it is), or ``python``."""
+    WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script said which rank it is), or ``python``."""
     unsaid: frozenset[str] = frozenset()
     """Names of the fields above that nobody said: they are those of one process a machine until the
     processes meet, and see who is where."""
@@ -53,12 +56,16 @@ class World:
     """How many times the launcher has started the processes of this launch before."""
     store_path: str | None = None
     """Where workers of one machine meet without opening a port, by ``lockstep run``."""
+    launchers_store: str | None = None
+    """Where workers of several machines meet, by ``lockstep run``: ``tcp://HOST:PORT/PREFIX``."""
     job_dir: str | None = None
     """A directory that the processes of one job of ``mpirun`` on one machine have for themselves, if it makes one."""
     master: tuple[str, str] | None = None
     """MASTER_ADDR and MASTER_PORT, as they are set; None: the first is not."""
     num_cores: int | None = None
     """The cores of this machine that the run may use, if the launcher has bound its processes; None: as they see it."""
+    job: Job | None = None
+    """The job of Slurm that this process belongs to, whoever has started it there."""
 
     def by_hand(self, rank: int | None, world_size: int | None) -> World:
         """The world of a process whose script says which rank it is, of how many; with None for both, this one.
@@ -75,7 +82,14 @@ class World:
         if self.launcher == "python":
             unsaid = frozenset({"local_rank", "local_world_size", "node_rank", "num_nodes"})
             return World(
-                rank=rank, world_size=world_size, node_rank=rank, num_nodes=world_size, launcher="hand", unsaid=unsaid
+                rank=rank,
+                world_size=world_size,
+                node_rank=rank,
+                num_nodes=world_size,
+                launcher="hand",
+                unsaid=unsaid,
+                num_cores=self.num_cores,
+                job=self.job,
             )
         if (rank, world_size) != (self.rank, self.world_size):
             raise ConfigError(
@@ -143,7 +157,8 @@ _LAUNCHERS = (
 )
 
 VARIABLES = frozenset(
-    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES}.union(*(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)) - {""}
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES, STEP}.union(*(dataclasses.astuple(row)[1:] for row in _LAUNCHERS))
+    - {""}
 )
 """What tells a process its place in a run, under any launcher, and how to run. MASTER_ADDR is not among them."""
 
@@ -167,11 +182,15 @@ def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> N
 
 
 def _read_world(environ: Mapping[str, str]) -> World:
-    row = next((row for row in _LAUNCHERS if row.mark in environ), None)
+    row, job = next((row for row in _LAUNCHERS if row.mark in environ), None), read_job(environ)
+    cores = None if job is None else job.num_cores(num_cores())
+    if job is not None and job.step is not None and (row is None or _is_of_slurm(row, environ, job)):
+        return _task_of(job, environ, cores)
     if row is None:
-        return World()
+        return World(num_cores=cores, job=job)
     rank, size = _integer(environ, row.rank), _integer(environ, row.world_size)
     _check_rank(row.rank, rank, row.world_size, size)
+    store = environ.get(STORE, "")
     told_all = row.launcher in ("lockstep", "torchrun")
     local_size = _integer(environ, row.local_world_size, size if told_all else 1)
     if local_size < 1:
@@ -194,17 +213,51 @@ def _read_world(environ: Mapping[str, str]) -> World:
         local_rank=_integer(environ, row.local_rank, rank % local_size),
         local_world_size=local_size,
         node_rank=_integer(environ, row.node_rank, rank // local_size),
-        num_nodes=-(-size // local_size),
+        num_nodes=_integer(environ, _NUM_NODES, -(-size // local_size)) if told_all else -(-size // local_size),
         launcher=row.launcher,
         unsaid=frozenset(unsaid),
         is_program=CALL not in environ,
         launch=environ.get(LAUNCH, ""),
         restart=_integer(environ, _RESTART, 0),
-        store_path=environ.get(STORE),
+        store_path=None if "://" in store else environ.get(STORE),
+        launchers_store=store if "://" in store else None,
         job_dir=_job_dir(environ) if row.launcher == "mpirun" else None,
-        master=(environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")) if environ.get("MASTER_ADDR") else None,
-        num_cores=_integer(environ, CORES) if CORES in environ else None,
+        master=_master(environ),
+        num_cores=_integer(environ, CORES) if CORES in environ else cores,
+        job=job,
     )
+
+
+def _is_of_slurm(row: _Row, environ: Mapping[str, str], job: Job) -> bool:
+    """Whether the variables of a launcher are srun's own (``--mpi=pmi2``), or no more than a part of it was set by hand."""
+    assert job.step is not None
+    if row.launcher == "env":
+        return row.rank not in environ and environ[row.world_size] == str(job.step.num_tasks)
+    said = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
+    return row.mark == "PMI_SIZE" and said == (str(job.step.rank), str(job.step.num_tasks))
+
+
+def _task_of(job: Job, environ: Mapping[str, str], cores: int | None) -> World:
+    """The world of a task that srun has started. (One task alone is a process that nobody has launched.)"""
+    step = job.step
+    assert step is not None
+    return World(
+        rank=step.rank,
+        world_size=step.num_tasks,
+        local_rank=step.local_rank,
+        local_world_size=step.tasks_here,
+        node_rank=step.node_rank,
+        num_nodes=len(step.hosts),
+        launcher="slurm" if step.num_tasks > 1 else "python",
+        is_program=CALL not in environ,
+        master=_master(environ),
+        num_cores=cores,
+        job=job,
+    )
+
+
+def _master(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    return (environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")) if environ.get("MASTER_ADDR") else None
 
 
 def _job_dir(environ: Mapping[str, str]) -> str | None:

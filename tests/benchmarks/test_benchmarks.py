@@ -20,9 +20,16 @@ def harness(monkeypatch):
     return _harness
 
 
-def run(name, *options):
+@pytest.fixture
+def hosts(harness, require):
+    import _hosts
+
+    require("cluster", _hosts.missing())
+
+
+def run(name, *options, timeout=100):
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
@@ -32,7 +39,45 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES]
 @pytest.mark.parametrize("name", ["startup", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
 def test_a_benchmark_ends_in_one_json_object(name):
     name, *options = name.split()
-    done = run(name, "--quick", "--rounds", "1", *options)
+    check_result(name, run(name, "--quick", "--rounds", "1", *options))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", ["two_hosts", "host_loss"])
+@pytest.mark.usefixtures("hosts")
+def test_a_benchmark_between_hosts_ends_in_one_json_object(name, tmp_path):
+    where = ("--dir", str(tmp_path)) if name == "host_loss" else ()
+    result = check_result(name, run(name, "--quick", "--rounds", "1", *where, timeout=180))
+    if name == "two_hosts":
+        # 485,960 parameters of 4 bytes over 100 Mbit/s, each way: in less nobody can have exchanged all of their gradients.
+        slow = result["links"]["slow link"]["medians_ms"]
+        assert len(slow) == 3
+        assert all(ms > 0.95 * 485_960 * 4 * 8 / 100e3 for ms in slow.values())
+    else:
+        lost = result["losses"]["power"]
+        assert lost["failed"]["lockstep"] == 0
+        stages = list(lost["stages_s"]["lockstep"].values())[:5]
+        assert stages == sorted(stages)
+        assert stages[-1] == lost["medians_s"]["lockstep"]
+        assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("hosts")
+def test_a_host_loss_that_nobody_survives_in_time_is_counted_and_no_time_is_invented(tmp_path):
+    done = run("host_loss", "--quick", "--rounds", "1", "--limit", "1", "--dir", str(tmp_path))
+    assert done.stdout.count("FAILED") == 2, done.stdout + done.stderr
+    assert "does not get on" in done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    lost = result["losses"]["power"]
+    assert set(lost["failed"].values()) == {1}
+    assert set(lost["medians_s"].values()) == {1.0}
+    assert not any(lost["stages_s"].values())
+    assert result["goal_met"] is False
+
+
+def check_result(name, done):
     assert done.returncode == 0, done.stdout + done.stderr
     *before, last = done.stdout.splitlines()
     result = json.loads(last)
@@ -46,9 +91,13 @@ def test_a_benchmark_ends_in_one_json_object(name):
     assert isinstance(result["goal_met"], bool)
     medians = next(value for key, value in result.items() if key.startswith("medians_"))
     assert all(any(contender in line for line in before) for contender in medians)
+    return result
 
 
-@pytest.mark.parametrize("name", ["startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50"])
+WITH_HELP = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50", "two_hosts", "host_loss")
+
+
+@pytest.mark.parametrize("name", WITH_HELP)
 def test_help_says_what_is_measured(name):
     done = run(name, "--help")
     assert done.returncode == 0
@@ -63,6 +112,8 @@ def test_a_benchmark_that_cannot_work_says_why():
     assert "leave --nproc at 2" in run("exact", "--nproc", "3", "--link", "100").stderr
     assert "choose from 0.5M" in run("exact", "--sizes", "1M").stderr
     assert "without --quick" in run("resnet50", "--device", "cpu").stderr
+    assert "at least 1 is needed" in run("two_hosts", "--link", "0").stderr
+    assert "choose from power, processes" in run("host_loss", "--losses", "fire").stderr
 
 
 def test_without_a_card_nothing_is_said_of_cards(monkeypatch):
@@ -143,3 +194,44 @@ def test_contenders_do_not_inherit_the_launcher(monkeypatch):
     assert environ["RANK"] == "0"
     assert "LOCKSTEP_STORE" not in environ
     assert environ["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_crew_whose_launcher_fails_on_a_host_is_shown_with_its_last_words():
+    import _hosts
+
+    with _hosts.hosts(1) as (host,):
+        crew = _hosts.LaunchedCrew("broken", [["sh", "-c", "hostname; echo oh dear >&2; exit 3"]], [host], nproc=1)
+        try:
+            with pytest.raises(SystemExit, match=r"(?s)broken ended before its time.*host0\noh dear"):
+                crew.wait_ready()
+        finally:
+            crew.close()
+
+
+def test_a_run_that_ends_before_its_time_or_does_not_get_on_is_said_with_its_last_words(harness, tmp_path):
+    from _launch import Launch, Stuck
+
+    for command, words in (("echo oh dear; exit 3", r"(?s)status \[3\].*oh dear"), ("exec sleep 30", "does not get on")):
+        with (tmp_path / "output").open("w+") as output:
+            process = subprocess.Popen(["sh", "-c", f"exec 2>&1; {command}"], stdout=output)
+            try:
+                with pytest.raises(Stuck, match=words):
+                    Launch([process], output, tmp_path / "notes").until(lambda notes: notes, limit_s=1)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def test_notes_are_read_as_they_come_and_only_whole_lines(harness, tmp_path):
+    from _launch import Launch, Note, steps_of_last
+
+    with (tmp_path / "output").open("w+") as output, (tmp_path / "notes").open("w") as notes:
+        launch = Launch([], output, tmp_path / "notes")
+        notes.write("began 0 7 1.5\nstep 1 7 2.5\nstep 2 7 3.5\nstep 1 8 4.5\nst")
+        notes.flush()
+        assert len(launch.notes()) == 4
+        assert steps_of_last(launch.notes()) == [Note("step", 1, 8, 4.5)]
+        notes.write("ep 2 8 5.5\n")
+        notes.flush()
+        assert steps_of_last(launch.notes())[1:] == [Note("step", 2, 8, 5.5)]

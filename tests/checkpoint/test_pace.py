@@ -23,26 +23,28 @@ class Ranks:
         drifts: how fast the clock of each rank goes. (Each also has a zero of its own.)
         writes: how many steps each rank writes at a checkpoint.
         goes_well: what becomes of a checkpoint, by rank and the step that it was cut after.
+        asked: by rank: the step in which it is asked to stop. It then is ``stop``, the step after which all do.
     """
 
-    def __init__(self, every, step_s, drifts, writes=None, goes_well=lambda rank, step: True):
+    def __init__(self, every, step_s, drifts, writes=None, goes_well=lambda rank, step: True, asked=None):
         self.at_s = list(accumulate(step_s, initial=0.0))
         self.num_exchanges = 0
         self._every, self._drifts, self._goes_well = every, drifts, goes_well
         self._writes = writes or [1] * len(drifts)
+        self._asked = asked or {}
         self._numbers, self._largest = {}, []
         self._meeting = threading.Barrier(len(drifts), self._meet)
         with ThreadPoolExecutor(len(drifts)) as threads:
             told = list(threads.map(self._run, range(len(drifts))))
         assert all(one == told[0] for one in told), "the ranks disagree"
-        self.cuts, self.failures = told[0]
+        self.cuts, self.failures, self.stop = told[0]
 
     def _meet(self):
         self.num_exchanges += 1
         self._largest = [max(numbers) for numbers in zip(*self._numbers.values(), strict=True)]
 
     def _run(self, rank):
-        step, writing, cuts, failures = 0, None, [], []
+        step, writing, cuts, failures, stop = 0, None, [], [], None
 
         def exchange(numbers):
             self._numbers[rank] = numbers
@@ -57,7 +59,12 @@ class Ranks:
             if writing is not None and step >= writing + self._writes[rank]:
                 pace.written(well=self._goes_well(rank, writing))
                 writing = None
-            is_due, failed = pace.tick(step, is_busy=writing is not None)
+            asked = len(self._drifts) - rank if step >= self._asked.get(rank, len(self.at_s)) else 0
+            is_due, failed = pace.tick(step, is_busy=writing is not None, asked=asked)
+            if pace.asked:
+                assert is_due
+                stop = (step, len(self._drifts) - pace.asked)
+                break
             if is_due:
                 assert writing is None
                 pace.cut()
@@ -65,7 +72,7 @@ class Ranks:
                 cuts.append(step)
             if failed:
                 failures.append(step)
-        return cuts, failures
+        return cuts, failures, stop
 
 
 worlds = st.sampled_from([(1.0,), (1.0, 1.01), (0.9, 1.0, 1.1)])
@@ -136,3 +143,31 @@ def test_what_the_ranks_have_told_each_other_by_other_means_is_not_told_again():
     pace.told()
     assert pace.tick(3, is_busy=False) == (True, False)
     assert [numbers[2] for numbers in asked] == [True, False]
+
+
+@simulated
+@given(worlds, changing, st.sampled_from(["off", 7, "3s"]), st.data())
+def test_when_one_rank_is_asked_to_stop_all_do_after_the_same_step(drifts, step_s, every, data):
+    steps = st.integers(1, len(step_s))
+    asked = data.draw(st.dictionaries(st.integers(0, len(drifts) - 1), steps, min_size=1))
+    writes = [data.draw(st.integers(1, 100)) for _ in drifts]
+    stop = Ranks(every, step_s, drifts, writes, asked=asked).stop
+    first = min(asked.values())
+    if stop is None:
+        assert first + MOST_STEPS > len(step_s)
+    else:
+        assert first <= stop[0] <= first + (MOST_STEPS if len(drifts) > 1 else 0)
+        assert stop[1] == min(rank for rank, step in asked.items() if step <= stop[0])
+
+
+@simulated
+@given(worlds, any_step_s, st.integers(10, 200))
+def test_with_steady_steps_they_do_within_half_a_second(drifts, step_s, step):
+    ranks = Ranks("off", [step_s] * 400, drifts, asked={len(drifts) - 1: step})
+    assert ranks.at_s[ranks.stop[0]] - ranks.at_s[step] <= 0.5 / min(drifts) + 2 * step_s
+
+
+def test_where_no_step_ends_they_can_be_asked_too():
+    pace = Pace("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
+    assert pace.ask(0)
+    assert pace.asked == 3

@@ -1,6 +1,7 @@
 """Runs made by the real command, for the tests of the verbs that look at them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,7 +86,7 @@ def _start(place, command):
 
 
 def _end(process):
-    process.terminate()  # the launcher ends its workers
+    process.send_signal(signal.SIGINT)  # the launcher ends its workers; SIGTERM would have it wait for the end of the step
     try:
         process.wait(timeout=20)
     finally:

@@ -43,7 +43,7 @@ def test_version(capsys):
 def test_an_unknown_verb_is_told_the_known_ones(capsys):
     status, _, err = call(capsys, "train.py")
     assert status == 2
-    assert "run, compare" in err
+    assert "run, slurm, compare" in err
     assert "lockstep run train.py" in err
 
 
@@ -57,3 +57,32 @@ def test_our_errors_are_one_message_and_no_traceback(capsys, monkeypatch, error,
 
     monkeypatch.setattr("lockstep.cli.run.run_script", fail)
     assert call(capsys, "run", "script.py") == (status, "", "error: x\n")
+
+
+LEAVES_A_THREAD = """
+import datetime, sys, threading, time
+import lockstep.cli.run
+from lockstep.cli.main import main
+from torch.distributed import TCPStore
+
+def run(*args, **options):
+    long = datetime.timedelta(seconds=60)
+    server = TCPStore("127.0.0.1", 0, None, True, long, False)
+    client = TCPStore("127.0.0.1", server.port, None, False, long, False)
+    def ask():
+        while True:
+            client.check(["answer"])
+    threading.Thread(target=ask, daemon=True).start()
+    time.sleep(0.2)
+    print("said before")
+    raise lockstep.LaunchError("it failed", 7)
+
+lockstep.cli.run.run_script = run
+sys.argv = ["lockstep", "run", "script.py"]
+main()
+"""
+
+
+def test_a_thread_that_still_asks_a_store_changes_neither_the_status_nor_what_was_said():
+    done = subprocess.run([sys.executable, "-c", LEAVES_A_THREAD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "said before\n", "error: it failed\n")

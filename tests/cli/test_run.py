@@ -1,12 +1,12 @@
 """``lockstep run``: what its command line means."""
 
 import json
-import signal
 
 import pytest
 
 from lockstep.cli.main import main
 from lockstep.errors import LaunchError
+from lockstep.launch.script import Interruption
 
 
 def call(capsys, *args):
@@ -70,7 +70,8 @@ def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, monkeypatch, t
 
 
 def test_a_signal_is_told_in_one_line(capsys, monkeypatch):
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: signal.SIGINT)
+    ctrl_c = Interruption(status=130, message="stopped by Ctrl-C: all have ended")
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: ctrl_c)
     status, out, err = call(capsys, "x.py")
     assert (status, out) == (130, "")
     assert err.startswith("stopped by Ctrl-C")

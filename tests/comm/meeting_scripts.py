@@ -82,6 +82,19 @@ def meet_under_mpich(directory):
         return team.world.launcher, _sum(team)
 
 
+def meet_under_srun(directory, hosts, job="12", restart="0"):
+    """As srun starts tasks, of which each of ``hosts`` has as many as the others."""
+    rank, size = _be_nobody(TMPDIR=str(directory))
+    tempfile.tempdir = None
+    each = size // len(hosts)
+    place = {"PROCID": rank, "LOCALID": rank % each, "NODEID": rank // each}
+    step = {"ID": 0, "NUM_TASKS": size, "NODELIST": ",".join(hosts), "TASKS_PER_NODE": f"{each}(x{len(hosts)})"}
+    told = {"JOB_ID": job, "RESTART_COUNT": restart, **place, **{f"STEP_{name}": value for name, value in step.items()}}
+    os.environ.update({f"SLURM_{name}": str(value) for name, value in told.items()})
+    with lockstep.join(threads=1, progress="off", run_dir=f"run-{job}", timeout_s=20.0) as team:
+        return team.world.launcher, _sum(team)[:2]
+
+
 def meet_again_and_again(url, times):
     rank, size = _be_nobody()
     return [_run(rank, size, url, timeout_s=20.0)[0] for _ in range(times)]

@@ -10,12 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import meeting_scripts as scripts
+import psutil
 import pytest
 import torch.distributed as dist
 
+from lockstep.addresses import outward_addresses
+from lockstep.comm.job_store import job_ports
 from lockstep.comm.places import placed
 from lockstep.comm.shared_file import SharedFile
 from lockstep.comm.store import meeting_place
+from lockstep.comm.tcp import forget, tcp_store
 from lockstep.comm.waiting import Wait
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError, PeerError
@@ -67,6 +71,35 @@ def test_processes_that_mpich_starts_on_one_machine_find_each_other(crew, tmp_pa
         ("mpirun", (7.0, (rank, 3, 0, 1), "lo")) for rank in range(3)
     ]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_tasks_of_srun_on_one_node_open_no_port_and_leave_nothing(crew, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    found = crew(3, scripts.meet_under_srun, tmp_path / "tmp", ["any"])
+    assert found == [("slurm", (7.0, (rank, 3, 0, 1))) for rank in range(3)]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_tasks_of_srun_on_several_nodes_meet_at_the_first_one(crew, tmp_path):
+    found = crew(4, scripts.meet_under_srun, tmp_path, ["localhost", "other"])
+    assert found == [("slurm", (15.0, (rank % 2, 2, rank // 2, 2))) for rank in range(4)]
+
+
+def test_a_port_of_the_job_that_is_somebody_elses_is_passed_over(crew, tmp_path):
+    first, second, *_ = job_ports("12", "0")
+    other_job = dist.TCPStore("127.0.0.1", first, None, True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", second)):  # takes connections, and says nothing
+        found = crew(3, scripts.meet_under_srun, tmp_path, ["localhost", "b", "c"])
+    assert found == [("slurm", (7.0, (0, 1, rank, 3))) for rank in range(3)]
+    assert other_job.num_keys() <= 1, "nothing was written there"
+
+
+def test_jobs_and_steps_near_to_each_other_have_no_port_in_common():
+    seen = [port for job in range(70_000, 70_500) for port in job_ports(str(job), "0")]
+    seen += [port for step in range(1, 3) for port in job_ports("70000", str(step))]
+    assert len(set(seen)) == len(seen)
+    assert min(seen) > 1024
+    assert max(seen) < 32_768, "where systems take ports from for connections"
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
@@ -284,6 +317,29 @@ def test_a_place_of_another_user_is_not_trusted(crew, place, tmp_path):
 def test_on_one_machine_nothing_listens_to_the_network(crew, place, kind):
     for found in crew(2, scripts.listening_while_open, place(kind)):
         assert set(found) <= {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", ["outward", "loopback", "private"])
+def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind, capfd):
+    host = outward_addresses()[0] if kind == "outward" else "127.0.0.1"
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    try:
+        for _ in range(2):
+            tcp_store(host, port, Wait(0, 1, "here", 20.0), is_private=kind == "private")
+        found = psutil.Process().net_connections(kind="inet")
+        listens = [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port]
+    finally:
+        forget(host, port, 0)
+    said = capfd.readouterr().err
+    if kind == "loopback":  # which may be so on rank 0's machine alone
+        assert listens in (["::"], ["0.0.0.0"])
+        assert f"it listens at port {port} of all interfaces (127.0.0.1 is a loopback address). It has no password" in said
+    else:
+        assert listens == [host]
+        assert said.count(f"it listens at {host}:{port} (") == (kind == "outward")
+    assert said.count("password") == (kind != "private")
 
 
 def pause_for_ever(wait):

@@ -1,16 +1,22 @@
-"""The contract, interrupted: every feature gives the same bits when a run is killed and gone on with at another world size."""
+"""The contract, interrupted: every feature gives the same bits when a run is killed, or asked to stop, and gone on with at
+another world size."""
 
 import os
 import random
+import signal
 from functools import partial
+from pathlib import Path
 
 import features
 import pytest
 from bits import differences
+from seeds import seeds
 
 from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
 from lockstep.loop import Loop
+from lockstep.measure.events import read_events
+from lockstep.stopping import REQUEUE_STATUS
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -42,15 +48,36 @@ def killed_after(step, task, *args):
     return task(*args)
 
 
+def asked_to_stop_in(step, task, *args):
+    """The task, in processes of which the first is sent SIGTERM in this step."""
+    begin = Loop.begin
+
+    def interrupted_begin(self, turn):
+        if (turn.step, turn.index) == (step, 0) and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        begin(self, turn)
+
+    Loop.begin = interrupted_begin
+    return task(*args)
+
+
 def assert_goes_on(crew, seed, task, *args, shards=4, num_steps=6, every="1h", **settings):
-    """Killed after a random step on one number of processes, and gone on with on another."""
+    """Killed, or asked to stop, after a random step on one number of processes, and gone on with on another."""
     chance = random.Random(seed)
     step, first, then = chance.randrange(1, num_steps), chance.randint(1, shards), chance.randint(1, shards)
     [whole] = crew(1, task, *args, shards=shards, checkpoint_every="off", **settings)
     settings = {"shards": shards, "checkpoint_every": every, "run_dir": "run", **settings}
-    with pytest.raises(LaunchError, match="status 7"):
-        crew(first, partial(killed_after, step), task, *args, **settings)
-    where = f"killed after step {step} on {first} processes, gone on with on {then}"
+    if seed % 2:
+        with pytest.raises(SystemExit) as stopped:
+            crew(first, partial(asked_to_stop_in, step), task, *args, **settings)
+        assert stopped.value.code == REQUEUE_STATUS
+        [step] = [event["step"] for event in read_events(Path("run")) if event["event"] == "preempted"]
+        what = "asked to stop, and stopped"
+    else:
+        with pytest.raises(LaunchError, match="status 7"):
+            crew(first, partial(killed_after, step), task, *args, **settings)
+        what = "killed"
+    where = f"{what} after step {step} on {first} processes, gone on with on {then}"
     for rank, result in enumerate(crew(then, task, *args, **settings)):
         assert differences(whole["state"], result["state"]) == [], f"state of rank {rank}: {where}"
         assert all(number > step for number in result["by_step"]), where
@@ -111,7 +138,7 @@ LONG = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("feature", LONG)
 def test_every_feature_goes_on(crew, feature, seed):
     task, settings = LONG[feature]

@@ -1,9 +1,6 @@
 """The transformer learns, with losses weighted by token, and gives the same answer however it is started."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,12 +27,3 @@ def test_the_transformer_learns_the_same_on_one_and_on_two_processes(run_script)
     assert float(loss) < 3.0  # guessing: 4.5
     assert float(top1) > 15
     assert float(top5) > 45
-
-
-@pytest.mark.long
-def test_the_transformer_runs_under_plain_python(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--batch-size", "256", "--workers", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "global batch 256 = 1 shard x 256 on 1 process" in done.stdout
-    assert len(results(done.stdout)) == 1

@@ -1,5 +1,7 @@
 """What tests of the launcher share besides fixtures."""
 
+import contextlib
+import socket
 import time
 from pathlib import Path
 
@@ -33,3 +35,17 @@ def is_running(pid):
 def read_pids(directory):
     """All pids that a script left as names of files ``pid-<N>``."""
     return {int(path.name[4:]) for path in directory.glob("pid-*")}
+
+
+@contextlib.contextmanager
+def listening(address="127.0.0.1"):
+    """A port that somebody listens on, who never answers."""
+    with socket.create_server((address, 0)) as server:
+        yield server.getsockname()[1]
+
+
+def free_port(address="127.0.0.1"):
+    """A port of this machine that nobody has now."""
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return free.getsockname()[1]

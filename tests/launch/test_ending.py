@@ -160,3 +160,44 @@ def test_the_private_directory_is_private_and_gone_afterwards(run_warm):
     mode, directory = ended.out.split()
     assert mode == "0o700"
     assert not Path(directory).exists()
+
+
+def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_cold, tmp_path):
+    launcher = start_cold(
+        """
+        import os, pathlib, signal, time
+        RANK = os.environ["RANK"]
+        told = []
+        signal.signal(signal.SIGUSR1, lambda *_: told.append(time.sleep(0)) or pathlib.Path(f"told-{RANK}-{len(told)}").touch())
+        pathlib.Path(f"ready-{RANK}").touch()
+        while len(told) < 2: time.sleep(0.01)
+        print("done")
+        """,
+        "--nproc-per-node",
+        "2",
+    )
+    for turn in ("ready-0", "ready-1"), ("told-0-1", "told-1-1"):
+        until(lambda names=turn: all((tmp_path / name).exists() for name in names))
+        launcher.send_signal(signal.SIGUSR1)
+    out, err = launcher.communicate(timeout=20)
+    assert (launcher.returncode, out, err) == (0, "done\ndone\n", "")
+
+
+def test_sigusr1_ends_a_run_in_which_nobody_handles_it(start_cold, tmp_path):
+    launcher = start_cold("import pathlib, time; pathlib.Path('ready').touch(); time.sleep(100)")
+    until((tmp_path / "ready").exists)
+    launcher.send_signal(signal.SIGUSR1)
+    _, err = launcher.communicate(timeout=20)
+    assert launcher.returncode == 128 + signal.SIGUSR1
+    assert err.startswith("stopped by SIGUSR1")
+    assert len(err.splitlines()) == 1, err
+
+
+def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(start_cold, tmp_path):
+    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+    until(lambda: training(tmp_path))
+    for process in [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]:
+        process.send_signal(signal.SIGTERM)
+    out, err = launcher.communicate(timeout=20)
+    assert (launcher.returncode, out, len(err.splitlines())) == (143, "", 1), err
+    assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]

@@ -139,6 +139,24 @@ def test_a_script_that_reads_what_a_launcher_sets_is_recognised(read, tmp_path, 
     assert read(source, {"setup.py": "RANK = int(os.getenv('RANK', 0))"}).asks_launcher(tmp_path) is expected
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)", True),
+        ("import torch as t\noptimizer = getattr(t.optim, 'SGD')(model.parameters())", True),
+        ("from torch import nn, optim", True),
+        ("from torch.optim.lr_scheduler import StepLR", True),
+        ("import torch.optim as o", True),
+        ("import recipe", True),
+        ("import torch\ntorch.optimize = scipy.optim  # torch.optim", False),
+        ("from .torch.optim import SGD", False),
+    ],
+)
+def test_a_script_that_trains_with_an_optimizer_is_recognised(read, tmp_path, source, expected):
+    others = {"recipe.py": "from torch.optim import AdamW", "other.py": "import torch.optim"}
+    assert read(source, others).has_optimizer(tmp_path) is expected
+
+
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(f, nprocs=2)\n"
 EITHER = SPAWNS + "rank = os.environ.get('RANK')\n"
 

@@ -144,3 +144,15 @@ def test_the_server_has_one_thread_and_has_imported_torch(server):
     process = Path(f"/proc/{server.pid}")
     assert len(list((process / "task").iterdir())) == max(1, len(os.sched_getaffinity(0)) // 2)
     assert "libtorch" in (process / "maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import sys, torch; print('torch._dynamo' in sys.modules); torch.optim.SGD", "True"),
+        ("import sys; print('torch._dynamo' in sys.modules)", "False"),
+    ],
+)
+def test_what_every_optimizer_needs_is_imported_once_for_all_workers_of_a_script_that_has_one(start_cold, source, expected):
+    out, err = start_cold(source, "--nproc-per-node", "2").communicate(timeout=30)
+    assert out.split() == [expected] * 2, err

@@ -114,12 +114,18 @@ def test_a_module_with_relative_imports_and_its_own_kind_of_loader_workers_reads
 
 def test_a_process_group_can_be_closed_and_opened_again(lockstep_run, here):
     (here / "again.py").write_text(
-        "import torch, torch.distributed as dist\n"
+        "import os, pathlib, time, torch, torch.distributed as dist\n"
+        "def meet(place):\n"  # without a process group: PyTorch's own ends race if one rank closes while the other uses it
+        "    pathlib.Path(f'{place}-' + os.environ['RANK']).touch()\n"
+        "    while not all(pathlib.Path(f'{place}-{rank}').exists() for rank in (0, 1)):\n"
+        "        time.sleep(0.01)\n"
         "for turn in range(6):\n"
         "    dist.init_process_group('gloo')\n"
         "    one = torch.tensor([dist.get_rank() + turn])\n"
         "    dist.all_reduce(one)\n"
+        "    meet(f'used-{turn}')\n"
         "    dist.destroy_process_group()\n"
+        "    meet(f'closed-{turn}')\n"
         "print(one.item())\n"
     )
     assert lockstep_run(*TWO, "again.py") == ["11", "11"]

@@ -23,6 +23,7 @@ from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
 from lockstep.launch.restarts import last_error
+from lockstep.launch.script import interruption
 from lockstep.launch.signals import Interrupts
 from lockstep.measure.events import read_events
 
@@ -89,8 +90,10 @@ class Lab:
         out, err = self._capfd.readouterr()
         status = 0
         if outcome.failures:
-            error = last_error(outcome.failures, outcome.spec)
+            error = last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
             status, err = error.exit_status, err + str(error)
+        elif stopped := interruption(outcome):
+            status, err = stopped.status, err + stopped.message
         return Ended(status, out, err, f"{script.name} {' '.join(args)} on {nproc}, {settings}, fault {fault}")
 
     def start(self, script, *args, nproc=1, fault=None, **settings):

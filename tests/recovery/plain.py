@@ -43,6 +43,7 @@ model, optimizer, batches = team.prepare(model, optimizer, samples(ASKED["sample
 if ASKED["schedule"]:
     schedule = team.prepare(schedule)
 rates = []
+strike(team, "start")
 
 
 def say(name):
@@ -76,6 +77,9 @@ for _epoch in team.epochs(ASKED["epochs"]):
         if ASKED["pause"] + 1 == team.step:
             say("went-on")
         time.sleep(ASKED["step_s"])
+    strike(team, "tail")
+
+strike(team, "end")
 
 say_last_words(team, model)
 team.print("rates", json.dumps(rates))

@@ -3,12 +3,13 @@
 The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what": "kill"}``. It strikes in the
 first start of a launch only, never after a restart.
 
-- ``at``: ``step`` or ``tail`` (in the body of the loop, or after it: where the script calls ``strike``), or what the
+- ``at``: ``step``, ``tail`` or another word (in the body of the loop, after it: where the script calls ``strike``), or what the
   writing of a checkpoint calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
 - ``number``: of the step, or of the call, from 1, counted in this process since the run was joined.
 - ``when``: ``before`` or ``after`` the call; ``within`` (a file of which half was written).
 - ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``; or ``fail``: the call raises
-  the error of a full disk, ``times`` times in a row.
+  the error of a full disk, ``times`` times in a row. Or the name of a signal, for all in ``to``: ``me``, ``ranks``,
+  ``launcher``, ``tree`` (launcher, fork server, ranks, loader workers).
 - ``first``: of ``step`` and ``tail``: wait until so many checkpoints are there.
 """
 
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -131,6 +133,10 @@ def _striking(call):
 
 def _strike():
     what = FAULT["what"]
+    if what.startswith("SIG"):
+        # From a process that is nobody's parent, as a scheduler is.
+        subprocess.run(["sh", "-c", f"kill -{what[3:]} {' '.join(map(str, _addressees(FAULT['to'])))}"], check=True)
+        return
     if what == "kill launcher":
         # The fork server that this process was forked from is a child of the launcher.
         os.kill(psutil.Process().parents()[1].pid, signal.SIGKILL)
@@ -140,3 +146,9 @@ def _strike():
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGSTOP if what == "stop" else signal.SIGKILL)
+
+
+def _addressees(to):
+    server, launcher = psutil.Process().parents()[:2]  # the ranks are forked from a server, which is the launcher's child
+    tree = [launcher.pid, server.pid, *(child.pid for child in server.children(recursive=True))]
+    return {"me": [os.getpid()], "ranks": FAULT["everybody"], "launcher": [launcher.pid], "tree": tree}[to]

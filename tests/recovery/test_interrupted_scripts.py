@@ -5,6 +5,7 @@ import random
 import pytest
 from interrupted_scripts import LONGER, SCRIPTS, TAILS, source_of, steps_of
 from laboratory import KILLED, content_of
+from seeds import seeds
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -83,14 +84,14 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(811, 816))
+@pytest.mark.parametrize("seed", seeds(811, 2))
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_that_is_killed_again_and_again_does_too(lab, undisturbed, name, seed):
     interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=3)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(821, 824))
+@pytest.mark.parametrize("seed", seeds(821))
 @pytest.mark.parametrize("name", TAILS)
 def test_a_script_that_is_killed_again_and_again_after_the_loop_does_too(lab, undisturbed, name, seed):
     interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=2, at="tail")

@@ -96,7 +96,7 @@ mine = team.register("mine", {"epochs": 0, "seen": torch.zeros(())})
 attempt = f"{os.environ.get('VICTIM_LAUNCH', '0')}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 notes = Path(os.environ.get("VICTIM_NOTES", "notes"))
 notes.mkdir(exist_ok=True)
-(notes / f"pid-{attempt}-{team.rank}").write_text(str(os.getpid()))
+(notes / f"pid-{attempt}-{team.rank}").write_text(f"{os.getpid()} {os.uname().nodename}")
 used = (notes / f"used-{attempt}-{team.rank}").open("a", buffering=1)
 
 for epoch in team.epochs(EPOCHS):

@@ -27,7 +27,7 @@ def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
     assert (read_birth(tmp_path), is_damaged(tmp_path)) == (None, False)
     write_birth(tmp_path, BORN, COMMAND)
     assert read_birth(tmp_path) == (BORN, COMMAND)
-    command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "settings": {"seed": 3}}
+    command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "part": "", "settings": {"seed": 3}}
     assert json.loads((tmp_path / "birth.json").read_text()) == {"format": 2, "command": command, **FIELDS}
     assert [file.name for file in tmp_path.iterdir()] == ["birth.json"]
 

@@ -57,6 +57,23 @@ def test_a_second_process_is_refused_and_told_who_the_first_one_is(tmp_path):
             assert "ConfigError" in second.stderr.read()
 
 
+ELSEWHERE = "import socket\nsocket.gethostname = lambda: 'far'\n" + HOLD
+
+
+def test_a_machine_that_may_be_lost_is_waited_for_longer_and_it_is_said(tmp_path, capfd):
+    with another_process(tmp_path, code=ELSEWHERE) as first:
+        assert has_it(first)
+        with pytest.raises(
+            ConfigError, match=rf"If far was lost, .* noticed: then --run-dir {tmp_path} goes on with that run"
+        ):
+            RunLock(tmp_path, patience_s=0.1)
+        with pytest.raises(ConfigError, match=f"in use by process {first.pid} on far"):
+            RunLock(tmp_path, patience_s=0.1, far_patience_s=1.2)
+        assert f"in use by process {first.pid} on far, for 1 s at most. If far was lost" in capfd.readouterr().err
+        first.send_signal(signal.SIGKILL)
+        RunLock(tmp_path, patience_s=0.1, far_patience_s=20).release()
+
+
 def test_it_is_free_as_soon_as_its_holder_is_killed(tmp_path):
     with another_process(tmp_path) as first:
         assert has_it(first)

@@ -1,7 +1,8 @@
 """When a checkpoint is cut: at the same step on every rank, whatever their clocks say.
 
-A number of steps needs no talking. A time does, and so does a rank whose disk is full and wants to try again: so now and
-then, about twice a second, the ranks exchange a few numbers. Each exchange also settles at which step the next one is.
+A number of steps needs no talking. A time does, and so does a rank whose disk is full and wants to try again, or one that was
+asked to stop (see ``lockstep.stopping``): so now and then, about twice a second, the ranks exchange a few numbers. Each
+exchange also settles at which step the next one is.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ class Pace:
         self._retry_at: float | None = None
         self._retry_s = _FIRST_RETRY_S
         self._failed = False
+        self.asked = 0
+        """By the last exchange, the largest of what the ranks gave for ``asked``. The same on every rank."""
 
-    def tick(self, step: int, *, is_busy: bool) -> tuple[bool, bool]:
+    def tick(self, step: int, *, is_busy: bool, asked: int = 0) -> tuple[bool, bool]:
         """After every step, on every rank.
 
         Args:
             step: that has ended.
             is_busy: whether this rank still writes the last checkpoint.
+            asked: more than 0 if this rank was asked to stop: then the next checkpoint is cut at once, with whatever interval.
 
         Returns:
             Whether to cut now, and whether some rank could not write the last one: the same on every rank.
@@ -63,13 +67,19 @@ class Pace:
         now = self._clock()
         wants = self._retry_at is not None and now >= self._retry_at
         wants = wants or self._due or (self._every_s is not None and now - self._cut_at >= self._every_s)
-        if self._is_alone and not wants and not self._failed:
+        if self._is_alone and not wants and not self._failed and not asked:
             return False, False
-        due, busy, failed, num_steps = self._exchange([wants, is_busy, self._failed, self._steps_ahead(step, now)])
+        numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), asked]
+        due, busy, failed, num_steps, self.asked = self._exchange(numbers)
         self._next_exchange = step + num_steps
         self._failed = False
         self._due = bool(due)
-        return self._due and not busy, bool(failed)
+        return self.asked > 0 or (self._due and not busy), bool(failed)
+
+    def ask(self, asked: int) -> bool:
+        """Where no step has ended: whether some rank was asked to stop. Every rank must call it."""
+        (self.asked,) = self._exchange([asked])
+        return self.asked > 0
 
     def cut(self) -> None:
         """A checkpoint has been cut."""

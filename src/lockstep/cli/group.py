@@ -9,6 +9,7 @@ import click
 # name: (where its click command is, what the overview says of it). Written here, so that the overview imports no verb.
 VERBS = {
     "run": ("lockstep.cli.run:command", "Run a training script on several processes of this machine."),
+    "slurm": ("lockstep.cli.slurm:command", "Write a batch file that runs a script on nodes of a Slurm cluster; submit it."),
     "compare": ("lockstep.cli.compare:command", "Run a script under several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Show that a script gives the same answer at every number of processes."),
     "runs": ("lockstep.cli.runs:command", "List runs: which are running, finished or interrupted, and how to go on."),

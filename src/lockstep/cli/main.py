@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,10 +16,28 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command; ends with its exit status."""
     arguments = sys.argv[1:] if args is None else list(args)
     try:
-        sys.exit(_run(arguments))
+        status = _run(arguments)
     except KeyboardInterrupt:  # outside of the verbs' own handling: while modules are imported
         print("stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(130)
+        status = 130
+    if args is None:
+        _leave_threads(status)
+    sys.exit(status)
+
+
+def _leave_threads(status: int) -> None:
+    """End this process at once if a thread is left that cannot be ended.
+
+    Such a thread (torchelastic's, or one of ours) asks PyTorch's store, whose machine is gone or cut off. If it gets its answer
+    while the interpreter ends, it cannot go on in Python any more, and aborts the process: status 134 in place of ours. (Python
+    does that up to 3.13 to threads that come from C++.) All else has been put away by now.
+    """
+    if not any(thread.daemon for thread in threading.enumerate()):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a reader that has left
+            stream.flush()
+    os._exit(status)
 
 
 def _run(args: list[str]) -> int:

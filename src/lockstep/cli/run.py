@@ -1,4 +1,4 @@
-"""``lockstep run``: a script, on several processes of this machine."""
+"""``lockstep run``: a script, on several processes of this machine, or of several."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from lockstep.cli.nodes import NODE_OPTIONS, node_options
 from lockstep.cli.torchrun import check_redirects, check_tee, dashed, torchrun_options
 from lockstep.config import ALLOWABLE, BACKENDS, DEVICES, NAN_POLICIES, PRECISIONS, PROGRESS_STYLES, STRATEGIES, TRACE_LEVELS
 from lockstep.errors import ConfigError
 from lockstep.launch.binding import BINDINGS
+from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.program import PASS_LOCAL_RANK, SPAWNS
-from lockstep.launch.script import run_script, stopped_message
+from lockstep.launch.script import run_script
 
 _GROUPS = {
     "Processes": (
@@ -30,6 +32,7 @@ _GROUPS = {
         "pass_local_rank",
         "spawns",
     ),
+    "Several machines": NODE_OPTIONS,
     "Training (only for scripts that call lockstep.join())": (
         "strategy",
         "precision",
@@ -62,6 +65,8 @@ Examples:
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
   lockstep run --nproc-per-node 2 --attach 1 train.py breakpoint() works on rank 1
   lockstep run --nproc-per-node 2 --max-restarts 3 train.py
+  lockstep run --nnodes 2 --node-rank 0 --master-addr one train.py         the same on the other, with --node-rank 1
+  lockstep run --nnodes 1:4 --rdzv-endpoint one:29500 --shards 8 train.py  the same on each that is there
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (Those that meet through env:// open PyTorch's
 TCP store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
@@ -71,8 +76,12 @@ then start again, from the newest checkpoint of the run if the script calls lock
 after an error that would only come again. A process that somebody stopped (kill -STOP) has failed when the others have
 waited for it for half of --timeout.
 
-The exit status is 0 if all went well, 2 if nothing was started, 130 after Ctrl-C, 143 after SIGTERM, else that of the
-first failure: the status that the script exited with, 128 plus the number of the signal that killed it, or 1.
+SIGTERM or SIGUSR1 to this command asks a training run to make room: it ends its step, writes a checkpoint, and ends with
+status 75, "start me again" (74: the checkpoint could not be written). A second signal ends it at once.
+
+The exit status is 0 if all went well, 2 if nothing was started, 75 as above, 130 after Ctrl-C, 143 after a SIGTERM that
+nothing was saved after, else that of the first failure: the status that the script exited with, 128 plus the number of
+the signal that killed it, or 1.
 """
 
 
@@ -204,6 +213,7 @@ def _names(valid: Iterable[str]) -> str:
 )
 @click.option("--tee", is_flag=True, help="Show each line with its rank; with --log-dir: as well as in the file.")
 @click.option("--attach", type=int, metavar="RANK", help="Give this rank the terminal, so that breakpoint() works.")
+@node_options
 @torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -223,9 +233,17 @@ def command(
     log_dir: Path | None,
     tee: bool,
     attach: int | None,
+    nnodes: str | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    rdzv_endpoint: str | None,
+    rdzv_id: str | None,
+    rdzv_backend: str | None,
+    rdzv_conf: str | None,
     **settings: Any,
 ) -> int:
-    """Run SCRIPT with ARGS on several processes of this machine.
+    """Run SCRIPT with ARGS on several processes of this machine, or of several machines.
 
     Options go before SCRIPT; all that follows it is the script's own. A setting given here and, differently, in the
     script's lockstep.join() is an error.
@@ -237,7 +255,17 @@ def command(
     check_redirects(redirects, log_dir)
     if tee:
         check_tee(script)
-    stopped_by = run_script(
+    nodes = plan_nodes(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        endpoint=rdzv_endpoint,
+        run_id=rdzv_id,
+        backend=rdzv_backend,
+        conf=rdzv_conf,
+    )
+    interruption = run_script(
         script,
         args,
         is_module=is_module,
@@ -251,8 +279,10 @@ def command(
         is_executable=is_executable,
         max_restarts=max_restarts,
         bind=bind,
+        nodes=nodes,
+        master_port=master_port,
     )
-    if stopped_by is None:
+    if interruption is None:
         return 0
-    click.echo(stopped_message(stopped_by), err=True)
-    return 128 + stopped_by
+    click.echo(interruption.message, err=True)
+    return interruption.status

@@ -1,6 +1,6 @@
 """Options that people bring from torchrun and torch.distributed.launch: what each means to ``lockstep run``.
 
-(Those for several machines are not among them.)
+(Those for several machines are in ``cli.nodes``.)
 """
 
 from __future__ import annotations

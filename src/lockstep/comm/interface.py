@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 
+from lockstep.addresses import SOMEWHERE, interface_with, own_address
 from lockstep.errors import ConfigError
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
-_SOMEWHERE = "192.0.2.1"  # an address of no host, kept for documentation
 
 
 def choose_interface(*, on_one_machine: bool, towards: str | None) -> str:
@@ -34,7 +34,7 @@ def choose_interface(*, on_one_machine: bool, towards: str | None) -> str:
         return asked
     if on_one_machine:
         return "lo"
-    return interface_towards(towards) or interface_towards(_SOMEWHERE) or "auto"
+    return interface_towards(towards) or interface_towards(SOMEWHERE) or "auto"
 
 
 def nccl_interface() -> str:
@@ -44,21 +44,5 @@ def nccl_interface() -> str:
 
 def interface_towards(host: str | None) -> str | None:
     """The interface by which packets to a host would leave; None: there is no way, or only through loopback."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
-            own = probe.getsockname()[0]
-    except OSError:
-        return None
-    return _with_address(own)
-
-
-def _with_address(address: str) -> str | None:
-    import psutil  # only here: one machine never needs it
-
-    plain = address.partition("%")[0]
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == plain for one in found):
-            return None if name == "lo" or plain.startswith("127.") else name
-    return None
+    own = own_address(host) if host is not None else None
+    return None if own is None else interface_with(own)

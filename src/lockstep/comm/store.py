@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import itertools
 import os
-import socket
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from torch.distributed import DistError, FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, FileStore, HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from lockstep.addresses import is_loopback
 from lockstep.comm import horovod
+from lockstep.comm.job_store import find_job_store, job_ports, serve_job_store
 from lockstep.comm.places import find_places
 from lockstep.comm.shared_file import SharedFile
+from lockstep.comm.tcp import client, tcp_store
 from lockstep.comm.waiting import Wait
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, PeerError
+from lockstep.tcp_store import first_line
 from lockstep.world import World
 
 _openings = itertools.count()
-_tcp_stores: dict[tuple[str, int, int], TCPStore] = {}
-"""By host, port and rank. They stay for the life of the process: one that joins again must not come to a server that is just
-closing."""
 _leave: list[Callable[[], None]] = []
 """What is to be done when this process has no more use for its store."""
+_BROKEN_OFF = "the meeting at {place} broke off: rank 0, which keeps it, has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +61,10 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
         return OpenStore(store=PrefixStore(prefix, HashStore()), world=world)
     if config.init_method is None and world.launcher == "horovodrun":
         return OpenStore(store=PrefixStore(prefix, horovod.open_store(world, timeout)), world=world)
+    if config.init_method is None and world.launchers_store is not None:
+        return _open_launchers_store(world.launchers_store, prefix, world, config.timeout_s)
+    if config.init_method is None and world.launcher == "slurm" and world.master is None and world.num_nodes > 1:
+        return _open_job_store(prefix, world, config.timeout_s)
     place = meeting_place(config.init_method, world)
     host = None if world.master is None else world.master[0]
     if place == "env://":
@@ -80,17 +82,52 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
         assert url.port is not None
         host = url.hostname
         # Whoever is told by an address of loopback that all are on this machine listens to no other.
-        is_private = place == config.init_method or world.launcher == "lockstep"
-        store = _tcp_store(host, url.port, wait, is_private=is_private)
-    store.set_timeout(timeout)
+        # (MASTER_ADDR may be localhost on rank 0's machine alone.)
+        is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
+        is_private = (place == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
+        store = tcp_store(host, url.port, wait, is_private=is_private)
+    return _meet(store, prefix, wait, world, host, _BROKEN_OFF)
+
+
+def _open_launchers_store(place: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
+    """The store that the launchers of several machines keep, with a name for each start of the processes."""
+    url = urlsplit(place)
+    assert url.hostname is not None
+    assert url.port is not None
+    wait = Wait(world.rank, world.world_size, f"{url.hostname}:{url.port}", timeout_s)
+    gone = "the launchers' store at {place} is gone"
+    try:
+        store = client(url.hostname, url.port, wait)
+    except DistError as error:
+        raise PeerError(f"{gone.format(place=wait.place)} ({first_line(error)})") from error
+    return _meet(store, f"{unquote(url.path).strip('/')}/{prefix}", wait, world, url.hostname, gone)
+
+
+def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
+    """Tasks of srun on several nodes meet at the first of them, at one of the job's ports."""
+    assert world.job is not None
+    assert world.job.step is not None
+    host = world.job.step.hosts[0]
+    if world.rank == 0 and world.node_rank != 0:
+        raise ConfigError(
+            f"rank 0 is on node {world.job.step.hosts[world.node_rank]}, and the others will look for it on {host}, the first "
+            "of the step (was it started with --distribution=arbitrary?). Set MASTER_ADDR and MASTER_PORT, or give init_method="
+        )
+    port = job_ports(world.job.number, world.job.step.number)[0]
+    wait = Wait(world.rank, world.world_size, f"{host}:{port} (job {world.job.number})", timeout_s)
+    store = serve_job_store(world.job, host, wait) if world.rank == 0 else find_job_store(world.job, host, wait)
+    return _meet(store, f"{world.job.name}/{world.job.restart}/{prefix}", wait, world, host, _BROKEN_OFF)
+
+
+def _meet(store: Store, prefix: str, wait: Wait, world: World, host: str | None, gone: str) -> OpenStore:
+    """Wait for the others at a store that this rank has found; ``gone`` says what it means if that ends meanwhile."""
+    store.set_timeout(datetime.timedelta(seconds=wait.timeout_s))
     own = PrefixStore(prefix, store)
     try:
         _arrive(own, wait)
         world = find_places(world, own)
     except DistError as error:
-        raise PeerError(
-            f"the meeting at {place} broke off: rank 0, which keeps it, has ended ({_first_line(error)})"
-        ) from error
+        raise PeerError(f"{gone.format(place=wait.place)} ({first_line(error)})") from error
     return OpenStore(store=own, world=world, host=host)
 
 
@@ -123,6 +160,9 @@ def meeting_place(init_method: str | None, world: World) -> str:
             )
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     known = "local_world_size" not in world.unsaid
+    if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
+        assert world.job is not None
+        return f"file://{tempfile.gettempdir()}/lockstep-{world.job.name.replace(' ', '-')}-{world.job.restart}"
     if init_method is None and world.launcher == "mpirun" and known and world.local_world_size == world.world_size:
         return f"file://{world.job_dir or _job_of_parent()}"
     told = f" ({world.local_world_size} of {world.world_size} processes are on this machine)" if known else ""
@@ -159,74 +199,3 @@ def _arrive(store: Store, wait: Wait) -> None:
     for rank in range(wait.world_size):
         while not store.check([f"arrived/{rank}"]):
             wait.pause(missing)
-
-
-def _tcp_store(host: str, port: int, wait: Wait, *, is_private: bool) -> TCPStore:
-    key = (host, port, wait.rank)
-    if key not in _tcp_stores:
-        try:
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConfigError(f"{wait.place}: this machine knows no host {host!r} ({error})") from error
-        _tcp_stores[key] = _serve(host, port, wait, is_private) if wait.rank == 0 else _connect(host, port, wait)
-    return _tcp_stores[key]
-
-
-def _serve(host: str, port: int, wait: Wait, is_private: bool) -> TCPStore:
-    """Rank 0's end, and with it the store itself."""
-    address = _loopback(host) if is_private else None
-    try:
-        if address is not None:
-            listener = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-        elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listener = socket.create_server(("", port))
-    except OSError as error:
-        raise ConfigError(
-            f"{wait.place}: rank 0 cannot listen on port {port} of this machine ({error.strerror}). If another run "
-            "or program uses it, choose another port, or end that"
-        ) from error
-    timeout = datetime.timedelta(seconds=max(1.0, wait.remaining_s))
-    return TCPStore(address or "127.0.0.1", port, None, True, timeout, False, master_listen_fd=listener.detach())
-
-
-def _connect(host: str, port: int, wait: Wait) -> TCPStore:
-    # PyTorch's client tries again and again too, but with pages of warnings.
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, min(2.0, wait.remaining_s))).close()
-            break
-        except OSError as error:
-            reason = f"{host}:{port}: {error.strerror or error}"
-        wait.pause(lambda: [0], hint=reason)
-    # It waits for ever for an answer from a program that gives none; a thread can be left alone with that.
-    found: list[TCPStore | BaseException] = []
-
-    def connect() -> None:
-        timeout = datetime.timedelta(seconds=max(1.0, wait.remaining_s))
-        try:
-            found.append(TCPStore(host, port, None, False, timeout, False))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=connect, name="lockstep-connect", daemon=True)
-    thread.start()
-    while not found:
-        wait.pause(lambda: [0], hint=f"what listens at {host}:{port} has not answered as a run's rank 0 would")
-    if isinstance(found[0], BaseException):
-        raise PeerError(f"{wait.place}: rank 0 cannot be reached: {_first_line(found[0])}") from found[0]
-    return found[0]
-
-
-def _loopback(host: str) -> str | None:
-    if host == "localhost":
-        return "127.0.0.1"
-    try:
-        return host if ipaddress.ip_address(host).is_loopback else None
-    except ValueError:
-        return None
-
-
-def _first_line(error: Any) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from lockstep.data.batches import pin
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
+from lockstep.stopping import leave_signals_to_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +333,8 @@ def set_workers(batches: Any, num_workers: int | None) -> None:
 
 
 class _StartWorker:
-    """Show the user's own data set as ``get_worker_info().dataset``, then call the user's ``worker_init_fn``."""
+    """Show the user's own data set as ``get_worker_info().dataset``, leave signals to the process that trains, then call the
+    user's ``worker_init_fn``."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
@@ -340,6 +342,7 @@ class _StartWorker:
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
+        leave_signals_to_parent()
         if self._user_function is not None:
             self._user_function(worker)
 

@@ -40,12 +40,16 @@ class Binding:
         return "\n".join(lines)
 
 
-def announce(kind: str, binding: Binding | None) -> None:
-    """Tell on standard error what was bound, if that was asked for."""
+def announce(kind: str, binding: Binding | None, *, is_one_of_several: bool = False) -> None:
+    """Tell on standard error what was bound, if that was asked for.
+
+    ``is_one_of_several``: this machine, whose processes have no ranks but its own before all have met.
+    """
     if binding is None and kind == "auto":
         print("lockstep: processes are not bound: there are fewer cores than processes, and one NUMA node", file=sys.stderr)
     elif binding is not None:
-        print(binding, file=sys.stderr, flush=True)
+        told = str(binding)
+        print(told.replace(": rank ", ": local rank ") if is_one_of_several else told, file=sys.stderr, flush=True)
 
 
 def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:

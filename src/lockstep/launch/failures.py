@@ -161,13 +161,41 @@ def mark_ending(private_dir: str, *, is_stopped: bool = False) -> None:
 
 
 def is_ending(private_dir: str) -> bool:
-    """Whether it is, or has been."""
-    return not Path(private_dir, "spec.pickle").exists() or Path(private_dir, "ending").exists()
+    """Whether it is, or has been: for its workers, while the launcher may be gone, and the directory with it."""
+    return not Path(private_dir, "spec.pickle").exists() or has_been_marked(private_dir)
+
+
+def has_been_marked(private_dir: str) -> bool:
+    """The same for the launcher, which writes into the directory only when it starts the workers."""
+    return Path(private_dir, "ending").exists()
 
 
 def is_stopped(private_dir: str) -> bool:
     """Whether it is because somebody stopped the launcher."""
     return Path(private_dir, "stopped").exists()
+
+
+def mark_watching(private_dir: str, rank: int) -> None:
+    """Let the launcher know that this worker saves its run by itself when it is asked to stop: see ``lockstep.stopping``."""
+    Path(private_dir, f"watching-{rank}").touch()
+
+
+def is_watching(private_dir: str, rank: int) -> bool:
+    """Whether it does."""
+    return Path(private_dir, f"watching-{rank}").exists()
+
+
+def mark_stopped(private_dir: str, rank: int, status: int) -> None:
+    """Let the launcher know that this worker's run has saved itself, or could not, and ends with this status."""
+    Path(private_dir, f"stopped-{rank}").write_text(str(status), encoding="utf-8")
+
+
+def stopped_with(private_dir: str, rank: int) -> int | None:
+    """That status; None: the worker ends for another reason."""
+    try:
+        return int(Path(private_dir, f"stopped-{rank}").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
@@ -176,8 +204,8 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
-    """The text for the user: the first failure whole, the others in a line each."""
-    first, *others = in_order(failures)
+    """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
+    first, *others = failures
     parts = [f"rank {first.rank} of {nproc} on {first.host} failed: {first.summary()}"]
     if first.text:
         parts.append(first.text.rstrip())

@@ -22,6 +22,7 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call
+from lockstep.stopping import SIGNALS, Stopped, is_left_alone
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ def launch(
         LaunchError: a process failed, and no restart was left; the message holds the first failure
             whole. All processes are gone.
         KeyboardInterrupt: Ctrl-C; all processes are gone.
+        SystemExit: this process, or one of the others, got SIGTERM or SIGUSR1, and the run has saved itself: its code is
+            ``lockstep.stopping.REQUEUE_STATUS``. (If this process handles these signals itself, they are left to it.)
     """
     if worker.importing_caller:
         raise UsageError(
@@ -73,7 +76,8 @@ def launch(
     announce(bind, binding)
     call = _pack(fn, args)
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
-    with Interrupts((signal.SIGINT,)) as interrupts, private_directory() as private_dir:
+    signals = [number for number in SIGNALS if is_left_alone(number)]
+    with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
         server = _ready_server(count)
         outcome = run_workers(
             call,
@@ -88,11 +92,15 @@ def launch(
         )
         if server.is_alive():
             server.warm()  # for the next call
-        if outcome.stopped_by is not None:
-            raise KeyboardInterrupt
         if outcome.failures:
-            raise restarts.last_error(outcome.failures, outcome.spec)
-        return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
+            raise restarts.last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
+        if outcome.stopped_with is not None:
+            raise Stopped(outcome.stopped_with)
+        if outcome.stopped_by is None:
+            return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
+    if outcome.stopped_by is not signal.SIGINT:
+        signal.raise_signal(outcome.stopped_by)  # it does now what it would have done before
+    raise KeyboardInterrupt
 
 
 def stop_server() -> None:

@@ -97,15 +97,20 @@ def check_fit(config: RunConfig, nproc: int) -> None:
 
 
 @contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port that nobody else is given meanwhile, but that a worker's TCP store can still listen on.
+def reserved_port(asked: int = 0) -> Iterator[int]:
+    """A port that nobody else is given meanwhile, but that a worker's TCP store can still listen on. ``asked``: that one.
 
     The socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the
     store bind the same port, and hands it to nobody who asks for any free one.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
+        try:
+            holder.bind(("", asked))
+        except OSError as error:
+            raise ConfigError(
+                f"port {asked} of this machine cannot be had ({error.strerror}): leave it out, and a free one is taken"
+            ) from error
         yield holder.getsockname()[1]
 
 
@@ -120,18 +125,21 @@ def run_workers(
     interrupts: Interrupts,
     max_restarts: int = 0,
     binding: Binding | None = None,
+    master_port: int = 0,
 ) -> Outcome:
     """Run a program in ``nproc`` workers to its end. Afterwards all processes are gone and all output has come through.
 
     If a worker fails, all of them are started again, ``max_restarts`` times at most; standard error tells of each time.
+    ``master_port`` is for scripts that meet through ``env://``; 0: any that is free.
 
     Raises:
+        ConfigError: that port cannot be had.
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
         own_dir = Path(private_dir, f"start-{restart}")  # a file at which others have met is no meeting place
         own_dir.mkdir(mode=0o700)
-        with reserved_port() as port:
+        with reserved_port(master_port) as port:
             spec = LaunchSpec(
                 program=program,
                 nproc=nproc,
@@ -146,24 +154,34 @@ def run_workers(
                 max_restarts=max_restarts,
                 binding=binding,
             )
-            outcome = _run_once(spec, server, plan, interrupts)
-        if not outcome.failures or not restarts.follows(spec, outcome.failures[0]):
+            outcome = run_once(spec, server, plan, interrupts)
+        if not _starts_again(outcome):
             return outcome
         with contextlib.suppress(OSError):  # a reader that left early must not stop the run
             print(restarts.announce(outcome.failures, spec, attached=plan.attach), file=sys.stderr, flush=True)
     raise AssertionError
 
 
-def _run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+def _starts_again(outcome: Outcome) -> bool:
+    failed = outcome.failures and outcome.stopped_by is None
+    return bool(failed) and restarts.follows(outcome.spec, outcome.failures[0])
+
+
+def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+    """Run the workers of one start to their end. Afterwards all processes are gone, and all output has come through.
+
+    Raises:
+        LaunchError: they could not be started.
+    """
     goes_on = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
-    with Streams(spec.nproc, plan, goes_on=goes_on) as streams:
+    with Streams(spec.ranks, plan, goes_on=goes_on) as streams:
         try:
             outcome = supervise(server, spec, streams, interrupts)
         except LaunchError as error:
             if not spec.max_restarts:
                 raise
             raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
-        is_last = not outcome.failures or not restarts.follows(spec, outcome.failures[0])
+        is_last = not _starts_again(outcome)
         # A process that got away may hold a pipe open for ever, and a restart does not wait for that.
         streams.drain(give_up=lambda: not is_last or bool(interrupts.received))
         streams.append(failures.logs(outcome.failures))

@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,14 +49,14 @@ class OutputPlan:
 class Streams:
     """The open ends of one launch. Enter it, hand ``for_rank`` to each worker, call ``handed_over``, then ``drain``."""
 
-    def __init__(self, nproc: int, plan: OutputPlan, *, goes_on: str = "") -> None:
-        """``goes_on``: logs are not begun anew; this line is added to each."""
+    def __init__(self, ranks: Collection[int], plan: OutputPlan, *, goes_on: str = "") -> None:
+        """``ranks``: of the workers. ``goes_on``: logs are not begun anew; this line is added to each."""
         self._plan = plan
         self._goes_on = goes_on
         self._given: list[int] = []  # descriptors that only workers need
         self._pump = _Pump()
         self._logs: dict[int, BinaryIO] = {}
-        self._nproc = nproc
+        self._ranks = ranks
 
     def __enter__(self) -> Streams:
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -64,7 +64,7 @@ class Streams:
         if self._plan.log_dir is not None:
             try:
                 self._plan.log_dir.mkdir(parents=True, exist_ok=True)
-                for rank in range(self._nproc):
+                for rank in self._ranks:
                     # Not buffered: workers without --tee write through the same descriptor.
                     path = log_path(self._plan.log_dir, rank)
                     self._logs[rank] = path.open("ab" if self._goes_on else "wb", buffering=0)

@@ -17,16 +17,6 @@ def kill_worker(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
-    with contextlib.suppress(OSError, ValueError):  # it has ended
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            name, _, mask = line.partition(":")
-            if name == "SigCgt":
-                return bool(int(mask, 16) >> (number - 1) & 1)
-    return False
-
-
 def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0) -> list[int]:
     """Kill every process of these sessions, or with the launch's private directory in its environment.
 

@@ -62,11 +62,13 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
+    has_optimizer = False
     guesses = []
     if source is not None:
         read = Source.read(source)
         # The first entry of the script's sys.path: where its own modules are.
         root = Path.cwd() if is_module else source.resolve().parent
+        has_optimizer = read.has_optimizer(root)
         if spawns == "auto" and (found := read.starter()):
             if nproc_given and read.asks_launcher(root):
                 guesses.append(
@@ -92,6 +94,7 @@ def check_script(
         local_rank_option=option,
         starter=starter,
         is_executable=is_executable,
+        has_optimizer=has_optimizer,
         guesses=tuple(guesses),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, LaunchError
@@ -27,21 +28,31 @@ def follows(spec: LaunchSpec, cause: Failure) -> bool:
 
 def numbered(restart: int, spec: LaunchSpec) -> str:
     """How a restart is called, on the terminal and in logs."""
+    if spec.node is not None:  # where machines come and go, not every start is for a failure
+        return f"lockstep: start {restart + 1}, as {spec.world_size} processes on {spec.node.num_nodes} nodes"
     return f"lockstep: restart {restart} of {spec.max_restarts}"
 
 
 def announce(found: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
     """What is said between two starts: what ended the first, and that the second comes."""
-    text = failures.report(found, spec.nproc, attached=attached)
-    who = "the process starts" if spec.nproc == 1 else f"all {spec.nproc} processes start"
+    text = failures.report(found, spec.world_size, attached=attached)
+    who = "the process starts" if spec.world_size == 1 else f"all {spec.world_size} processes start"
     return f"{text}\n\n{numbered(spec.restart + 1, spec)}: {who} again"
 
 
-def last_error(found: Sequence[Failure], spec: LaunchSpec, *, attached: int | None = None) -> LaunchError:
+def last_error(
+    found: Sequence[Failure],
+    spec: LaunchSpec,
+    *,
+    attached: int | None = None,
+    stopped_by: signal.Signals | None = None,
+) -> LaunchError:
     """The error that the launch ends with: no start follows this one."""
-    text = failures.report(found, spec.nproc, attached=attached)
+    text = failures.report(found, spec.world_size, attached=attached)
     if spec.max_restarts:
-        if found[0].would_recur:
+        if stopped_by is not None:
+            why = f"it failed after {stopped_by.name}, and was to end"
+        elif found[0].would_recur:
             why = f"a {found[0].kind} would only come again"
         else:
             why = f"all restarts were used ({spec.max_restarts})"

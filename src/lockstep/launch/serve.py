@@ -28,25 +28,31 @@ from typing import Any, NoReturn
 
 from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.worker import Request, run_worker
+from lockstep.stopping import SIGNALS
 
 PRELOAD = ("torch", "torch.distributed", "lockstep.joining")
 """What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
 PRELOAD_LATER = ("torch._dynamo",)
-"""What is imported when the launcher says that there is time, for workers that may follow. (PyTorch imports it with the
-first optimizer or DistributedDataParallel, which takes a second or two: too long for the first workers to wait for.)"""
+"""What is imported when the launcher says so: before the first workers if they will want it, else when there is time, for
+those that may follow. (PyTorch imports it with the first optimizer or DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve until the launcher closes its end; in a forked child: run the worker and exit with its code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored"; workers must not
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What asks the run to stop may come to every process of a job; it is for the launcher, which ends this one.
+    dispositions = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.getsignal(signal.SIGUSR1)}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     die_with_parent()  # should the launcher be gone already, the socket is at its end and serving ends at once
     _preload(PRELOAD)
     guard_descendants()
     request = _serve(control)
     # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process.
+    for number, disposition in dispositions.items():
+        signal.signal(number, disposition)
     _end_quickly(request)
 
 
@@ -129,8 +135,8 @@ def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
 
 
 def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, Any], fds: list[int]) -> Request | None:
-    # Ctrl-C waits until the worker can tell of it (see run_worker): Python's own work after a fork is not to be broken off.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Signals wait until the worker can tell of them (see run_worker): Python's own work after a fork is not to be broken off.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *SIGNALS})
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking with threads. The only one here is OpenBLAS's, which stops it for the fork.
@@ -141,7 +147,7 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
         pid = -1
     if pid == 0:
         return Request(spec_path=asked["spec"], rank=asked["rank"], fds=tuple(fds))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
     for fd in fds:
         os.close(fd)
     if pid > 0:

@@ -81,6 +81,10 @@ class Source:
         """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
         return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))
 
+    def has_optimizer(self, root: Path) -> bool:
+        """Whether the script, or a file under ``root`` that it imports, names ``torch.optim``."""
+        return any(_names_optim(source.tree) for source in (self, *self._imported(root, about=b"optim")))
+
     def _walk(self, *, as_main: bool) -> Iterator[ast.AST]:
         """All nodes; but for those under ``if __name__ == "__main__":`` if it is imported."""
         waiting: list[ast.AST] = [self.tree]
@@ -176,5 +180,21 @@ def _asks(tree: ast.Module) -> bool:
             if node.value in _OF_A_LAUNCHER and id(node) not in written:
                 return True
         elif isinstance(node, ast.Attribute) and node.attr == "is_torchelastic_launched":
+            return True
+    return False
+
+
+def _names_optim(tree: ast.Module) -> bool:
+    names = _imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            found = [_full_name(node, names)]
+        else:
+            continue
+        if any(f"{name}.".startswith("torch.optim.") for name in found):
             return True
     return False

@@ -15,7 +15,7 @@ from lockstep.launch.binding import Binding
 from lockstep.world import CALL, CORES, LAUNCH, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
-"""The launch's private directory: its mark on processes that have no STORE."""
+"""The launch's private directory: its mark on processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class Script:
     """How the script starts its processes itself; None: it does not, and the workers are its processes."""
     is_executable: bool = False
     """``target`` is any program, found as a shell would find it."""
+    has_optimizer: bool = False
+    """Its source names ``torch.optim``: each worker will want what PyTorch imports with the first optimizer."""
     guesses: tuple[str, ...] = ()
     """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 
@@ -57,6 +59,27 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Node:
+    """This machine's place among the several of a run, until one of them comes or goes."""
+
+    number: int
+    """Which of the machines it is, from 0."""
+    num_nodes: int
+    first_rank: int
+    """Its processes have the ranks from here on."""
+    world_size: int
+    """The processes of all machines."""
+    master_addr: str
+    """Of rank 0's machine."""
+    store: str
+    """Where the workers of lockstep scripts meet: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
+    run_id: str
+    """What the user calls the run, if he does."""
+    interface: str
+    """The network interface that this machine reaches the others through; empty: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """All that the workers of one launch have in common."""
 
@@ -79,7 +102,24 @@ class LaunchSpec:
     """How many times the workers were started before."""
     max_restarts: int = 0
     binding: Binding | None = None
-    """The CPUs of each rank; None: all that the launcher may use."""
+    """The CPUs of each process; None: all that the launcher may use."""
+    node: Node | None = None
+    """None: this machine is the only one."""
+
+    @property
+    def ranks(self) -> range:
+        """Of the processes of this machine, among those of all."""
+        first = self.node.first_rank if self.node else 0
+        return range(first, first + self.nproc)
+
+    @property
+    def world_size(self) -> int:
+        """The processes of all machines."""
+        return self.node.world_size if self.node else self.nproc
+
+    def local_rank(self, rank: int) -> int:
+        """The place of a rank among the processes of this machine."""
+        return rank - self.ranks.start
 
     def save(self) -> str:
         """Write the spec into the private directory, for the workers; returns the path."""
@@ -99,33 +139,36 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """The whole environment of one worker: the launcher's, and what torchrun would set."""
     if isinstance(spec.program, Script) and spec.program.starter is not None:
         return _starter_environ(spec)
-    name, size = str(rank), str(spec.nproc)
+    name, size, node = str(rank), str(spec.world_size), spec.node
     environ = {
         **_without_launcher(spec.environ),
         "RANK": name,
-        "LOCAL_RANK": name,
+        "LOCAL_RANK": str(spec.local_rank(rank)),
         "ROLE_RANK": name,
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(spec.nproc),
         "ROLE_WORLD_SIZE": size,
         "ROLE_NAME": "default",
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
+        "GROUP_RANK": str(node.number if node else 0),
+        "GROUP_WORLD_SIZE": str(node.num_nodes if node else 1),
+        "MASTER_ADDR": node.master_addr if node else "127.0.0.1",
         "MASTER_PORT": str(spec.master_port),
         # Scripts and other libraries ask these whether a launcher has already started all processes.
-        "TORCHELASTIC_RUN_ID": spec.name,
+        "TORCHELASTIC_RUN_ID": node.run_id if node else spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        # All processes are on this machine: no port of Gloo may be reachable from another, unless somebody wants it.
-        "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or "lo",
-        STORE: os.path.join(spec.private_dir, "store"),  # noqa: PTH118
+        # Of all processes on this machine, no port of Gloo may be reachable from another, unless somebody wants it.
+        "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),
+        STORE: node.store if node else os.path.join(spec.private_dir, "store"),  # noqa: PTH118
+        PRIVATE_DIR: spec.private_dir,
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
         LAUNCH: spec.name,
     }
+    if not environ["GLOO_SOCKET_IFNAME"]:
+        del environ["GLOO_SOCKET_IFNAME"]
     if spec.binding is not None:
         environ[CORES] = str(spec.binding.num_cores)
     if isinstance(spec.program, Call):

@@ -8,24 +8,33 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep import stopping
 from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
 from lockstep.launch import failures, restarts
 from lockstep.launch.failures import Failure
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import catches, kill_worker, sweep
+from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.standstill import Standstill
+from lockstep.stopping import catches
 
 GRACE_S = 3.0
 """How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
 SAVING_GRACE_S = 30.0
-"""The same where a worker handles the signal that the launcher was stopped by: it may have a state to save."""
+"""The same where a worker handles the signal that the launcher was stopped by: it may have a state to save.
+
+Runs that ``lockstep.join`` has made get as long as ``--timeout`` if that is more: their step is ended first, an evaluation too,
+and within that time a rank that waits for others in vain ends with an error anyway. (It is the last resort: whoever has sent
+the signal has a limit of his own. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
+``--signal=USR1@120`` leaves 120 s.)
+"""
 RESTART_GRACE_S = 0.3
 """The same where all are started again: there is work to go on with."""
 WARM_AFTER_S = 5.0
@@ -44,7 +53,11 @@ class Outcome:
     failures: tuple[Failure, ...]
     """The cause first; empty if all went well, or somebody stopped it."""
     stopped_by: signal.Signals | None
-    """The signal that the launcher was stopped by."""
+    """The signal that the launcher was stopped by; None: none, or the run came to its end all the same."""
+    stopped_with: int | None = None
+    """The status with which the run itself has ended when it was asked to stop: see ``lockstep.stopping``."""
+    was_cut_short: bool = False
+    """Whether a run that was to save itself was not waited for: after a second signal, or for too long."""
     spec: LaunchSpec
     """What was run: of several starts, the last."""
 
@@ -67,8 +80,18 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
     finally:
         sweep(watch.sessions, spec.private_dir)
     stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
-    found = () if stopped_by else tuple(failures.in_order(list(watch.failures.values())))
-    return Outcome(failures=found, stopped_by=stopped_by, spec=spec)
+    found = tuple(failures.in_order(list(watch.failures.values())))
+    if stopped_by and (not watch.is_saving or len(interrupts.received) > 1):
+        found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
+    if watch.is_saving and not found and watch.stopped_with is None and not watch.was_cut_short:
+        stopped_by = None  # it had come to its end meanwhile
+    return Outcome(
+        failures=found,
+        stopped_by=stopped_by,
+        stopped_with=None if found else watch.stopped_with,
+        was_cut_short=watch.is_saving and watch.was_cut_short,
+        spec=spec,
+    )
 
 
 class _Watch:
@@ -82,13 +105,19 @@ class _Watch:
         self._streams = streams
         self._interrupts = interrupts
         self._spec_path = spec.save()
-        self._to_start = list(range(spec.nproc))
+        self._to_start = list(spec.ranks)
         self._ranks: dict[int, int] = {}  # by key: those that were asked for and have not ended
         self._pids: dict[int, int] = {}  # by rank: the same, as far as they are forked
         self._deadline: float | None = None  # set once the launch is being ended; then when to kill
         self._echo_until: float | None = None  # set once ranks fail because another did, which has not said so yet
         self._killed = False
-        self._standstill = Standstill(spec.nproc, RunConfig.merge(spec.settings, {}).timeout_s)
+        self.is_saving = False
+        """Whether the workers end by themselves, once they have saved the run."""
+        self.stopped_with: int | None = None
+        """See Outcome."""
+        self._save_until = math.inf
+        self._timeout_s = RunConfig.merge(spec.settings, {}).timeout_s
+        self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._warm_at: float | None = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else None
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_r, False)
@@ -107,18 +136,32 @@ class _Watch:
                 timeout = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
                 for key, _ in selector.select(timeout):
                     if key.fileobj is self._server:
-                        self._on_message(self._server.receive())
+                        self._on_message(self._receive())
                     elif key.fileobj is self._interrupts:
                         self._on_interrupt()
                     else:
                         self._on_nudge()
                 self._on_time(time.monotonic())
 
+    def _receive(self) -> dict[str, Any]:
+        was_ready = self._server.is_ready
+        try:
+            return self._server.receive()
+        except LaunchError:
+            if self._interrupts.received and not was_ready:
+                raise _StoppedEarlyError from None  # the signal came to the server too, before it could leave it to us
+            raise
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether workers were killed, or told to end at once."""
+        return self._deadline is not None
+
     def _next_s(self) -> float:
         """When something is to be done even if nobody says anything."""
         if self._deadline is not None:
             return self._deadline
-        times = (self._standstill.next_look, self._echo_until, self._warm_at)
+        times = (self._standstill.next_look, self._echo_until, self._warm_at, self._save_until)
         return min(time_s for time_s in times if time_s is not None)
 
     def _on_time(self, now: float) -> None:
@@ -126,7 +169,9 @@ class _Watch:
             if now >= self._deadline:
                 self._on_deadline()
             return
-        if self._echo_until is not None and now >= self._echo_until:
+        if now >= self._save_until:
+            self._kill()
+        elif self._echo_until is not None and now >= self._echo_until:
             self._end()
         elif now >= self._standstill.next_look:
             self._look_for_standstill(self._standstill.limit_s)
@@ -156,12 +201,20 @@ class _Watch:
             elif self._deadline is not None:
                 self._interrupt(rank)
         elif "error" in message:
-            raise LaunchError(f"rank {rank} of {self._spec.nproc} could not be started: {message['error']}")
+            raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
         else:
             del self._ranks[message["key"]]
             self._pids.pop(rank, None)
-            if message["status"] != 0:
+            stopped_with = failures.stopped_with(self._spec.private_dir, rank)
+            if stopped_with is not None and message["status"] == stopped_with:
+                self._note_stopped(stopped_with)
+            elif message["status"] != 0:
                 self._note_failure(rank, message["status"])
+
+    def _note_stopped(self, status: int) -> None:
+        """A worker has ended because the run was asked to stop. All of them end now, and whatever they have still to do."""
+        self.is_saving, self.stopped_with = True, status
+        self._save_until = min(self._save_until, time.monotonic() + SAVING_GRACE_S)
 
     def _note_failure(self, rank: int, status: int) -> None:
         ending = self._deadline is not None
@@ -197,7 +250,42 @@ class _Watch:
             raise _StoppedEarlyError
         if len(self._interrupts.received) > 1:
             self._kill()
+        elif self._deadline is None and self._saves_itself():
+            self._save()
+            return
+        elif self._deadline is None and self._hand_on():
+            return
         self._end()
+
+    def _saves_itself(self) -> bool:
+        """Whether all workers save the run when they are sent the signal that has come."""
+        number = self._interrupts.received[0]
+        return (
+            number in stopping.SIGNALS
+            and len(self._pids) == len(self._ranks)
+            and not self._to_start
+            and all(failures.is_watching(self._spec.private_dir, rank) for rank in self._pids)
+            and all(catches(pid, number) for pid in self._pids.values())
+        )
+
+    def _save(self) -> None:
+        self.is_saving = True
+        self._save_until = time.monotonic() + max(SAVING_GRACE_S, self._timeout_s)
+        self._send(self._interrupts.received[0], self._pids.values())
+
+    def _hand_on(self) -> bool:
+        """SIGUSR1 means what scripts make of it: those that handle it get it, and go on. False: it is another, or none does."""
+        number = self._interrupts.received[0]
+        pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []
+        self._send(number, pids)
+        if pids:
+            self._interrupts.forget()
+        return bool(pids)
+
+    def _send(self, number: int, pids: Collection[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _on_deadline(self) -> None:
         if self._killed:
@@ -227,7 +315,12 @@ class _Watch:
     def _stop_signal(self, pid: int) -> int:
         """SIGINT, for then `finally` blocks run; or what we got ourselves, if the script waits for that."""
         asked = self._interrupts.received[:1]
-        return asked[0] if asked and catches(pid, asked[0]) else signal.SIGINT
+        is_handled = bool(asked) and not self._is_ours(pid) and catches(pid, asked[0])
+        return asked[0] if is_handled else signal.SIGINT
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether it handles signals in lockstep's way, which is none for a run that cannot save itself any more."""
+        return any(failures.is_watching(self._spec.private_dir, rank) for rank, own in self._pids.items() if own == pid)
 
     def _restart_follows(self) -> bool:
         found = failures.in_order(list(self.failures.values()))

@@ -23,6 +23,7 @@ from lockstep.cores import num_cores
 from lockstep.errors import LaunchError
 from lockstep.launch import failures
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
+from lockstep.stopping import SIGNALS, Stopped, tell_when_watching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +41,20 @@ def run_worker(request: Request) -> int:
     spec: LaunchSpec | None = None
     try:
         spec = _settle(request)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since before the fork
+        private_dir = spec.private_dir
+        tell_when_watching(lambda: failures.mark_watching(private_dir, request.rank))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked since before the fork
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
-                _become_program(spec.program, request.rank)
-            _run_script(spec.program, request.rank)
+                _become_program(spec.program, spec.local_rank(request.rank))
+            _run_script(spec.program, spec.local_rank(request.rank))
         else:
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
         if error.code in (None, 0) or spec is None:
+            raise
+        if isinstance(error, Stopped):
+            failures.mark_stopped(spec.private_dir, request.rank, error.status)
             raise
         failure = failures.from_exit(request.rank, error.code)
         _tell(failure, spec, request)
@@ -135,7 +141,7 @@ def _settle(request: Request) -> LaunchSpec:
     if spec.nproc > 1:
         _share_cores(spec.nproc, environ.get("OMP_NUM_THREADS", ""))
     if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
-        os.sched_setaffinity(0, spec.binding.cpus[request.rank])
+        os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
     return spec
 
 
@@ -165,31 +171,31 @@ def _share_cores(nproc: int, asked: str) -> None:
         torch.set_num_threads(int(asked) if asked.isdigit() and int(asked) > 0 else max(1, num_cores() // nproc))
 
 
-def _become_program(script: Script, rank: int) -> NoReturn:
+def _become_program(script: Script, local_rank: int) -> NoReturn:
     """Put a program that need not be Python in this process's place."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect to be ended by them
         signal.signal(number, signal.SIG_DFL)
-    os.execvp(script.target, [script.target, *script.arguments(rank)])
+    os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
 
-def _run_script(script: Script, rank: int) -> None:
+def _run_script(script: Script, local_rank: int) -> None:
     safe_path = getattr(sys.flags, "safe_path", False)
     if script.is_module:
         if not safe_path:
             sys.path.insert(0, str(Path.cwd()))
         spec = _find_module(script.target)
         loader: Any = spec.loader
-        _exec_as_main(loader.get_code(spec.name), script, rank, path=spec.origin or script.target, spec=spec)
+        _exec_as_main(loader.get_code(spec.name), script, local_rank, path=spec.origin or script.target, spec=spec)
     else:
         if not safe_path:
             sys.path.insert(0, os.path.dirname(os.path.realpath(script.target)))  # noqa: PTH120
         path = os.path.abspath(script.target)  # noqa: PTH100  (resolving links would change __file__)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-        _exec_as_main(code, script, rank, path=path, spec=None)
+        _exec_as_main(code, script, local_rank, path=path, spec=None)
 
 
 def _exec_as_main(
-    code: CodeType, script: Script, rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
+    code: CodeType, script: Script, local_rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
 ) -> None:
     """Run code as the module ``__main__``, which stays in place afterwards: exit handlers may need it."""
     main = ModuleType("__main__")
@@ -202,7 +208,7 @@ def _exec_as_main(
         __builtins__=sys.modules["builtins"],
     )
     sys.modules["__main__"] = main
-    sys.argv = [path if spec else script.target, *script.arguments(rank)]
+    sys.argv = [path if spec else script.target, *script.arguments(local_rank)]
     # For scripts that start themselves again. The interpreter's own options are those of the server.
     options = sys.orig_argv[1 : sys.orig_argv.index("-c")]
     sys.orig_argv = [sys.executable, *options, *(["-m"] if spec else []), script.target, *sys.argv[1:]]

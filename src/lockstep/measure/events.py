@@ -21,6 +21,8 @@
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
                        training stood still for it), ``wall_s`` (how long it took to write)
 ``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training went on
+``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that it came to), ``saved``: the run was asked to
+                       stop, and this launch ends after that step; if ``saved``, with a checkpoint
 ``end``                ``step``, ``wall_s`` since ``start``: the script came to its end
 =====================  =================================================================================================
 

@@ -164,10 +164,12 @@ class MetricLog:
             return
         highest, lowest = window.agreement.tolist()
         window.agreement = None
-        if highest == -lowest:
-            window.work = dist.all_reduce(window.table, async_op=True)
-        else:
+        if highest != -lowest:
             self._merge_unlike(window)
+        elif window.table.numel() > 0:
+            window.work = dist.all_reduce(window.table, async_op=True)
+        else:  # on every rank
+            window.complete = True
 
     def _merge_unlike(self, window: _Window) -> None:
         """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""

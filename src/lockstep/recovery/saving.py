@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
+import signal
 import sys
 import threading
 import time
 from dataclasses import replace
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,12 +34,15 @@ from lockstep.prepare.registered import state_of_registered
 from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.position import Position
 from lockstep.rundir.birth import Birth
+from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
 
 _FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
 """How long a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
 _BEST_RETRY_S = 10.0
+_SIGNAL_RANGE = 128
+"""Signals have smaller numbers."""
 
 
 class Saver:
@@ -46,7 +50,8 @@ class Saver:
 
     Args:
         store: where they go.
-        every: see ``RunConfig.checkpoint_every``. ``off``: only the best weights are written, if they are asked for.
+        every: see ``RunConfig.checkpoint_every``. ``off``: only the best weights are written, if they are asked for, and the
+            state of a run that is asked to stop.
         keep: how many stay.
         token: of this launch, the same on every rank.
         birth: of the run.
@@ -54,6 +59,7 @@ class Saver:
         collectives: of all ranks.
         journal: told of each checkpoint.
         is_main: whether this is rank 0.
+        stop_watch: notes that this rank is asked to stop.
     """
 
     def __init__(
@@ -68,11 +74,14 @@ class Saver:
         collectives: Collectives,
         journal: Journal,
         is_main: bool,
+        stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
         """Whether a checkpoint is to be cut before the next step. The same on every rank."""
         self.best: float | None = None
         """The best value that ``Team.best`` was given."""
+        self.has_stopped = False
+        """Whether the run was asked to stop, and leaves."""
         self._store = store
         self._keep = keep
         self._token = token
@@ -81,6 +90,7 @@ class Saver:
         self._collectives = collectives
         self._journal = journal
         self._is_main = is_main
+        self._stop_watch = stop_watch
         self._pace = Pace(every, self._exchange, is_alone=collectives.size == 1)
         self._writer = Writer(store)
         self._staging, self._staging_of_best = Staging(), Staging()
@@ -96,17 +106,24 @@ class Saver:
 
     def tick(self, step: int) -> None:
         """A step has ended on all ranks. Every rank must call it."""
-        if self._pace.is_off:
-            return
-        if self._touching is None:
+        if self._touching is None and not self._pace.is_off:
             self._rehearse(step)
         if self._writer.has_results:
             self._read_results()
-        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy)
+        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, asked=self._asked())
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
         self._retry_best()
+
+    def ask(self) -> None:
+        """An epoch is over, on all ranks, its tail too: is the run to stop here? Every rank must call it."""
+        self.is_due = self._pace.ask(self._asked()) or self.is_due
+
+    def _asked(self) -> int:
+        """For ``Pace``: 0, or a number that tells the signal, and the largest of which is that of the lowest rank."""
+        received = self._stop_watch.received
+        return 0 if received is None else (self._collectives.size - self._collectives.rank) * _SIGNAL_RANGE + received
 
     def _exchange(self, numbers: list[int]) -> list[int]:
         if self._collectives.size == 1:
@@ -128,6 +145,46 @@ class Saver:
         self._touching.start()
 
     # What
+
+    def cut_due(self, position: Position, step: int, epoch: int) -> None:
+        """Cut the checkpoint that is due. Every rank must call it.
+
+        Raises:
+            Stopped: the run was asked to stop, and the checkpoint is on the disk (or could not be written, which is said).
+        """
+        if self._pace.asked:
+            self._stop(position, step, epoch)
+        self.cut(position, step, epoch)
+
+    def _stop(self, position: Position, step: int, epoch: int) -> NoReturn:
+        ranks_above, number = divmod(self._pace.asked, _SIGNAL_RANGE)
+        asked_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
+        self._stop_watch.say(name, asked_rank)
+        self.has_stopped = True
+        saved = step == 0 or self._cut_for_good(position, step, epoch)  # at step 0 there is nothing to lose
+        self._journal.write("preempted", step=step, signal=name.name, rank=asked_rank, saved=saved)
+        if self._is_main and saved:
+            say(f"run {self._store.run_dir} is saved after step {step}. The same command goes on with it.")
+        elif self._is_main:
+            newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
+            say(
+                f"run {self._store.run_dir} could NOT be saved after step {step}, and ends with status {UNSAVED_STATUS}. When "
+                f"there is room, the same command goes on from {newest}."
+            )
+        status = REQUEUE_STATUS if saved else UNSAVED_STATUS
+        self._stop_watch.settle(status)
+        raise Stopped(status)
+
+    def _cut_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
+        """Cut the last checkpoint of this launch, and wait for it; whether it was written. Every rank must call it."""
+        self._retry_best()
+        for attempt in range(_FINAL_TRIES):
+            self.cut(position, step, epoch, finished=finished)
+            if self.settle():
+                return True
+            if attempt + 1 < _FINAL_TRIES:
+                time.sleep(2.0**attempt)
+        return False
 
     def cut(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
         """Take the run's state as it is now, and have it written. Every rank must call it."""
@@ -279,14 +336,7 @@ class Saver:
         if self._pace.is_off or step == 0:  # nothing was trained
             self.settle()
             return
-        self._retry_best()
-        for attempt in range(_FINAL_TRIES):
-            self.cut(position, step, epoch, finished=True)
-            if self.settle():
-                return
-            if attempt + 1 < _FINAL_TRIES:
-                time.sleep(2.0**attempt)
-        if self._is_main:
+        if not self._cut_for_good(position, step, epoch, finished=True) and self._is_main:
             _print(
                 f"the end of the run could not be saved in {self._store.directory}. The same command goes on from the newest "
                 "checkpoint when there is room."

@@ -49,8 +49,14 @@ class Command:
     args: tuple[str, ...]
     number: int
     """Of the run among those that one process joins."""
+    part: str = ""
+    """What else tells runs of this command apart: the task of a job array (see ``Job.part``)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Those of a birth (and the strategy) that were given by name, on the command line or in the script."""
+
+    def is_like(self, other: Command) -> bool:
+        """Whether it is the same but for its settings."""
+        return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
     def differing(self, other: Command, allow: Collection[str] = ()) -> list[str]:
         """Which settings were not given alike, but for those that may differ."""
@@ -58,14 +64,14 @@ class Command:
         return [name for name in names if self.settings.get(name) != other.settings.get(name)]
 
     @staticmethod
-    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any]) -> Command:
+    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
         """The command that this process runs. (A function of a script, called in a process of its own, is none.)"""
         script = sys.argv[0] if sys.argv else ""
         found = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(one.name for one in fields(Birth))}
         settings = {name: value for name, value in explicit.items() if name in names and value is not None}
         args = tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
-        return Command(script=found, args=args, number=number, settings=settings)
+        return Command(script=found, args=args, number=number, part=part, settings=settings)
 
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:

@@ -1,0 +1,142 @@
+"""Two hosts on this machine, as separate as hosts are, and contenders that launchers start on both.
+
+The hosts are those of ``tests/cluster``, which is the only place that makes them; this is the only place here that knows where
+it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from _crew import Turn, clean_environ
+
+CLUSTER = Path(__file__).parents[1] / "tests" / "cluster"
+CANNOT_RUN = 77  # what `make bench` takes for "not on this machine"
+PORT = 29500  # of a host's own network: nobody else has it
+_READY_S, _TURN_S, _END_S, _LOOK_S = 120.0, 300.0, 20.0, 0.5
+
+
+class Host(Protocol):
+    """What is used here of a host: see ``tests/cluster/host.py``."""
+
+    name: str
+    address: str
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]: ...
+    def processes(self) -> list[Any]: ...
+    def limit(self, rate: str | None) -> None: ...
+    def kill(self) -> None: ...
+
+
+def missing() -> str | None:
+    """Why there can be no hosts on this machine; None if there can."""
+    return str(reason) if (reason := _cluster().missing()) else None
+
+
+@contextlib.contextmanager
+def hosts(number: int = 2) -> Iterator[list[Host]]:
+    """So many hosts on one switch. Gone with all that runs on them after the block, and with this process."""
+    if reason := missing():
+        print(f"{reason}: nothing was measured", file=sys.stderr)
+        raise SystemExit(CANNOT_RUN)
+    with _cluster().Cluster(hosts=number) as cluster:
+        yield cluster.hosts
+
+
+def start(
+    host: Host, command: Sequence[str], extra: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a command there, in the environment that every contender gets, and on the host's own network."""
+    environ = clean_environ({"GLOO_SOCKET_IFNAME": "eth0", **(extra or {})})
+    return host.start(["env", "-i", *(f"{name}={value}" for name, value in environ.items()), *command], **options)
+
+
+def _cluster() -> Any:
+    if str(CLUSTER) not in sys.path:
+        sys.path.append(str(CLUSTER))
+    import cluster
+
+    return cluster
+
+
+class LaunchedCrew:
+    """A crew (see ``_crew``) whose processes launchers start, one launcher on each host.
+
+    Between a launcher and a terminal the lines of several processes mix, so the processes take their turns through named
+    pipes, two each, in a directory that all hosts see.
+
+    Args:
+        name: for messages.
+        commands: of the launchers, one for each of ``on``.
+        on: the hosts.
+        nproc: how many processes there are on all of them.
+    """
+
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], on: Sequence[Host], nproc: int) -> None:
+        self.name = name
+        self._scratch = tempfile.TemporaryDirectory()
+        scratch = Path(self._scratch.name)
+        # Open for reading and writing: that waits for nobody, and it is the workers who see an end when they are closed.
+        self._orders = [_make_pipe(scratch / f"{rank}.go") for rank in range(nproc)]
+        self._answers = [_make_pipe(scratch / f"{rank}.answers") for rank in range(nproc)]
+        self._rest = [b""] * nproc
+        self._output = (scratch / "output").open("w+")
+        streams = {"stdin": subprocess.DEVNULL, "stdout": self._output, "stderr": self._output}
+        self._launchers = [
+            start(host, command, {"TURNS_THROUGH": str(scratch)}, cwd=scratch, **streams)
+            for host, command in zip(on, commands, strict=True)
+        ]
+
+    def wait_ready(self) -> None:
+        """Return when every process has warmed up."""
+        self._read_all(_READY_S)
+
+    def turn(self) -> list[Turn]:
+        """One turn: what each process measured."""
+        for order in self._orders:
+            os.write(order, b"go\n")
+        return self._read_all(_TURN_S)
+
+    def _read_all(self, limit_s: float) -> list[Turn]:
+        deadline = time.monotonic() + limit_s
+        return [Turn(*json.loads(self._read(rank, deadline))) for rank in range(len(self._answers))]
+
+    def _read(self, rank: int, deadline: float) -> bytes:
+        while b"\n" not in self._rest[rank]:
+            if select.select([self._answers[rank]], [], [], _LOOK_S)[0]:
+                self._rest[rank] += os.read(self._answers[rank], 4096)
+            elif time.monotonic() > deadline or any(launcher.poll() is not None for launcher in self._launchers):
+                self._output.seek(0)
+                how = "does not get on" if time.monotonic() > deadline else "ended before its time"
+                raise SystemExit(f"{self.name} {how}. Its last words:\n{self._output.read()[-4000:]}")
+        line, self._rest[rank] = self._rest[rank].split(b"\n", 1)
+        return line
+
+    def close(self) -> None:
+        """End the processes: those that work are left to end by themselves for a while."""
+        for pipe in (*self._orders, *self._answers):
+            os.close(pipe)
+        deadline = time.monotonic() + _END_S
+        for launcher in self._launchers:
+            try:
+                launcher.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                launcher.wait()
+        self._output.close()
+        self._scratch.cleanup()
+
+
+def _make_pipe(path: Path) -> int:
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)

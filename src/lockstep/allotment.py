@@ -1,0 +1,109 @@
+"""Whether what Slurm has given a run fits what the run does with it: said at the start, for nothing fails of it."""
+
+from __future__ import annotations
+
+from lockstep.job import Job
+from lockstep.world import World
+
+
+def misfits(world: World, *, num_cores: int, num_cards: int, cards_each: int, workers: int) -> list[str]:
+    """What is wasted, or too little: a line each, with a remedy.
+
+    Args:
+        world: of rank 0; without a job nothing is said.
+        num_cores: that this process may use, by its affinity.
+        num_cards: that this process sees.
+        cards_each: cards that each process uses; 0: the run is on the CPU.
+        workers: loader workers of each process.
+    """
+    job = world.job
+    if job is None:
+        return []
+    cards = job.cards_here if job.cards_here is not None else num_cards
+    return [*_nodes(job, world), *_cards(world, cards, cards_each), *_cores(job, world, num_cores, workers)]
+
+
+def _nodes(job: Job, world: World) -> list[str]:
+    if job.step is None and world.launcher == "python" and job.num_tasks > 1:
+        return [
+            f"the job has {job.num_tasks} tasks, and this is one process, which srun has not started: the others do nothing. "
+            "Start the script by srun"
+        ]
+    if job.step is not None and job.step.num_tasks > 1 and world.launcher == "lockstep" and world.num_nodes == 1:
+        return [
+            f"srun has started lockstep run {job.step.num_tasks} times, and each trains by itself: let srun start python in "
+            "its place, or lockstep run in one task"
+        ]
+    found = []
+    if world.num_nodes < job.num_nodes:
+        found.append(
+            f"the job has {job.num_nodes} nodes, and the run is on {world.num_nodes} of them: the others stand idle. Start a "
+            "task on each (srun --nodes, --ntasks-per-node), or ask for fewer"
+        )
+    if job.step is not None and len(set(job.step.tasks)) > 1:
+        told = ", ".join(f"{host} {tasks}" for host, tasks in zip(job.step.hosts, job.step.tasks, strict=True))
+        found.append(
+            f"the nodes have unequal numbers of tasks ({_shortened(told)}): those with fewer are used in part. Give a number "
+            "for all: --ntasks-per-node"
+        )
+    return found
+
+
+def _cards(world: World, cards: int, cards_each: int) -> list[str]:
+    tasks, host = world.local_world_size, world.host
+    if cards_each == 0:
+        if cards == 0:
+            return []
+        return [
+            f"the job has {_count(cards, 'card')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
+            "PyTorch see a card (torch.cuda.is_available())? If none is needed, ask for none"
+        ]
+    used = tasks * cards_each
+    if used < cards:
+        return [
+            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {cards} cards: the "
+            f"others stand idle. Start {cards // cards_each} (--ntasks-per-node), or ask for fewer cards (--gpus-per-node)"
+        ]
+    if used > cards > 0:
+        return [
+            f"{tasks} processes on {host} share {_count(cards, 'card')}, and wait for each other: start {cards // cards_each} "
+            "(--ntasks-per-node), or ask for more cards (--gpus-per-node)"
+        ]
+    return []
+
+
+def _cores(job: Job, world: World, own: int, workers: int) -> list[str]:
+    tasks, step = world.local_world_size, job.step
+    cores = world.num_cores or own
+    asked = None if step is None else step.cpus_per_task
+    found = []
+    if asked is not None and own < asked:
+        found.append(
+            f"SLURM_CPUS_PER_TASK is {asked}, and this task may use {_count(own, 'core')}: srun does not take the number from "
+            f"sbatch, so give it again (srun --cpus-per-task={asked})"
+        )
+    elif cores < tasks:
+        found.append(
+            f"{_count(cores, 'core')} for {tasks} processes on {world.host}: each waits for the others' turn, and a step takes "
+            f"many times as long. Ask for cores for each: --cpus-per-task={1 + workers} or more"
+        )
+    elif cores // tasks < workers + 1:
+        found.append(
+            f"{_count(cores // tasks, 'core')} for each process, and {_count(workers, 'loader worker')} beside it: they wait "
+            f"for each other. Ask for --cpus-per-task={1 + workers}, or take --workers {max(0, cores // tasks - 1)}"
+        )
+    idle = (job.cpus_here or 0) - cores
+    if not found and step is not None and idle >= max(2, tasks):
+        found.append(
+            f"{_count(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others stand "
+            f"idle. Share them out: --cpus-per-task={(job.cpus_here or 0) // tasks}, and more --workers"
+        )
+    return found
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def _count(number: int, what: str, plural: str = "") -> str:
+    return f"{number} {what if number == 1 else plural or what + 's'}"

@@ -1,0 +1,70 @@
+"""Where the tasks of a Slurm step on several nodes meet: at a port that comes from the numbers of job and step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from lockstep.comm.tcp import forget, tcp_store
+from lockstep.comm.waiting import Wait
+from lockstep.errors import ConfigError, PeerError
+from lockstep.job import Job
+
+_PORTS = range(10_000, 32_000)
+"""Below the ports that systems give to whoever asks for any."""
+_TRIES = 4
+_KNOCK_S = 1.0
+
+
+def job_ports(job: str, step: str) -> list[int]:
+    """The ports at which a step of a job may meet, the likeliest first. Jobs and steps with numbers near to each other have
+    none in common."""
+    first = int(job) * _TRIES + int(step) * 997 * _TRIES
+    return [_PORTS[(first + number) % len(_PORTS)] for number in range(_TRIES)]
+
+
+def serve_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
+    """Rank 0's: at the first port that is free, on the address that the other nodes know its host by.
+
+    Raises:
+        ConfigError: no port can be used.
+    """
+    taken: list[str] = []
+    for port in _ports_of(job):
+        try:
+            store = tcp_store(host, port, wait)
+        except ConfigError as error:
+            taken.append(str(error))
+            continue
+        store.set(_name(job), "")
+        return store
+    raise ConfigError(
+        f"none of the {_TRIES} ports of this job can be used. {taken[0]}. Or name one in MASTER_PORT, with MASTER_ADDR."
+    )
+
+
+def find_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
+    """The others': the store of this job, and not of another that has one of its ports.
+
+    Raises:
+        PeerError: rank 0 has not come in time.
+    """
+    for port in itertools.cycle(_ports_of(job)):
+        with contextlib.suppress(PeerError, DistError):  # nobody is there, or no store
+            store = tcp_store(host, port, Wait(wait.rank, wait.world_size, wait.place, _KNOCK_S))
+            if store.check([_name(job)]):
+                return store
+        forget(host, port, wait.rank)
+        wait.pause(lambda: [0])
+    raise AssertionError
+
+
+def _ports_of(job: Job) -> list[int]:
+    assert job.step is not None
+    return job_ports(job.number, job.step.number)
+
+
+def _name(job: Job) -> str:
+    return f"{job.name}/{job.restart}"

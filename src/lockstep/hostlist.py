@@ -1,0 +1,65 @@
+"""Lists of hosts and of counts as Slurm writes them: ``a[1-3,07-09],b`` and ``4(x2),1``."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+_MOST_HOSTS = 100_000
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a list, in its order: ``n[08-10,1],login`` is n08, n09, n10, n1, login.
+
+    Several brackets in one name multiply: ``r[1-2]n[1-2]`` is r1n1, r1n2, r2n1, r2n2.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: list[str] = []
+    for item in _split(text):
+        # Odd parts are what stood in brackets.
+        parts = re.split(r"\[([^\[\]]*)\]", item)
+        if any(set(part) & set("[]") for part in parts[::2]):
+            raise ValueError(f"{item!r}: brackets that do not match")
+        choices = [list(_expand_ranges(part)) if index % 2 else [part] for index, part in enumerate(parts)]
+        for names in itertools.product(*choices):
+            found.append("".join(names))
+            if len(found) > _MOST_HOSTS:
+                raise ValueError(f"more than {_MOST_HOSTS} hosts")
+    return found
+
+
+def expand_counts(text: str) -> list[int]:
+    """The numbers of a list with repetitions, as of tasks on each node: ``2(x3),1`` is 2, 2, 2, 1.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
+        if match is None:
+            raise ValueError(f"{item!r} is not a number, or a number with how often it comes, as 4(x2)")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _split(text: str) -> Iterator[str]:
+    """What stands between the commas that are in no brackets."""
+    for item in re.split(r",(?![^\[\]]*\])", text):
+        if not item.strip():
+            raise ValueError(f"{text!r}: a name is missing")
+        yield item.strip()
+
+
+def _expand_ranges(text: str) -> Iterator[str]:
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
+        if match is None:
+            raise ValueError(f"[{text}]: {item!r} is not a number or a range of numbers")
+        first, last = match[1], match[2] or match[1]
+        if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
+            raise ValueError(f"[{text}]: {item!r} is no range")
+        yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))

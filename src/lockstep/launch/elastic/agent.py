@@ -1,0 +1,373 @@
+"""torchelastic's agent, with lockstep's workers: they come from the warm fork server, and end as they do on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+from lockstep.addresses import interface_with, is_loopback
+from lockstep.errors import LaunchError
+from lockstep.launch.elastic.meeting import Meeting, NodeRendezvous
+from lockstep.launch.elastic.patience import StoppedError, say
+from lockstep.launch.elastic.round import Machine, Report, Round, Start
+from lockstep.launch.elastic.verdict import Verdict, judge, without_store
+from lockstep.launch.elastic.workers import Workers
+from lockstep.launch.local import reserved_port
+from lockstep.launch.output import OutputPlan
+from lockstep.launch.server import ForkServer
+from lockstep.launch.spec import LaunchSpec, Node
+from lockstep.launch.supervise import GRACE_S
+
+_MONITOR_S = 0.1
+_FAREWELL_S = GRACE_S + 1.5
+"""How long who keeps the store waits for the others: their workers have GRACE_S to end, and are to be reported on then."""
+
+
+class StoreLostError(LaunchError):
+    """The launchers' store does not answer. Nothing may be asked of it any more: that could wait for ever."""
+
+
+class NodeAgent(SimpleElasticAgent):
+    """Starts this machine's workers whenever the nodes have met, and has them meet again when one comes, goes or fails.
+
+    Whether they do is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on each
+    node by itself, is told through the number of restarts that it believes to be left.
+
+    Args:
+        meeting: of the nodes.
+        rendezvous: torchelastic's.
+        spec: what the workers are, as on one machine; what each start has of its own is put in.
+        take_server: gives a fork server that is alive.
+        plan: for the workers' output.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rendezvous: NodeRendezvous,
+        spec: LaunchSpec,
+        take_server: Callable[[], ForkServer],
+        plan: OutputPlan,
+    ) -> None:
+        super().__init__(
+            WorkerSpec(
+                role="default",
+                local_world_size=spec.nproc,
+                rdzv_handler=rendezvous,
+                entrypoint="lockstep",  # a name for torchelastic's records
+                max_restarts=spec.max_restarts,
+                monitor_interval=_MONITOR_S,
+            ),
+            exit_barrier_timeout=30,
+        )
+        self.verdict: Verdict | None = None
+        """What the last round came to, if it did not end well."""
+        self.is_teller = True
+        """Whether it is for this launcher to tell the user all of it."""
+        self._meeting = meeting
+        self._rendezvous_handler = rendezvous
+        self._spec = spec
+        self._take_server = take_server
+        self._plan = plan
+        self._round: Round | None = None
+        self._used = 0
+        self._workers: Workers | None = None
+        self._in_round = ExitStack()
+        self._signal = 0
+        self.stopped_with: int | None = None
+        """The status with which the run has saved itself when it was asked to stop, or could not; until it is started again."""
+        self._is_joining = False  # the workers are being ended for a node that has come
+        self._count = 0
+        self._num_there = 0  # nodes of the last round that are not lost
+        self.lost_s = meeting.lost_s
+        """After how many seconds of silence another node, or the store, is taken for lost."""
+
+    def stop(self, number: int) -> None:
+        """Somebody has stopped this launcher: end the workers, and leave. From any thread; a second time kills them.
+
+        Workers that save the run do that first, with those of all nodes, and what follows is decided by all.
+        """
+        if self._workers is None or not self._workers.is_running:
+            self._meeting.stop.set()
+        elif self._signal or not self._is_joining:  # else they save the run already
+            self._workers.stop(number, at_once=True)
+        self._signal = self._signal or number
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """The signal by which somebody has stopped this launcher."""
+        return signal.Signals(self._signal) if self._signal else None
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether the run was to save itself, and was not waited for."""
+        return self._workers is not None and self._workers.was_cut_short
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the workers have saved the run, and this node waits for those that still do."""
+        settles = self.stopped_with is not None and self.verdict is None
+        return settles and self._round is not None and self._round.error is None and self._round.silence_s() < self.lost_s
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any of this machine's workers may be running."""
+        return self._workers is not None and self._workers.is_running
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """Called by torchelastic: meet, and start the workers.
+
+        A node that is lost in between, or stopped, leaves no word of that: the others wait for what it was to say first.
+        """
+        while True:
+            try:
+                super()._initialize_workers(worker_group)
+                break
+            except DistStoreError as error:  # a wait for another node was in vain, and the store said so: it is there
+                self._in_round.close()
+                whom = f"a node that had come to {self._meeting.nodes.place} has not begun with the others in"
+                why = f"{whom} {self._meeting.answer_s:g} s: it was lost or stopped at that moment"
+                if not self._meeting.nodes.is_elastic:
+                    raise LaunchError(f"{why}. Start the same command again on all nodes") from error
+                say(f"{why}. The others meet again")
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Called by torchelastic when the nodes have met."""
+        met: Any = worker_group  # its fields are filled in by now
+        number, num_nodes = int(met.group_rank), int(met.group_world_size)
+        first_rank = int(worker_group.workers[0].global_rank)
+        own = self._meeting.place.own_address
+        port = self._in_round.enter_context(reserved_port())
+        count = self._count = self._count_start(worker_group)
+        self._num_there = num_nodes
+        names = f"{self._meeting.prefix}/start-{count}"
+        client = self._meeting.another_client()
+        self._round = Round(
+            PrefixStore(names, self._meeting.store),
+            PrefixStore(names, client),
+            number,
+            num_nodes,
+            self._rendezvous_handler.look,
+        )
+        self._in_round.callback(self._round.close)
+        machine = Machine(
+            host=socket.gethostname(),
+            address=own,
+            first_rank=first_rank,
+            num_ranks=self._spec.nproc,
+            keeps_store=self._meeting.server is not None,
+        )
+        start = self._round.begin(
+            machine, Start(number=count, used=self._num_used(), master_port=port) if number == 0 else None
+        )
+        self._used = start.used
+        node = Node(
+            number=number,
+            num_nodes=num_nodes,
+            first_rank=first_rank,
+            world_size=int(worker_group.workers[0].world_size),
+            master_addr=self._round.machines[0].address,
+            store=f"tcp://{self._meeting.nodes.place}/{quote(names)}",
+            run_id=self._meeting.nodes.run_id,
+            interface="lo" if is_loopback(own) else interface_with(own) or "",
+        )
+        self._introduce(node)
+        own_dir = Path(self._spec.private_dir, f"start-{count}")
+        own_dir.mkdir(mode=0o700)
+        spec = dataclasses.replace(
+            self._spec, private_dir=str(own_dir), node=node, restart=count, master_port=start.master_port
+        )
+        self.verdict, self.stopped_with, self._is_joining = None, None, False
+        self._workers = Workers(spec, self._take_server(), self._plan)
+        return {worker.local_rank: f"{machine.host}/{worker.local_rank}" for worker in worker_group.workers}
+
+    def _count_start(self, worker_group: WorkerGroup) -> int:
+        """How many times the processes of this run were started before: counted by the first node, the same for all."""
+        met: Any = worker_group
+        store = PrefixStore("lockstep", met.store)
+        if met.group_rank == 0:
+            store.set("start", str(self._meeting.own_store.add("starts", 1) - 1))
+        return int(store.get("start"))
+
+    def _num_used(self, more: int = 0) -> int:
+        """How many restarts were for failures, and ``more``: in the store, for the first node may be one that has just come."""
+        return int(self._meeting.own_store.add("used", more))
+
+    def _introduce(self, node: Node) -> None:
+        assert self._round is not None
+        if node.number == 0:
+            hosts = ", ".join(f"{machine.host} ({machine.ranks})" for machine in self._round.machines)
+            plural = "es" if node.world_size > 1 else ""
+            say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Called by torchelastic several times a second."""
+        assert self._round is not None
+        assert self._workers is not None
+        is_running = self._workers.is_running
+        if not is_running:
+            self.stopped_with = self._workers.stopped_with
+        if self._signal:
+            self._hear_signal(is_running)
+        self._check_store()
+        if not is_running and not self._workers.failures and not self._round.has_ended and not self._was_stopped:
+            self._round.done(self.stopped_with)
+            if self._round.num_done == len(self._round.machines) and not self._round.has_stopped:
+                return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._workers.spec.ranks))
+            if self._round.num_done < len(self._round.machines) and not self._round.silent(self.lost_s):
+                return RunResult(state=WorkerState.HEALTHY)  # others have not come to their end
+        why = self._why_it_ends(is_running)
+        if why == "join" and is_running:
+            # A worker may want to save its state before a new node comes, and waits for SIGTERM. The others see by themselves
+            # that one has come.
+            self._is_joining = True
+            self._workers.stop(signal.SIGTERM, at_once=True)
+            why = None
+        if why is None:
+            return RunResult(state=WorkerState.HEALTHY)
+        if is_running:  # a node is lost or has failed: the others can do nothing together any more
+            self._workers.stop(signal.SIGINT)
+        order = self._round.end()
+        self._workers.wait()
+        return self._settle(why, order)
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether the workers were stopped, and did not save the run."""
+        assert self._workers is not None
+        return self._workers.is_stopping and self._workers.stopped_with is None
+
+    def _hear_signal(self, is_running: bool) -> None:
+        """Somebody has sent this launcher a signal.
+
+        Raises:
+            StoppedError: that is over with: it leaves.
+        """
+        assert self._workers is not None
+        is_stopped = self._meeting.stop.is_set()
+        if is_running and is_stopped and not self._workers.is_stopping:
+            self._workers.stop(self._signal, at_once=True)  # it came just before they were started
+        elif not is_stopped and not self._workers.is_stopping:
+            self._signal = 0  # it was for the script, which goes on; or the run had come to its end
+        elif not is_running and not self._workers.failures and (is_stopped or self._was_stopped):
+            self._end_round("stopped")
+            raise StoppedError
+
+    def _why_it_ends(self, is_running: bool) -> str | None:
+        """Of this node's part of the round; None: it does not, or will by itself."""
+        assert self._round is not None
+        assert self._workers is not None
+        if is_running:
+            if self._round.silent(self.lost_s):
+                return "lost"
+            if self._signal or self._is_joining:
+                return None  # they have been told
+            if self._round.num_waiting and not self._round.has_ended:
+                return "join"
+            return "followed" if self._round.has_ended else None
+        if self._workers.failures:
+            return "failed"
+        if self._is_joining:
+            return "join"
+        return "saved" if self._workers.stopped_with is not None else "lost"
+
+    def _settle(self, why: str, order: int) -> RunResult:
+        """Hear how the round has ended everywhere, and do what follows."""
+        assert self._round is not None
+        assert self._workers is not None
+        found = self._workers.failures
+        stopped_with = self._workers.stopped_with or 0
+        self._round.report(Report(why=why, order=order, failures=found, signal=self._signal, stopped_with=stopped_with))
+        nodes = self._meeting.nodes
+        reports = self._round.reports(self._meeting.stop.wait)
+        self._num_there = len(reports)
+        self.verdict = judge(
+            reports,
+            self._round.machines,
+            least=nodes.least,
+            is_elastic=nodes.is_elastic,
+            used=self._used,
+            max_restarts=self._spec.max_restarts,
+        )
+        self.stopped_with = self.verdict.stopped_with
+        self.is_teller = self.verdict.teller == self._round.number
+        self._in_round.close()
+        self._rendezvous_handler.is_over()
+        if not self.verdict.goes_on:
+            self._remaining_restarts = 0  # torchelastic's loop ends
+        elif self._signal:
+            raise StoppedError  # the others go on
+        else:
+            say(self.verdict.text if self.is_teller else self.verdict.brief)
+            if self.is_teller and self.verdict.counts:
+                self._num_used(1)
+            self._remaining_restarts = 1  # its loop goes on, once
+        return RunResult(state=WorkerState.FAILED)
+
+    def _end_round(self, why: str) -> None:
+        """Tell the others that this node leaves, if they can be told."""
+        if self._round is None or self._round.error is not None:
+            return
+        order = self._round.end()
+        assert self._workers is not None
+        self._round.report(Report(why=why, order=order, failures=self._workers.failures, signal=self._signal))
+
+    def _check_store(self) -> None:
+        assert self._round is not None
+        assert self._workers is not None
+        silence_s = self._round.silence_s()
+        if self._round.error is None and silence_s < self.lost_s:
+            return
+        place, host = self._meeting.nodes.place, self._meeting.nodes.host
+        reason = "does not answer any more" if self._round.error is not None else f"has not answered for {silence_s:.0f} s"
+        self._workers.stop(signal.SIGINT)
+        self._workers.wait()
+        found = self._workers.failures
+        causes = [failure for failure in found if not failure.is_consequence]
+        if causes:
+            raise StoreLostError(
+                f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
+                f"And {place}, which keeps the store where the nodes meet, {reason}",
+                causes[0].exit_status or 1,
+            )
+        raise StoreLostError(f"{place} {reason}: {without_store(host)}")
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Called by torchelastic before the nodes meet again. They have ended by then."""
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        """Called by torchelastic at the end, whatever that is."""
+        if self._workers is not None and self._workers.is_running:
+            self._workers.stop(signal.SIGINT, at_once=True)
+            self._workers.wait()
+        self._in_round.close()
+
+    def _exit_barrier(self) -> None:
+        """torchelastic's wait for the other nodes: this one has heard already that all have come to their end."""
+
+    def leave(self) -> None:
+        """The last that this node does. Whoever keeps the store waits until those have left who may still ask it."""
+        if self._round is None:
+            return
+        store, key = self._meeting.own_store, f"left/{self._count}"
+        store.add(key, 1)
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._meeting.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:
+            time.sleep(0.02)

@@ -1,0 +1,51 @@
+"""Who has a node's number: a launcher, by its process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A launcher that has come as a node."""
+
+    pid: int
+    host: str
+    processes_of: str
+    """Where its number means this process: one start of a machine, one container; empty: not known."""
+    token: str
+    """Its own, so that no two have the same."""
+
+    @staticmethod
+    def own() -> Claim:
+        """That of this process."""
+        where = ""
+        with contextlib.suppress(OSError):  # not Linux
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            where = f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=where, token=uuid.uuid4().hex)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def has_ended(self, own: Claim) -> bool:
+        """Whether that launcher is known to have ended, as seen from this process, whose claim is ``own``."""
+        is_here = (self.host, self.processes_of) == (own.host, own.processes_of) and self.processes_of != ""
+        return is_here and not psutil.pid_exists(self.pid)
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Claim:
+        """What ``to_json`` made."""
+        return Claim(**json.loads(text))

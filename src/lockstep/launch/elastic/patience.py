@@ -1,0 +1,109 @@
+"""Waiting for other machines: said at once, and then every ten seconds, and with an end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+
+from lockstep.errors import LaunchError
+
+_TELL_AFTER_S = 1.0
+_TELL_EVERY_S = 10.0
+_PAUSE_S = 0.1
+
+
+def say(text: str) -> None:
+    """A line of the launcher, on standard error."""
+    with contextlib.suppress(OSError, ValueError):  # a reader that left early must not stop the run
+        print(f"lockstep: {text}", file=sys.stderr, flush=True)
+
+
+class StoppedError(Exception):
+    """Somebody stopped this launcher."""
+
+
+class Stop:
+    """Whether somebody has stopped this launcher. It may be set from any thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """He has."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether he has."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, unless and until he has.
+
+        Raises:
+            StoppedError: he has.
+        """
+        if self._event.wait(seconds):
+            raise StoppedError
+
+
+class Patience:
+    """One wait, from now.
+
+    Args:
+        place: where the nodes meet.
+        timeout_s: how long to wait.
+        stop: ends the wait as well.
+        remedy: what to look at if the wait is in vain.
+    """
+
+    def __init__(self, place: str, timeout_s: float, stop: Stop, remedy: str) -> None:
+        self._place = place
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._remedy = remedy
+        self._whom = "other nodes"
+        self._began = time.monotonic()
+        self._began_at = time.time()
+        self._tell_at = self._began + _TELL_AFTER_S
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that are left, 0 or more."""
+        return max(0.0, self._timeout_s - self.waited_s)
+
+    def tell(self, whom: str, *, ends: bool = True) -> None:
+        """Say, if it is time to, that this node waits for ``whom``. ``ends``: not for longer than the timeout.
+
+        Raises:
+            StoppedError: somebody has stopped this launcher.
+        """
+        self._stop.wait(0)
+        self._whom = whom
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + _TELL_EVERY_S
+            until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
+            limit = f", until {until} ({self._timeout_s:g} s in all)" if ends else ""
+            say(f"waits at {self._place} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it")
+
+    def in_vain(self) -> LaunchError:
+        """What to raise when the time is over."""
+        return LaunchError(f"waited {self._timeout_s:g} s at {self._place} for {self._whom}, in vain. {self._remedy}")
+
+    def pause(self, whom: str) -> None:
+        """The same, and sleep for a moment.
+
+        Raises:
+            StoppedError: somebody has stopped this launcher.
+            LaunchError: the time is over.
+        """
+        self.tell(whom)
+        if self.remaining_s == 0:
+            raise self.in_vain()
+        self._stop.wait(_PAUSE_S)

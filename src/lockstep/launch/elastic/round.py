@@ -1,0 +1,200 @@
+"""From one meeting of the nodes to the next: what their launchers tell each other meanwhile, through their store.
+
+Each launcher says several times a second that it is alive, and looks whether the others are; that goes by whether a number
+changes, so the machines' clocks do not matter. Whoever sees an end (its processes failed, another node has gone silent, one
+wants to join, somebody stopped it) says so; then all end their processes, and each reports how its own have ended. All of
+that is under names of this round alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from lockstep.launch.failures import Failure
+
+_BEAT_S = 0.25
+_CLOSE_S = 0.5
+"""A store that does not answer is not waited for."""
+_GONE_S = 3.0
+"""After how long a silence a launcher is not waited for any more, once the round is at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node that takes part in a round."""
+
+    host: str
+    address: str
+    first_rank: int
+    num_ranks: int
+    keeps_store: bool = False
+    """Whether the launchers' store ends with this node's."""
+
+    @property
+    def ranks(self) -> str:
+        """For the user."""
+        last = self.first_rank + self.num_ranks - 1
+        return f"rank {last}" if self.num_ranks == 1 else f"ranks {self.first_rank} to {last}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How a node's part of a round has ended."""
+
+    why: str
+    """``failed``; ``stopped`` by somebody; ``saved``: the run was asked to stop, and all its processes end by themselves;
+    ``join``: a new node has come; ``lost``: another one is silent; ``followed``: because another node said so first."""
+    order: int
+    """The first node to see an end has 1, the next 2: by the store's count, for clocks differ."""
+    failures: tuple[Failure, ...] = ()
+    """Of its processes, the first first."""
+    signal: int = 0
+    """That somebody stopped it by: this node leaves."""
+    stopped_with: int = 0
+    """The status with which the run has saved itself, or could not (``lockstep.stopping``)."""
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """What ``to_json`` made."""
+        found: dict[str, Any] = json.loads(text)
+        return Report(**{**found, "failures": tuple(Failure(**failure) for failure in found["failures"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the first node says at the beginning of a round."""
+
+    number: int
+    """How many times the processes were started before."""
+    used: int
+    """How many of these were for failures."""
+    master_port: int
+    """A free port of its machine."""
+
+
+class Round:
+    """One round, seen from one node. Close it.
+
+    Args:
+        store: under names of this round alone; asked by the thread that makes this.
+        client: the same, over a connection of its own.
+        number: of this node.
+        num_nodes: that take part.
+        look: how many nodes wait to take part.
+    """
+
+    def __init__(self, store: Store, client: Store, number: int, num_nodes: int, look: Callable[[], int]) -> None:
+        self.number = number
+        self.machines: tuple[Machine, ...] = ()
+        self.error: Exception | None = None
+        """Why the store cannot be asked any more."""
+        self.has_ended = False
+        """Whether some node has said so."""
+        self.num_waiting = 0
+        """Of nodes that want to take part."""
+        self.num_done = 0
+        """Of nodes all of whose processes have ended by themselves, and well."""
+        self.has_stopped = False
+        """Whether some of them did because the run was asked to stop."""
+        self._store = PrefixStore("round", store)
+        self._client = PrefixStore("round", client)
+        self._num_nodes = num_nodes
+        self._look = look
+        now = time.monotonic()
+        self._answered_at = now
+        self._beats = [(b"", now)] * num_nodes
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lockstep-round", daemon=True)
+
+    def begin(self, machine: Machine, start: Start | None) -> Start:
+        """Tell the others who this is, and hear who they are. Every node must call it; ``start`` is for the first to say."""
+        self._store.set(f"beat/{self.number}", "")
+        self._store.set(f"done/{self.number}", "")
+        self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
+        if start is not None:
+            self._store.set("start", json.dumps(asdict(start)))
+        names = [f"machine/{number}" for number in range(self._num_nodes)]
+        self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
+        found = Start(**json.loads(self._store.get("start")))
+        self._thread.start()
+        return found
+
+    def silence_s(self) -> float:
+        """For how long the store has not answered."""
+        return time.monotonic() - self._answered_at
+
+    def silent(self, limit_s: float) -> list[int]:
+        """The other nodes that have said nothing for longer than this, while the store did answer."""
+        if self.silence_s() > limit_s:
+            return []
+        now = self._answered_at
+        return [number for number, (_, at) in enumerate(self._beats) if number != self.number and now - at > limit_s]
+
+    def done(self, stopped_with: int | None) -> None:
+        """All of this node's processes have come to their end, or have ended with this status because they were asked to."""
+        self._store.set(f"done/{self.number}", str(stopped_with or 0))
+
+    def end(self) -> int:
+        """Say that the round is at its end; returns the order in which this node saw it."""
+        self.has_ended = True
+        return self._store.add("ended", 1)
+
+    def report(self, report: Report) -> None:
+        """Tell the others how this node's part has ended."""
+        self._store.set(f"report/{self.number}", report.to_json())
+
+    def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
+        """What all nodes report that are still there, by number. Waits for those that are."""
+        found: dict[int, Report] = {}
+        while True:
+            for number in set(range(self._num_nodes)) - found.keys():
+                if self._store.check([f"report/{number}"]):
+                    found[number] = Report.from_json(self._store.get(f"report/{number}").decode())
+            if set(range(self._num_nodes)) - found.keys() <= set(self.silent(_GONE_S)):
+                return found
+            if self.error is not None:
+                raise self.error
+            wait(0.05)
+
+    def close(self) -> None:
+        """Say nothing more. (An interpreter that ends while a thread of it asks PyTorch's store aborts.)"""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        count, names = 0, range(self._num_nodes)
+        while not self._closed.is_set():
+            try:
+                count += 1
+                self._client.set(f"beat/{self.number}", str(count))
+                beats = self._client.multi_get([f"beat/{number}" for number in names])
+                self._note_beats(beats)
+                done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
+                self.has_stopped = any(value != b"0" for value in done)
+                self.num_done = len(done)
+                self.has_ended = self.has_ended or self._client.check(["ended"])
+                self.num_waiting = self._look()
+            except Exception as error:
+                self.error = error
+                return
+            self._answered_at = time.monotonic()
+            self._closed.wait(_BEAT_S)
+
+    def _note_beats(self, beats: Sequence[bytes]) -> None:
+        now = time.monotonic()
+        gap_s = now - self._answered_at
+        for number, (beat, (before, at)) in enumerate(zip(beats, self._beats, strict=True)):
+            # While the store did not answer, this node could hear nobody: that time is not theirs.
+            self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * _BEAT_S))

@@ -1,0 +1,199 @@
+"""A launch on several machines, this one's part of it, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError
+
+from lockstep.config import RunConfig
+from lockstep.errors import LaunchError
+from lockstep.launch.binding import Binding
+from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
+from lockstep.launch.elastic.meeting import NodeRendezvous, make_rendezvous, open_meeting
+from lockstep.launch.elastic.patience import Stop
+from lockstep.launch.elastic.pulse import Pulse
+from lockstep.launch.elastic.terms import agree, launch_name, own_terms
+from lockstep.launch.elastic.verdict import without_store
+from lockstep.launch.nodes import Nodes, Place
+from lockstep.launch.output import OutputPlan
+from lockstep.launch.server import ForkServer
+from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import LaunchSpec, Script
+from lockstep.launch.supervise import Outcome
+
+_LOOK_S = 0.1
+_LEAVE_S = 5.0
+"""How long the agent may take to leave, once it was stopped and has no workers."""
+
+
+def run_on_nodes(
+    nodes: Nodes,
+    place: Place,
+    script: Script,
+    *,
+    nproc: int,
+    settings: Mapping[str, Any],
+    server: ForkServer,
+    private_dir: str,
+    environ: Mapping[str, str],
+    plan: OutputPlan,
+    interrupts: Interrupts,
+    max_restarts: int = 0,
+    binding: Binding | None = None,
+) -> Outcome:
+    """Run a script on this machine and others to its end, or until it is stopped, and then perhaps saved.
+
+    Afterwards all processes of this machine are gone.
+
+    Raises:
+        ConfigError: the nodes do not have the same terms, or two have the same number.
+        LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
+    """
+    launch = _Launch(nodes, place, server)
+    spec = LaunchSpec(
+        program=script,
+        nproc=nproc,
+        private_dir=private_dir,
+        environ=environ,
+        settings=settings,
+        cwd=str(Path.cwd()),
+        master_port=0,  # known when the nodes have met
+        terminal=plan.on_terminal,
+        name=Path(private_dir).name,
+        max_restarts=max_restarts,
+        binding=binding,
+    )
+    # In a thread: what waits for an answer over the network hears no signal.
+    thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
+    thread.start()
+    launch.wait(thread, interrupts)
+    error = launch.error
+    stopped_by, stopped_with = launch.stopped_by(interrupts), launch.stopped_with
+    if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
+        return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
+    if stopped_by is not None and not launch.has_failed:
+        return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=launch.was_cut_short, spec=spec)
+    if isinstance(error, DistError):
+        raise LaunchError(f"{nodes.place} does not answer any more: {without_store(nodes.host)}") from error
+    if error is not None:
+        raise error
+    return Outcome(failures=(), stopped_by=None, spec=spec)
+
+
+class _Launch:
+    """What the agent's thread and the one that hears signals share."""
+
+    def __init__(self, nodes: Nodes, place: Place, server: ForkServer) -> None:
+        self.error: BaseException | None = None
+        """What the launch has ended with, if not well."""
+        self._nodes = nodes
+        self._place = place
+        self._server = server
+        self._servers = [server]
+        self._stop = Stop()
+        self._agent: NodeAgent | None = None
+        self._pulse: Pulse | None = None
+        self._rendezvous: NodeRendezvous | None = None
+
+    def stopped_by(self, interrupts: Interrupts) -> signal.Signals | None:
+        """The signal by which somebody has stopped this launcher; not one that was for the script alone."""
+        if self._agent is not None:
+            return self._agent.stopped_by
+        return signal.Signals(interrupts.received[0]) if interrupts.received else None
+
+    @property
+    def stopped_with(self) -> int | None:
+        """See ``Outcome``."""
+        return self._agent.stopped_with if self._agent is not None else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the nodes have agreed on that."""
+        return self._agent is not None and self._agent.verdict is not None and not self._agent.verdict.goes_on
+
+    @property
+    def was_cut_short(self) -> bool:
+        """See ``Outcome``."""
+        return self._agent is not None and self._agent.was_cut_short
+
+    def run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
+        """The agent's thread."""
+        try:
+            self._run(spec, plan)
+        except BaseException as error:
+            self.error = self.error or error
+
+    def wait(self, thread: threading.Thread, interrupts: Interrupts) -> None:
+        """Until the agent has ended, or has been stopped and does not: then at least the workers have."""
+        num_heard, give_up_at = 0, math.inf
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            for number in interrupts.received[num_heard:]:
+                num_heard += 1
+                if self._agent is None:
+                    self._stop.set()
+                else:
+                    self._agent.stop(number)
+            is_busy = self._agent is not None and (self._agent.has_workers or self._agent.is_settling)
+            leaves = self.stopped_by(interrupts) is not None and not is_busy
+            give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S) if leaves else math.inf
+            if self._meets_in_vain():
+                self.error = StoreLostError(f"{self._nodes.place} has not answered: {without_store(self._nodes.host)}")
+                break
+            if time.monotonic() > give_up_at:
+                break
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        for server in self._servers:
+            server.close()
+
+    def _meets_in_vain(self) -> bool:
+        """Whether the agent is at a meeting, where it waits for the store without an end, and the store does not answer."""
+        if self._pulse is None or self._agent is None or self._agent.has_workers:
+            return False
+        return self._pulse.silence_s() > self._agent.lost_s + _LEAVE_S
+
+    def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
+        # What it warns of is said here, in words for the user.
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        timeout_s = RunConfig.merge(spec.settings, {}).timeout_s
+        meeting = open_meeting(self._nodes, self._place, timeout_s, self._stop)
+        agree(meeting.own_store, own_terms(self._nodes, spec.max_restarts))
+        spec = dataclasses.replace(spec, name=launch_name(meeting.own_store, spec.name))
+        rendezvous = self._rendezvous = make_rendezvous(meeting)
+        agent = self._agent = NodeAgent(meeting, rendezvous, spec, self._take_server, plan)
+        self._pulse = Pulse(meeting.another_client())
+        try:
+            agent.run()
+        except StoreLostError:
+            raise  # it must not be asked for anything more
+        except BaseException:
+            with contextlib.suppress(Exception):
+                # Nodes that may come and go go on without this one, whatever has ended it.
+                if not self._nodes.is_elastic:
+                    rendezvous.shutdown()
+                agent.leave()
+            raise
+        rendezvous.shutdown()
+        agent.leave()
+        if agent.verdict is not None and not agent.verdict.goes_on and agent.stopped_with is None:
+            raise LaunchError(agent.verdict.text if agent.is_teller else agent.verdict.brief, agent.verdict.status)
+
+    def _take_server(self) -> ForkServer:
+        """The one that is warm, or another if it was ended with its workers."""
+        if not self._server.is_alive():
+            self._server = ForkServer(self._server.nproc)
+            self._servers.append(self._server)
+        return self._server

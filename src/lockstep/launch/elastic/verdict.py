@@ -1,0 +1,128 @@
+"""What follows from the end of a round: do the nodes meet again, and what is the user told? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.launch import failures
+from lockstep.launch.elastic.round import Machine, Report
+from lockstep.launch.failures import Failure
+from lockstep.stopping import REQUEUE_STATUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The same on every node that has heard of the same."""
+
+    goes_on: bool
+    """Whether the nodes meet again."""
+    counts: bool
+    """Whether that is one of the restarts that were allowed."""
+    text: str
+    """For the user, from the one node that tells him all."""
+    brief: str
+    """From the others."""
+    status: int
+    """What the launchers end with, if they do."""
+    stopped_with: int | None = None
+    """If the run was asked to stop: the status with which it has saved itself, or could not. That is no failure."""
+    teller: int
+    """The number of that one node."""
+
+
+def judge(
+    reports: Mapping[int, Report], machines: Sequence[Machine], *, least: int, is_elastic: bool, used: int, max_restarts: int
+) -> Verdict:
+    """What follows.
+
+    Args:
+        reports: of the nodes that are still there, by number.
+        machines: all that took part, by number.
+        least: how many nodes the run needs.
+        is_elastic: whether the run can go on without some.
+        used: how many restarts there were for failures.
+        max_restarts: how many there may be.
+    """
+    world_size = sum(machine.num_ranks for machine in machines)
+    lost = [machine for number, machine in enumerate(machines) if number not in reports]
+    found = _in_order(reports)
+    has_cause = any(not failure.is_consequence for failure in found)
+    stopped = [number for number, report in reports.items() if report.signal]
+    joins = any(report.why == "join" for report in reports.values())
+    remaining = [number for number in reports if number not in stopped]
+    teller = min(remaining or reports)
+
+    def end(text: str, brief: str, status: int) -> Verdict:
+        return Verdict(goes_on=False, counts=False, text=text, brief=brief, status=status, teller=teller)
+
+    def again(text: str, brief: str, *, counts: bool) -> Verdict:
+        return Verdict(goes_on=True, counts=counts, text=text, brief=brief, status=0, teller=teller)
+
+    statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
+    if statuses and not has_cause:
+        hosts = ", ".join(machines[number].host for number in stopped)
+        stay = len(reports) - len(stopped) >= least and not any(machines[number].keeps_store for number in stopped)
+        text, goes_on = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
+        if joins and not stopped:
+            text, goes_on = "another node has come: all meet again", True
+        elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
+            text, goes_on = f"the run is saved, and {hosts} leaves: the others meet again", True
+        status = min(statuses)
+        return Verdict(
+            goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, teller=teller
+        )
+    if stopped and not has_cause:
+        host, number = machines[stopped[0]].host, reports[stopped[0]].signal
+        if not is_elastic:
+            return end(*_twice(f"stopped by signal {number} on {host}"), 128 + number)
+        if any(machines[one].keeps_store for one in stopped):
+            return end(*_twice(f"stopped by signal {number} on {host}: {without_store(host)}"), 128 + number)
+        return again(*_twice(f"{host} was stopped, and leaves: the others meet again"), counts=False)
+    if joins and not has_cause:
+        return again(*_twice("another node has come: all meet again"), counts=False)
+    whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
+    if found and (has_cause or not lost):
+        first = found[0]
+        whole = failures.report(found, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
+        brief = f"rank {first.rank} of {world_size} on {first.host} failed: {first.summary()}"
+        brief += f" (the launcher on {machines[teller].host} shows all)"
+    elif lost and is_elastic:
+        return again(*_twice(f"{whole}: the others meet again"), counts=False)
+    status = (found[0].exit_status or 1) if found else 1
+    if has_cause and found[0].would_recur:
+        why = f"\n\nlockstep: not started again: a {found[0].kind} would only come again" if max_restarts else ""
+        return end(whole + why, brief, status)
+    if any(report.signal for report in reports.values()) and not is_elastic:
+        return end(whole, brief, status)  # somebody wants to have its place
+    if used >= max_restarts:
+        why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
+        return end(whole + why, brief, status)
+    count = f"restart {used + 1} of {max_restarts}: all nodes meet again"
+    return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
+
+
+def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
+    """The cause first: echoes behind what is none; then by the node that saw it first, by whose clock its own are in order."""
+    found = [(failure.is_consequence, report.order, failure) for report in reports.values() for failure in report.failures]
+    return [failure for _, _, failure in sorted(found, key=lambda one: (one[0], one[1], one[2].time_s))]
+
+
+def _lost_words(lost: Sequence[Machine]) -> str:
+    if not lost:
+        return ""
+    hosts = ", ".join(f"{machine.host} ({machine.ranks})" for machine in lost)
+    return f"nothing is heard any more from {hosts}: the machine, its link or its launcher is lost"
+
+
+def without_store(host: str) -> str:
+    """What it means that the machine is gone that keeps the launchers' store."""
+    return (
+        "it kept the store where the nodes meet, and without that they cannot go on. All processes of this machine have ended. "
+        f"Start the same command again on all nodes when {host} is back, or with another machine in its place: a run that "
+        "calls lockstep.join() goes on from its newest checkpoint"
+    )
+
+
+def _twice(text: str) -> tuple[str, str]:
+    return text, text

@@ -1,0 +1,219 @@
+"""What a cluster has, as ``sinfo`` tells it, and whether a job can ever run there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.errors import ConfigError
+from lockstep.hostlist import expand_hosts
+from lockstep.slurm import units
+from lockstep.slurm.request import Request
+
+FORMAT = "%N|%P|%c|%m|%G|%l|%t"
+"""For ``sinfo --Node --noheader --format``: a line for each node of each partition."""
+_USABLE = ("idle", "mix", "alloc", "comp", "resv", "plnd", "idle~", "idle#", "idle%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as one partition has it."""
+
+    name: str
+    partition: str
+    is_default: bool
+    """Whether jobs that name no partition come to this one."""
+    cpus: int
+    memory_mb: int
+    cards: Mapping[str, int]
+    """How many of each kind; those without a kind under an empty name."""
+    limit_min: float
+    """The longest time of the partition's jobs, in minutes."""
+    state: str
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs jobs now, or would if it were free."""
+        return self.state.rstrip("*$@^!+-") in _USABLE and not self.state.endswith("*")  # * does not answer
+
+    def num_cards(self, kind: str | None) -> int:
+        """Cards of a kind, or of all."""
+        return sum(self.cards.values()) if kind is None else self.cards.get(kind, 0)
+
+
+def read_nodes(text: str) -> list[Node]:
+    """What ``sinfo`` has printed in ``FORMAT``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = []
+    for line in filter(None, text.splitlines()):
+        try:
+            name, partition, cpus, memory, gres, limit, state = line.split("|")
+            found.append(
+                Node(
+                    name=name,
+                    partition=partition.rstrip("*"),
+                    is_default=partition.endswith("*"),
+                    cpus=int(cpus.rstrip("+")),
+                    memory_mb=int(memory.rstrip("+")),
+                    cards=_cards(gres),
+                    limit_min=units.minutes(limit),
+                    state=state,
+                )
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"sinfo answered {line!r}, which cannot be read ({error}): submit by hand, with sbatch"
+            ) from None
+    return found
+
+
+def _cards(gres: str) -> dict[str, int]:
+    """Of ``gpu:a100:4(S:0-1),gpu:2,license:1``: the cards."""
+    found: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        kind, _, number = item.rpartition(":")
+        if kind.partition(":")[0] == "gpu" and number.isdecimal():
+            name = kind.partition(":")[2]
+            found[name] = found.get(name, 0) + int(number)
+    return found
+
+
+def check(request: Request, nodes: Sequence[Node]) -> list[str]:
+    """Whether the job can run on this cluster. Returns what the user should know although it can.
+
+    Raises:
+        ConfigError: it never can; the message says why, and what there is.
+    """
+    members = _members(request, nodes)
+    where = f"partition {members[0].partition}"
+    _check_time(request, members, where)
+    named = _named(request, members, where)
+    fitting = list(named)
+    for what, fits, most, remedy in _needs(request):
+        fewer = [node for node in fitting if fits(node)]
+        if len(fewer) < request.nodes:
+            which = f" among {_shortened(node.name for node in named)}" if request.nodelist or request.exclude else ""
+            raise ConfigError(
+                f"--nodes {request.nodes}, each with {what}: {where} has {len(fewer) or 'none'} of that kind{which}; the most "
+                f"that one has is {max(map(most, fitting)):g}. {remedy}, or choose another partition ({_summary(nodes)})"
+            )
+        fitting = fewer
+    usable = [node for node in fitting if node.is_usable]
+    if len(usable) < request.nodes:
+        states = ", ".join(sorted({f"{node.name} {node.state}" for node in fitting if not node.is_usable})[:10])
+        return [
+            f"{len(usable)} of the {request.nodes} nodes that the job needs can be used now ({states}): it waits for the others"
+        ]
+    return []
+
+
+_Need = tuple[str, Callable[[Node], bool], Callable[[Node], float], str]
+
+
+def _needs(request: Request) -> list[_Need]:
+    """What a node must have: in words, whether one has it, how much of it one has, and what else could be asked for."""
+    cpus = request.tasks * (request.cpus_per_task or 1)
+    product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
+    found: list[_Need] = []
+    if request.gpus_per_node:
+        kind, number = units.cards(request.gpus_per_node)
+        found.append(
+            (
+                f"{number} {kind + ' ' if kind else ''}cards",
+                lambda node: node.num_cards(kind) >= number,
+                lambda node: node.num_cards(kind),
+                "Ask for fewer with --gpus-per-node",
+            )
+        )
+    found.append(
+        (
+            f"{cpus} CPUs{product}",
+            lambda node: node.cpus >= cpus,
+            lambda node: node.cpus,
+            "Ask for fewer with --cpus-per-task",
+        )
+    )
+    if request.mem:
+        size = units.megabytes(request.mem)
+        found.append(
+            (
+                f"{request.mem} of memory",
+                lambda node: node.memory_mb >= size,
+                lambda node: node.memory_mb,
+                "Ask for less with --mem",
+            )
+        )
+    return found
+
+
+def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:
+    names = sorted({node.partition for node in nodes})
+    if not nodes:
+        raise ConfigError("sinfo knows no node at all: ask those who run this cluster")
+    if request.partition is None:
+        found = [node for node in nodes if node.is_default]
+        if not found:
+            raise ConfigError(f"this cluster has no default partition: give --partition, one of {', '.join(names)}")
+        return found
+    wanted = request.partition.split(",")
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"--partition {name}: this cluster has none of that name. Choose one of {', '.join(names)}")
+    return [node for node in nodes if node.partition in wanted]
+
+
+def _check_time(request: Request, members: Sequence[Node], where: str) -> None:
+    limit = max(node.limit_min for node in members)
+    if request.time is not None and not 0 < units.minutes(request.time) <= limit:
+        raise ConfigError(
+            f"--time {request.time}: jobs in {where} may run for {_span(limit)} at most. Give a shorter time: with --requeue "
+            "the run goes on in as many turns as it takes"
+        )
+
+
+def _named(request: Request, members: Sequence[Node], where: str) -> list[Node]:
+    """The nodes that the job may have, each once."""
+    by_name = {node.name: node for node in members}
+    listed = expand_hosts(request.nodelist) if request.nodelist else []
+    excluded = expand_hosts(request.exclude) if request.exclude else []
+    for option, names in (("nodelist", listed), ("exclude", excluded)):
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            raise ConfigError(f"--{option}: {where} has no {', '.join(unknown)}. It has {_shortened(by_name)}")
+    both = [name for name in listed if name in excluded]
+    if both:
+        raise ConfigError(f"--nodelist and --exclude both name {', '.join(both)}: take them out of one")
+    found = [node for node in by_name.values() if node.name not in excluded]
+    if len(listed) == request.nodes:
+        found = [by_name[name] for name in listed]
+    if len(found) < request.nodes:
+        raise ConfigError(
+            f"--nodes {request.nodes}: {where} has {len(found)} ({_shortened(node.name for node in found)}). Ask for fewer"
+        )
+    return found
+
+
+def _summary(nodes: Iterable[Node]) -> str:
+    """What each partition has at most: ``gpu: 4 nodes with up to 64 CPUs, 512000 MB, 8 cards``."""
+    by_partition: dict[str, list[Node]] = {}
+    for node in nodes:
+        by_partition.setdefault(node.partition, []).append(node)
+    return "; ".join(
+        f"{name}: {len(members)} nodes with up to {max(node.cpus for node in members)} CPUs, "
+        f"{max(node.memory_mb for node in members)} MB, {max(node.num_cards(None) for node in members)} cards"
+        for name, members in sorted(by_partition.items())
+    )
+
+
+def _span(minutes: float) -> str:
+    days, rest = divmod(int(minutes), 24 * 60)
+    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:{round(minutes % 1 * 60):02d}"
+
+
+def _shortened(names: Iterable[str], most: int = 12) -> str:
+    known = list(names)
+    return ", ".join(known[:most]) + (f" and {len(known) - most} others" if len(known) > most else "")

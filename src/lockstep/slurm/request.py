@@ -1,0 +1,122 @@
+"""What a job asks Slurm for: one frozen value, checked when it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.hostlist import expand_hosts
+from lockstep.slurm import units
+
+RUNTIMES = ("apptainer", "singularity")
+_SIGNALS = ("USR1", "TERM")  # those that a run takes for a request to save itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job: a script, on which machines, for how long. Names are those of sbatch's options."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``RunConfig``, as ``lockstep run`` would take them."""
+    is_module: bool = False
+    """Whether the script is the name of a module, as for ``python -m``."""
+    python: str = "python3"
+    nodes: int = 1
+    ntasks_per_node: int | None = None
+    """Processes on each node; None: one for each card, else one."""
+    gpus_per_node: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    job_name: str = "lockstep"
+    array: str | None = None
+    output: str | None = None
+    requeue: bool = True
+    """Whether the job comes again after a lost node, after it made room, and when its time was up before it was done."""
+    signal: str = "USR1@90"
+    """What the processes get, and how many seconds before the time is up."""
+    container: str | None = None
+    bind: tuple[str, ...] = ()
+    """Directories for the container, as its own ``--bind`` takes them."""
+    runtime: str = "apptainer"
+    options: tuple[str, ...] = ()
+    """More options of sbatch, as they are."""
+
+    def __post_init__(self) -> None:
+        RunConfig(**self.settings)  # checks them
+        for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_option(name)} {value}: it must be 1 or more")
+        for name, parse in _PARSERS.items():
+            self._parse(name, parse)
+        if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
+            raise ConfigError(
+                f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
+                "before the end: USR1@90"
+            )
+        if self.runtime not in RUNTIMES:
+            raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
+        for text in (self.script, self.job_name, self.container or "", *self.args, *self.bind, *self.options):
+            if "\n" in text:
+                raise ConfigError(f"{text!r}: a line break cannot stand in a batch file")
+        listed = [] if self.nodelist is None else expand_hosts(self.nodelist)
+        if len(listed) > self.nodes:
+            raise ConfigError(
+                f"--nodelist names {len(listed)} nodes, and --nodes is {self.nodes}: Slurm would take all that are named. Give "
+                f"--nodes {len(listed)}, or name fewer"
+            )
+        _check_shards(self)
+
+    def _parse(self, name: str, parse: Callable[[str], object]) -> None:
+        text = getattr(self, name)
+        if text is None:
+            return
+        try:
+            parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{_option(name)} {text}: {error}") from None
+
+    @property
+    def num_cards(self) -> int:
+        """Cards of each node."""
+        return 0 if self.gpus_per_node is None else units.cards(self.gpus_per_node)[1]
+
+    @property
+    def tasks(self) -> int:
+        """Processes on each node."""
+        each = self.settings.get("devices_per_process") or 1
+        return self.ntasks_per_node or max(1, self.num_cards // each)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "gpus_per_node": units.cards,
+    "mem": units.megabytes,
+    "time": units.minutes,
+    "nodelist": expand_hosts,
+    "exclude": expand_hosts,
+}
+
+
+def _check_shards(request: Request) -> None:
+    shards, processes = request.settings.get("shards"), request.nodes * request.tasks
+    if shards is not None and processes > shards:
+        raise ConfigError(
+            f"{processes} processes ({request.nodes} nodes x {request.tasks}) and --shards {shards}: more processes than "
+            f"shards cannot share the work. Ask for --shards {processes} or more, or for fewer processes"
+        )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,76 @@
+"""``lockstep slurm`` where there is no Slurm: the file is written, and what was not looked at is said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "lockstep.cli.main", "slurm", *arguments]
+        environ = {**os.environ, "PATH": str(programs)}
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
+
+    return run
+
+
+def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_path):
+    done = slurm("train.py", "--nodes", "2", "--gpus-per-node", "4", "--shards", "8", "--", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("train.sbatch: 8 processes on 2 nodes, output in train-%j.out\nsubmit it:  sbatch train.sbatch\n")
+    assert done.stderr == "lockstep: not checked: there is no Slurm on this machine\n"
+    text = (tmp_path / "train.sbatch").read_text()
+    assert "#   lockstep slurm train.py --nodes 2 --gpus-per-node 4 --shards 8 -- --epochs 3\n" in text
+    assert f"{sys.executable} train.py --epochs 3\n" in text
+    assert """export LOCKSTEP_SETTINGS='{"shards": 8}'\n""" in text
+    assert os.access(tmp_path / "train.sbatch", os.X_OK)
+
+
+def test_options_may_stand_before_the_script_and_a_module_is_no_file(slurm, tmp_path):
+    assert slurm("-N", "2", "-m", "package.train", "--container", "image.sif").returncode == 0
+    assert "    python3 -m package.train\n" in (tmp_path / "train.sbatch").read_text()
+
+
+def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
+    (tmp_path / "train.sbatch").write_text("mine")
+    assert "train.sbatch was another before: that one is now train.sbatch.old-1" in slurm("train.py").stderr
+    assert Path(tmp_path / "train.sbatch.old-1").read_text() == "mine"
+
+
+def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
+    (tmp_path / "bin" / "singularity").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "singularity").chmod(0o755)
+    assert slurm("train.py", "--container", "image.sif").returncode == 0
+    assert "    singularity exec " in (tmp_path / "train.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nope.py",), "there is no script nope.py here"),
+        (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
+        (("train.py", "--time", "soon"), "--time soon: 'soon' is no time"),
+        (("train.py", "--strategy", "best"), "unknown strategy 'best'"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, arguments, words):
+    done = slurm(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert not (tmp_path / "train.sbatch").exists()
+
+
+def test_help_shows_the_job_the_run_and_examples(slurm):
+    told = slurm("--help").stdout
+    assert told.index("The job:") < told.index("--cpus-per-task") < told.index("The run, as") < told.index("--shards V")
+    assert "  lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00 --submit\n" in told

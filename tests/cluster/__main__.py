@@ -1,0 +1,147 @@
+"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python tests/cluster --hosts 3 --slurm``."""
+
+import argparse
+import cmd
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from cluster import Cluster
+from host import Command, Host, HostError
+
+INTRO = """
+{hosts}
+From another terminal, a shell on a host:  nsenter --all --wdns="$PWD" --target NUMBER   (NUMBER is behind the address)
+Here, "help" tells what can be done. Ctrl-C or "quit" ends the cluster, and all that runs in it.
+"""
+
+
+class Prompt(cmd.Cmd):
+    """One line, one deed."""
+
+    prompt = "cluster> "
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def do_hosts(self, _: str) -> None:
+        """hosts: their names, addresses, and the number of their first process"""
+        print(table(self._cluster))
+
+    def do_run(self, line: str) -> None:
+        """run HOST COMMAND: run a line of shell on the host, here until it ends; with & behind it, beside it"""
+        name, _, command = line.partition(" ")
+        self._wait(self._host(name).start(["sh", "-c", command]))
+
+    def do_shell(self, name: str) -> None:
+        """shell HOST: a shell on the host"""
+        self._wait(self._host(name).start([os.environ.get("SHELL", "sh")]))
+
+    def do_ps(self, _: str) -> None:
+        """ps: what runs on the hosts"""
+        for host in self._cluster.hosts:
+            for process in host.processes():
+                print(f"{host.name}  {process.pid}  {shlex.join(process.cmdline())}")
+
+    def do_cut(self, name: str) -> None:
+        """cut HOST: its packets are lost from now on"""
+        self._host(name).cut()
+
+    def do_restore(self, name: str) -> None:
+        """restore HOST: its packets are carried again"""
+        self._host(name).restore()
+
+    def do_limit(self, line: str) -> None:
+        """limit HOST RATE: let at most 10mbit (or 1gbit, ...) through its link, each way; limit HOST off"""
+        name, rate = line.split()
+        self._host(name).limit(None if rate == "off" else rate)
+
+    def do_kill(self, name: str) -> None:
+        """kill HOST: its power is lost"""
+        self._host(name).kill()
+
+    def do_revive(self, name: str) -> None:
+        """revive HOST: switch it on again"""
+        self._host(name).revive()
+
+    def do_clock(self, line: str) -> None:
+        """clock HOST SECONDS: let the dates of commands started there from now on be ahead by so much, or behind (-60)"""
+        name, ahead_s = line.split()
+        self._host(name).set_clock(int(ahead_s))
+
+    def do_hide(self, line: str) -> None:
+        """hide HOST DIRECTORY: the host sees an empty directory there"""
+        name, path = line.split()
+        self._host(name).hide(Path(path))
+
+    def do_show(self, line: str) -> None:
+        """show HOST DIRECTORY: the host sees it again"""
+        name, path = line.split()
+        self._host(name).show(Path(path))
+
+    def do_quit(self, _: str) -> bool:
+        """quit: end the cluster"""
+        return True
+
+    def do_EOF(self, _: str) -> None:  # noqa: N802 (the name that cmd gives it)
+        """Ctrl-D, or no terminal at all: the cluster stays until a signal comes."""
+        print("it stays up until Ctrl-C", flush=True)
+        signal.pause()
+
+    def emptyline(self) -> None:
+        """An empty line does nothing: cmd would do the last deed again."""
+
+    def onecmd(self, line: str) -> bool:
+        """Whatever goes wrong with a line, the cluster stays."""
+        try:
+            return super().onecmd(line)
+        except (HostError, RuntimeError) as error:
+            print(error)
+        except ValueError as error:
+            print(f"{line!r} was not understood ({error}): try help {line.split()[0]}")
+        return False
+
+    def _wait(self, command: Command) -> None:
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command now
+        command.wait()
+        signal.signal(signal.SIGINT, before)
+        if sys.stdin.isatty():
+            # A shell takes the terminal for itself, and on a host cannot give it back: it does not see who had it.
+            before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
+            signal.signal(signal.SIGTTOU, before)
+
+    def _host(self, name: str) -> Host:
+        for host in self._cluster.hosts:
+            if host.name == name.strip():
+                return host
+        raise HostError(f"there is no host {name!r}: there are {', '.join(host.name for host in self._cluster.hosts)}")
+
+
+def table(cluster: Cluster) -> str:
+    return "\n".join(f"  {h.name:8} {h.address:14} {'off' if h.pid is None else h.pid}" for h in cluster.hosts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
+    parser.add_argument("--hosts", type=int, default=2, help="how many (default: 2)")
+    parser.add_argument("--slurm", action="store_true", help="with Slurm on all of them")
+    parser.add_argument("--gpus", type=int, default=0, help="cards a host that Slurm believes in (default: 0)")
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda caught, _: sys.exit(128 + caught))
+    # So that "run host0 torchrun ..." finds what belongs to this Python.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    try:
+        with Cluster(options.hosts, slurm=options.slurm, gpus=options.gpus) as cluster:
+            print(INTRO.format(hosts=table(cluster)), flush=True)
+            Prompt(cluster).cmdloop()
+    except (HostError, ValueError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""A cluster in a box: hosts on one machine that are as separate as hosts are.
+
+    with Cluster(hosts=2) as cluster:
+        cluster.hosts[0].run(["ping", "-c1", "host1"])
+
+It needs root and Linux's namespaces (``missing`` says what is not there), touches nothing of the machine's own network,
+and is gone with this process, however that ends: see ``guardian``. Any number of clusters can be up at once.
+"""
+
+import functools
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from guardian import HERE
+from host import Host, HostError, end
+from network import Switch, address
+from slurm import Slurm
+
+GUARDIAN = Path(__file__).with_name("guardian.py")
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
+START_S = 20.0  # what a host may take to start on a machine that is busy
+UPTIME_S = 10_000  # host n has been up n + 1 times this longer than the machine: clocks without a date differ
+MOST_HOSTS = 250  # the addresses of one small network
+
+# What a cluster is made of, made once and thrown away.
+TRIAL = """
+ip link add switch type bridge && ip link add one type veth peer name other && ip link set one master switch &&
+tc qdisc add dev one root tbf rate 1mbit burst 64kb latency 100ms && mount -t tmpfs trial /run && mount -t proc proc /proc
+"""
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why there can be no cluster on this machine; None if there can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "a cluster of namespaces needs Linux and root"
+    for tool, package in TOOLS.items():
+        if not shutil.which(tool):
+            return f"a cluster of namespaces needs {tool} (on Debian: apt-get install {package})"
+    namespaces = ["--pid", "--net", "--uts", "--ipc", "--mount", "--time", "--monotonic", "1", "--boottime", "1"]
+    trial = ["unshare", "--fork", *namespaces, "sh", "-c", TRIAL]
+    done = subprocess.run(trial, capture_output=True, text=True, timeout=30, check=False)
+    return f"namespaces, bridges or limits cannot be made here: {done.stderr.strip()}" if done.returncode else None
+
+
+class Cluster:
+    """``hosts`` hosts (host0, host1, ...) on one switch; with ``slurm``, Slurm on all of them, its controller on host0.
+
+    ``gpus`` are the cards a host that Slurm believes in: there is nothing behind them.
+    """
+
+    def __init__(self, hosts: int = 2, *, slurm: bool = False, gpus: int = 0) -> None:
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise ValueError(f"a cluster has 1 to {MOST_HOSTS} hosts, not {hosts}")
+        self.hosts: list[Host] = []
+        self.slurm: Slurm | None = None
+        self._answers: dict[str, int] = {}  # the first process of each host
+        self._pid: int | None = None  # of the guardian, as the machine numbers it
+        self._num_hosts = hosts
+        self._gpus = gpus
+        self._with_slurm = slurm
+
+    def __enter__(self) -> "Cluster":
+        if reason := missing():
+            raise HostError(reason)
+        Path(HERE).mkdir(exist_ok=True)  # an empty place to mount on, the same for all: it stays
+        self._guardian = self._start_guardian()
+        self._lines = self._read()
+        try:
+            self._pid = int(next(self._lines))
+            self._switch = Switch(self._pid)
+            self.hosts = [Host(f"host{n}", address(n), self._switch, self._boot) for n in range(self._num_hosts)]
+            names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+            (self.files / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
+            self._order(self.hosts)
+            for host in self.hosts:
+                host.pid = self._answers[host.name]
+                self._switch.plug(host.name, host.pid, host.address)
+            if self._with_slurm:
+                self.slurm = Slurm(self.hosts, self.files, gpus=self._gpus)
+                self.slurm.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process on this machine that all the cluster's own processes descend from."""
+        return self._guardian.pid
+
+    @property
+    def files(self) -> Path:
+        """The directory that the hosts see as ``guardian.HERE``, from outside; in memory, and gone with the cluster."""
+        return Path(f"/proc/{self._pid}/root{HERE}")
+
+    def processes(self) -> list[psutil.Process]:
+        """The live processes on all hosts, without those that are part of the hosts."""
+        return [process for host in self.hosts for process in host.processes()]
+
+    def mend(self) -> list[str]:
+        """Undo whatever was done to the hosts. Returns the jobs that were left in Slurm's queue, and are cancelled."""
+        for host in self.hosts:
+            host.mend()
+        return self.slurm.mend() if self.slurm else []
+
+    def close(self) -> None:
+        """What also happens when this process is killed: everything in the cluster dies."""
+        if self._pid is not None:
+            end(self._pid)
+        self._guardian.kill()
+        for stream in (self._guardian.stdin, self._guardian.stdout):
+            stream.close()
+        self._guardian.wait(START_S)
+
+    def _start_guardian(self) -> subprocess.Popen[bytes]:
+        owner = os.pidfd_open(os.getpid())
+        namespaces = ["--pid", "--net", "--mount"]
+        command = ["unshare", "--kill-child", *namespaces, sys.executable, "-I", "-S", str(GUARDIAN), str(owner)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        try:
+            # In a session of its own: Ctrl-C is for the owner.
+            return subprocess.Popen(command, pass_fds=[owner], start_new_session=True, **pipes)
+        finally:
+            os.close(owner)
+
+    def _read(self) -> Iterator[str]:
+        """The lines that the guardian and hosts say."""
+        stream, rest = self._guardian.stdout, b""
+        while True:
+            ready, _, _ = select.select([stream], [], [], START_S)
+            told = os.read(stream.fileno(), 4096) if ready else b""
+            if not told:
+                raise HostError(f"the cluster did not answer in {START_S:g} s, or is gone: what it said is above")
+            *lines, rest = (rest + told).split(b"\n")
+            yield from (line.decode() for line in lines)
+
+    def _order(self, hosts: list[Host]) -> None:
+        """Switch hosts on, all at once."""
+        for host in hosts:
+            order = f"{host.name} {UPTIME_S * (1 + self.hosts.index(host))}\n"
+            self._guardian.stdin.write(order.encode())
+        for _ in hosts:
+            name, pid = next(self._lines).split()
+            if pid == "failed":
+                raise HostError(f"{name} could not be started: what mount said is above")
+            self._answers[name] = int(pid)
+
+    def _boot(self, host: Host) -> int:
+        self._order([host])
+        pid = self._answers[host.name]
+        self._switch.plug(host.name, pid, host.address)
+        return pid

@@ -1,0 +1,49 @@
+"""The first process of a host: it makes the host's own view of the machine, then waits for orphans.
+
+    init.py NAME HERE   says on its standard output NAME and the number that the machine knows this process by
+
+When it is killed, the kernel kills every process of the host at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+# /sys shows the network of whoever mounts it. The control groups below it stay as they are: slurmd needs them.
+MOUNTS = """
+mount --bind {here}/disks/{name} {here}/local
+mount --bind {here}/hosts /etc/hosts
+mount -t tmpfs shm /dev/shm
+mount --rbind /sys/fs/cgroup {here}/cgroup
+mount -t sysfs sysfs /sys
+mount --rbind {here}/cgroup /sys/fs/cgroup
+umount --lazy {here}/cgroup
+mount -t proc proc /proc
+"""
+
+
+def reap(*_) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main(name: str, here: str) -> None:
+    pid = Path("/proc/self").readlink()  # before /proc is the host's own
+    Path("/proc/sys/kernel/hostname").write_text(name)
+    Path(here, "disks", name).mkdir(exist_ok=True)  # the disk of a host that comes back is as it was
+    if os.system("set -e" + MOUNTS.format(name=name, here=here)):
+        pid = "failed"
+    print(name, pid, flush=True)
+    if pid == "failed":
+        return
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,342 @@
+"""Hosts of a cluster are as separate as hosts are, and what is done to one is done to that one."""
+
+import contextlib
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cluster_fixtures
+import numpy as np
+import pytest
+from cluster import Cluster
+from cluster_fixtures import lent
+from host import LOCAL, HostError
+
+PEER = Path(__file__).with_name("peer.py")
+SUMS = Path(__file__).with_name("sums.py")
+PORT = 7000
+
+
+@contextlib.contextmanager
+def started(host, *command, **options):
+    """A command on a host, its output line by line, that is gone in the end."""
+    process = host.start(command, stdout=subprocess.PIPE, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        for stream in (process.stdin, process.stdout):
+            if stream:
+                stream.close()
+
+
+def listener(host):
+    return started(host, sys.executable, "-S", PEER, "listen", str(PORT))
+
+
+def talker(host, to):
+    return started(host, sys.executable, "-S", PEER, "talk", to.name, str(PORT), stdin=subprocess.PIPE)
+
+
+def line(process, timeout_s=30.0):
+    """The next line of a process, or None if it says nothing."""
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    return process.stdout.readline().strip() if ready else None
+
+
+def say(process, what):
+    process.stdin.write(f"{what}\n")
+    process.stdin.flush()
+
+
+def reaches(host, to):
+    """Whether a new connection from one host to another comes about within two seconds."""
+    with listener(to) as there:
+        assert line(there) == "listening"
+        command = [sys.executable, "-S", PEER, "send", to.name, str(PORT), "1"]
+        with contextlib.suppress(HostError):
+            host.run(command, timeout_s=2)
+            return True
+    return False
+
+
+def seconds_for(host, to, size):
+    with listener(to) as there:
+        assert line(there) == "listening"
+        return float(host.run([sys.executable, "-S", PEER, "send", to.name, str(PORT), str(size)]).stdout)
+
+
+# Separate
+
+
+def test_hosts_have_names_and_addresses_of_their_own_and_reach_each_other_by_name(cluster):
+    assert len({host.name for host in cluster.hosts}) == len({host.address for host in cluster.hosts}) == 3
+    for host in cluster.hosts:
+        assert host.run(["hostname"]).stdout.strip() == host.name
+        assert f" {host.address}/24 " in host.run(["ip", "-4", "addr", "show", "eth0"]).stdout
+        assert sorted(host.run(["ls", "/sys/class/net"]).stdout.split()) == ["eth0", "lo"]
+    first, second, _ = cluster.hosts
+    with listener(second) as there:
+        assert line(there) == "listening"
+        with talker(first, to=second) as here:
+            assert line(here) == "connected"
+            assert line(there) == f"connected {first.address}"
+
+
+def test_nothing_leads_out_of_the_cluster_and_the_machine_is_untouched(cluster):
+    host = cluster.hosts[0]
+    assert host.run(["ip", "route"]).stdout.split()[0] == "10.213.0.0/24"
+    assert "unreachable" in host.run(["ip", "route", "get", "192.0.2.1"], check=False).stderr
+    assert "host0" not in Path("/etc/hosts").read_text()
+    assert not {"switch", "host0"} & {name for _, name in socket.if_nameindex()}
+    assert cluster.hosts[0].name != socket.gethostname()
+
+
+def test_two_clusters_at_once_do_not_see_each_other(cluster):
+    with Cluster(hosts=1) as other:
+        (mine, *_), (its,) = cluster.hosts, other.hosts
+        assert (mine.name, mine.address) == (its.name, its.address)
+        with listener(mine) as there:
+            assert line(there) == "listening"
+            refused = its.run([sys.executable, "-S", PEER, "talk", mine.name, str(PORT)], check=False)
+            assert "ConnectionRefusedError" in refused.stderr
+        assert its.processes() == []
+
+
+def test_a_host_sees_its_own_processes_shared_memory_disk_and_uptime_alone(cluster):
+    first, second, _ = cluster.hosts
+    with started(first, "sleep", "60"):
+        assert "sleep 60" in first.run(["ps", "ax"]).stdout
+        assert "sleep 60" not in second.run(["ps", "ax"]).stdout
+        assert [process.name() for process in cluster.processes()] == ["sleep"]
+    for place in ("/dev/shm", LOCAL):
+        first.run(["touch", f"{place}/of-the-first"])
+        assert "of-the-first" in first.run(["ls", place]).stdout
+        assert "of-the-first" not in second.run(["ls", place]).stdout
+    read = [sys.executable, "-S", "-c", "import time; print(time.monotonic())"]
+    behind = float(first.run(read).stdout)
+    ahead_s = float(second.run(read).stdout) - behind
+    assert 10_000 <= ahead_s < 10_100
+
+
+def test_the_control_groups_of_the_machine_can_be_seen(cluster):
+    there = sorted(path.name for path in Path("/sys/fs/cgroup").iterdir())
+    assert sorted(cluster.hosts[0].run(["ls", "/sys/fs/cgroup"]).stdout.split()) == there
+
+
+# Commands
+
+
+def test_a_signal_reaches_the_command_and_its_status_comes_back(cluster):
+    host = cluster.hosts[0]
+    assert host.run(["sh", "-c", "exit 7"], check=False).returncode == 7
+    with started(host, "sh", "-c", "trap 'echo caught; exit 5' TERM; echo ready; sleep 60 & wait; ") as process:
+        assert line(process) == "ready"
+        process.terminate()
+        assert line(process) == "caught"
+        assert process.wait(10) == 5
+        for left in host.processes():
+            left.kill()
+    with started(host, "sh", "-c", "while sleep 0.1; do echo on; done") as process:
+        assert line(process) == "on"
+        process.send_signal(signal.SIGSTOP)
+        while line(process, timeout_s=1):  # what it had said before
+            pass
+        process.send_signal(signal.SIGCONT)
+        assert line(process) == "on"
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+
+
+def test_a_command_that_fails_or_takes_too_long_is_an_error_that_shows_its_output(cluster):
+    host = cluster.hosts[1]
+    with pytest.raises(HostError, match=r"on host1 ended with status 3\n-- stdout\nout\n\n-- stderr\nerr"):
+        host.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    with pytest.raises(HostError, match=r"sleep 60 on host1: not done after 0\.2 s"):
+        host.run(["sleep", "60"], timeout_s=0.2)
+    assert host.processes() == []
+
+
+def test_a_command_runs_in_its_directory_with_the_environment_of_its_host(cluster, tmp_path):
+    first, second, _ = cluster.hosts
+    first.environment["ONE"] = "1"
+    show = ["sh", "-c", "pwd; echo $ONE$TWO"]
+    assert first.run(show, cwd=tmp_path, env={"TWO": "2"}).stdout == f"{tmp_path}\n12\n"
+    assert second.run(show).stdout == f"{Path.cwd()}\n\n"
+
+
+def test_orphans_are_buried(cluster):
+    host = cluster.hosts[0]
+    host.run(["sh", "-c", "(sleep 0.1 &) ; exit 0"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while "sleep" in (table := host.run(["ps", "axo", "comm"]).stdout):  # a zombie would be shown, too
+        assert time.monotonic() < deadline, table
+
+
+# Links
+
+
+def test_a_cut_link_drops_packets_and_a_restored_one_carries_them_again(cluster):
+    first, second, third = cluster.hosts
+    with listener(second) as there, contextlib.ExitStack() as later:
+        assert line(there) == "listening"
+        here = later.enter_context(talker(first, to=second))
+        assert line(here) == "connected"
+        assert line(there).startswith("connected")
+        second.cut()
+        say(here, "into the void")
+        assert line(there, timeout_s=1) is None
+        assert here.poll() is None  # nobody told it
+        assert reaches(first, third)
+        assert not reaches(third, second)
+        second.restore()
+        assert line(there) == "into the void"
+    assert reaches(third, second)
+
+
+def test_a_limited_link_is_as_slow_as_said_both_ways(cluster):
+    first, second, third = cluster.hosts
+    unlimited_s = seconds_for(first, second, 1_000_000)
+    first.limit("8mbit")  # a megabyte a second; a sixteenth of it goes through at once
+    for here, there in ((first, second), (second, first)):
+        assert 0.9 < seconds_for(here, there, 1_000_000) < 10
+    others_s = seconds_for(second, third, 1_000_000)
+    first.limit(None)
+    assert max(unlimited_s, others_s, seconds_for(first, second, 1_000_000)) < 0.9
+
+
+def test_a_rate_that_is_none_is_an_error_that_says_so(cluster):
+    with pytest.raises(RuntimeError, match="fast"):
+        cluster.hosts[0].limit("fast")
+
+
+# Power
+
+
+def test_a_killed_host_leaves_no_process_says_no_goodbye_and_the_others_go_on(cluster):
+    first, second, third = cluster.hosts
+    with listener(first) as there:
+        assert line(there) == "listening"
+        with talker(second, to=first) as here, started(second, "sh", "-c", "sleep 60 & echo on; wait") as work:
+            assert line(here) == "connected"
+            assert line(there).startswith("connected")
+            assert line(work) == "on"
+            of_second = second.processes()
+            assert len(of_second) >= 3
+            second.kill()
+            assert not [process for process in of_second if process.is_running()]
+            assert work.wait(10) == here.wait(10) == -signal.SIGKILL
+        assert line(there, timeout_s=1) is None  # neither the end of the connection nor a reset
+    assert reaches(first, third)
+    assert second.processes() == []
+    for deed in (second.kill, second.cut, second.restore, lambda: second.run(["true"])):
+        with pytest.raises(HostError, match="host1 is off: revive it first"):
+            deed()
+
+
+def test_a_host_that_comes_back_has_its_name_its_address_and_its_disk(cluster):
+    first, second, _ = cluster.hosts
+    second.run(["touch", f"{LOCAL}/kept", "/dev/shm/lost"])
+    second.limit("1mbit")
+    assert reaches(first, second)  # from now on first knows where second is
+    second.kill()
+    second.revive()
+    assert second.run(["hostname"]).stdout == "host1\n"
+    assert second.run(["ls", LOCAL, "/dev/shm"]).stdout.split() == ["/dev/shm:", f"{LOCAL}:", "kept"]
+    assert seconds_for(first, second, 1_000_000) < 7  # it would take eight
+    with pytest.raises(HostError, match="host1 is on: kill it first"):
+        second.revive()
+
+
+# What a host sees
+
+
+def test_a_hidden_directory_cannot_be_seen_or_written_on_one_host(cluster, tmp_path):
+    first, second, _ = cluster.hosts
+    (tmp_path / "file").touch()
+    first.hide(tmp_path)
+    assert first.run(["ls", tmp_path]).stdout == ""
+    assert "Read-only" in first.run(["touch", tmp_path / "new"], check=False).stderr
+    assert second.run(["ls", tmp_path]).stdout == "file\n"
+    assert (tmp_path / "file").exists()
+    first.show(tmp_path)
+    assert first.run(["ls", tmp_path]).stdout == "file\n"
+
+
+def test_a_file_can_be_another_version_on_one_host(cluster, tmp_path):
+    first, second, _ = cluster.hosts
+    usual, other = Path(np.version.__file__), tmp_path / "version.py"
+    other.write_text(usual.read_text() + "\n__version__ = version = '1.0.other'\n")
+    first.replace(usual, by=other)
+    show = [sys.executable, "-c", "import numpy; print(numpy.__version__)"]
+    assert first.run(show).stdout == "1.0.other\n"
+    assert second.run(show).stdout == f"{np.__version__}\n"
+
+
+CLOCKS = """
+import ctypes, errno, threading, time
+date, steady = time.time(), time.monotonic()
+time.sleep(0.1)
+threading.Event().wait(0.1)
+until = time.time() + 0.3  # as C++ waits
+moment = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))
+condition, mutex, semaphore = (ctypes.create_string_buffer(64) for _ in range(3))  # all zero: as they begin
+library = ctypes.CDLL(None, use_errno=True)
+assert library.pthread_cond_timedwait(condition, mutex, moment) == errno.ETIMEDOUT
+assert time.time() >= until
+assert library.sem_timedwait(semaphore, moment) == -1 and ctypes.get_errno() == errno.ETIMEDOUT
+print(date, time.monotonic() - steady)
+"""
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_the_date_can_differ_on_one_host_and_waits_are_as_long_as_they_were(cluster, require, ahead_s):
+    require("cluster", None if shutil.which("cc") else "a clock of a host's own needs a C compiler")
+    first, second, _ = cluster.hosts
+    first.set_clock(ahead_s)
+    date, took_s = map(float, first.run([sys.executable, "-c", CLOCKS]).stdout.split())
+    usual = float(second.run([sys.executable, "-S", "-c", "import time; print(time.time())"]).stdout)
+    assert abs(usual - date + ahead_s) < 30
+    assert 0.5 <= took_s < 30
+
+
+# The fixture
+
+
+def test_a_test_that_leaves_a_process_fails_and_the_next_gets_the_cluster_whole(cluster, monkeypatch):
+    monkeypatch.setattr(cluster_fixtures, "GRACE_S", 0.2)
+    first, second, third = cluster.hosts
+    loan = lent(cluster)
+    loan.__enter__()
+    first.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 &"])
+    first.environment["LEFT"] = "1"
+    second.kill()
+    third.cut()
+    with pytest.raises(pytest.fail.Exception, match=r"left on the hosts:\n  process \d+: sleep 600"):
+        loan.__exit__(None, None, None)
+    assert cluster.processes() == []
+    assert first.run(["sh", "-c", "echo $LEFT"]).stdout == "\n"
+    assert reaches(second, third)
+
+
+# What it is for
+
+
+def test_plain_torchrun_sums_over_two_hosts(cluster):
+    meeting = ["--master-addr", "host0", "--master-port", "29500"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *meeting]
+    with contextlib.ExitStack() as ending:
+        nodes = []
+        for rank, host in enumerate(cluster.hosts[:2]):
+            options = {"env": {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.STDOUT}
+            nodes.append(ending.enter_context(started(host, *command, "--node-rank", str(rank), SUMS, **options)))
+        told = "".join(node.communicate(timeout=100)[0] for node in nodes)
+    assert [node.returncode for node in nodes] == [0, 0], told
+    for rank, name in enumerate(("host0", "host0", "host1", "host1")):
+        assert f"{name} rank {rank} of 4: 10" in told

@@ -1,0 +1,209 @@
+"""However a cluster ends, nothing of it is left on the machine."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import Cluster, missing
+from guardian import HERE
+from host import HostError
+from slurm import missing as slurm_missing
+
+FOLDER = Path(__file__).parent
+README = FOLDER.parents[1] / "README.md"
+PAGE = FOLDER.parents[1] / "docs" / "clusters.md"
+PROMPT = "cluster> "
+OWNER = """
+import subprocess, sys, time
+sys.path.insert(0, {folder!r})
+from cluster import Cluster
+with Cluster(hosts=2) as cluster:
+    for host in cluster.hosts:
+        host.run(["sh", "-c", "(setsid sleep 600 &) ; (sleep 600 &)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while [process.name() for process in cluster.processes()] != ["sleep"] * 4:
+        time.sleep(0.01)
+    print(cluster.pid, flush=True)
+    input()
+    {end}
+"""
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
+ENDS = {"an exception": "raise RuntimeError('on purpose')", "os._exit": "import os; os._exit(3)"}
+
+
+@pytest.fixture(autouse=True)
+def _possible(require):
+    require("cluster", missing())
+
+
+def on_the_machine():
+    """What a cluster could leave on it, processes and temporary files apart."""
+    mounts, names = Path("/proc/self/mounts").read_text(), Path("/etc/hosts").read_text()
+    named = [sorted(path.name for path in place.iterdir()) for place in (Path("/run/netns"), Path(HERE)) if place.exists()]
+    return mounts, names, named, socket.if_nameindex(), socket.gethostname()
+
+
+def family(pid):
+    """The processes of a cluster, whose first one is ``pid``."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+@contextlib.contextmanager
+def owner(end, tmp_path):
+    """A process that has a cluster, and ends in this way when it gets a line."""
+    (temporary := tmp_path / "temporary").mkdir()
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    command = [sys.executable, "-c", OWNER.format(folder=str(FOLDER), end=end)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}, **streams) as process:
+        try:
+            yield process, family(int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("end", [*SIGNALS, *ENDS])
+def test_nothing_is_left_however_the_owner_ends(end, tmp_path):
+    with Cluster(hosts=1):
+        pass  # the empty directory that clusters are mounted on is there from the first one on
+    before = on_the_machine()
+    with owner(ENDS.get(end, "time.sleep(600)"), tmp_path) as (process, of_cluster):
+        assert sum(process.name() == "sleep" for process in of_cluster) == 4
+        if end in SIGNALS:
+            process.send_signal(SIGNALS[end])
+        else:
+            process.communicate("end\n", timeout=20)
+        process.wait(20)
+        assert_gone(of_cluster)
+    assert on_the_machine() == before
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_cluster_dies_with_its_guardian_and_says_so_at_the_next_deed():
+    with Cluster(hosts=2) as cluster:
+        of_cluster = family(cluster.pid)
+        os.kill(of_cluster[1].pid, signal.SIGKILL)
+        assert_gone(of_cluster)
+        with pytest.raises((HostError, RuntimeError)):
+            cluster.hosts[0].kill()
+
+
+def test_an_owner_that_has_forked_does_not_keep_its_cluster_alive(tmp_path):
+    with owner("import os; os.fork(); time.sleep(600)", tmp_path) as (process, of_cluster):
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 10
+        while not (forked := [child for child in psutil.Process(process.pid).children() if child.name() != "unshare"]):
+            assert time.monotonic() < deadline
+        try:
+            process.kill()
+            process.wait(10)
+            assert_gone(of_cluster)
+            assert all(child.is_running() for child in forked)
+        finally:
+            for child in forked:
+                child.kill()
+
+
+def test_a_cluster_that_cannot_be_is_an_error_before_anything_is_made():
+    for hosts in (0, 251):
+        with pytest.raises(ValueError, match=f"a cluster has 1 to 250 hosts, not {hosts}"):
+            Cluster(hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [("os.seteuid(65534)", "needs Linux and root"), ("os.environ['PATH'] = ''", "needs ip (on Debian: apt")],
+)
+def test_what_a_machine_lacks_is_said(spoil, reason):
+    source = f"import os, cluster; {spoil}; print(cluster.missing())"
+    done = subprocess.run([sys.executable, "-c", source], cwd=FOLDER, capture_output=True, text=True, timeout=30)
+    assert reason in done.stdout, done.stderr
+
+
+# The tool
+
+
+def tool(told, *options, cwd=None):
+    command = [sys.executable, FOLDER, *options]
+    return subprocess.run(command, input=told, capture_output=True, text=True, timeout=100, cwd=cwd)
+
+
+def test_the_prompt_does_what_it_is_told_and_survives_what_it_does_not_understand():
+    deeds = ["run host1 hostname", "limit host1", "cut host9", "kill host2", "hosts", "revive host2", "run host2 hostname"]
+    done = tool("\n".join([*deeds, "quit", ""]), "--hosts", "3")
+    assert done.returncode == 0, done.stderr
+    assert "cluster> host1\n" in done.stdout
+    assert "try help limit" in done.stdout
+    assert "there is no host 'host9': there are host0, host1, host2" in done.stdout
+    assert "host2    10.213.0.3     off" in done.stdout
+    assert "cluster> host2\n" in done.stdout
+
+
+link_number = re.compile(r"(?<=@if)\d+ *").sub  # the kernel's, another one every time
+digest = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+def plain(line):
+    return digest.sub("DIGEST", link_number("", line.replace(PROMPT, "").strip()))
+
+
+def shown():
+    """The talks with the prompt that the documentation shows: what is said, and the lines that come back. Each once."""
+    pages = "".join(page.read_text() for page in (README, PAGE))
+    talks = {}
+    for kind, block in re.findall(r"^```text cluster( slurm)?\n(.*?)^```", pages, re.M | re.S):
+        lines = block.splitlines()
+        deeds = tuple(line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT))
+        talks.setdefault((kind, deeds), []).extend(plain(line) for line in lines if not line.startswith(PROMPT))
+    for number, ((kind, deeds), answers) in enumerate(talks.items()):
+        marks = [pytest.mark.long] if re.search("torchrun|lockstep run", " ".join(deeds)) else []
+        yield pytest.param(kind, deeds, answers, marks=marks, id=f"{number}{kind}")
+
+
+@pytest.mark.parametrize(("kind", "deeds", "answers"), list(shown()))
+def test_the_prompt_answers_as_the_documentation_shows(kind, deeds, answers, require):
+    if kind:
+        require("slurm", slurm_missing())
+    done = tool("\n".join([*deeds, "quit", ""]), *(["--slurm"] if kind else ["--hosts", "3"]), cwd=FOLDER.parents[1])
+    told = [plain(line) for line in done.stdout.splitlines()]
+    assert [answer for answer in answers if answer not in told] == [], done.stdout
+    assert len(set(digest.findall(done.stdout))) <= 1  # of a run and of one that was disturbed
+    assert "error" not in done.stdout + done.stderr
+
+
+def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
+    command = [sys.executable, FOLDER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        process.stdin.write("run host0 echo on; exec sleep 600\n")
+        while process.stdout.readline() != f"{PROMPT}on\n":
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, _ = process.communicate("run host1 hostname\nquit\n", timeout=20)
+        assert f"{PROMPT}host1\n" in out
+        assert process.returncode == 0
+
+
+def test_the_way_in_that_the_tool_prints_leads_to_a_host():
+    command = [sys.executable, FOLDER, "--hosts", "2"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        told = [process.stdout.readline() for _ in range(4)]
+        number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
+        assert "nsenter --all --wdns=" in "".join(told)
+        enter = ["nsenter", "--all", f"--wdns={FOLDER}", "--target", number, "sh", "-c", "hostname; pwd"]
+        assert subprocess.run(enter, capture_output=True, text=True, timeout=10).stdout == f"host1\n{FOLDER}\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 128 + signal.SIGINT

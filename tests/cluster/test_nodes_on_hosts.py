@@ -1,0 +1,379 @@
+"""``lockstep run`` on several hosts: real names and addresses, links that break, power that is lost."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from node_scripts import FAILS, TRAIN, read_steps, read_weights
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
+
+PORT = "29500"
+EPOCHS = 12
+ELASTIC = ("--shards", "4", "--checkpoint-every", "4")
+
+
+def until(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.05)
+    return found
+
+
+class Node:
+    """The launcher on one host."""
+
+    def __init__(self, host, directory, command):
+        self.host = host
+        self._paths = [directory / f"{host.name}-{time.monotonic_ns()}.{name}" for name in ("out", "err")]
+        with self._paths[0].open("w") as out, self._paths[1].open("w") as err:
+            self.process = host.start(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+    @property
+    def out(self):
+        return self._paths[0].read_text()
+
+    @property
+    def err(self):
+        return self._paths[1].read_text()
+
+    def wait(self, timeout_s=90.0):
+        """The exit status."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.host.name}: not done after {timeout_s} s\n{self.out}\n{self.err}", pytrace=False)
+
+
+@pytest.fixture
+def node(cluster, tmp_path):
+    """``node(n, source, *options, args=())``: ``lockstep run`` on host n, of a script that all hosts see."""
+    nodes = []
+
+    def start(number, source, *options, args=(), name="script.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(path), *map(str, args)]
+        nodes.append(Node(cluster.hosts[number], tmp_path, command))
+        return nodes[-1]
+
+    yield start
+    for each in nodes:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait(10)
+
+
+@pytest.fixture
+def numbered(node):
+    def start(number, source, *options, nnodes=2, at="host0", **more):
+        where = ("--nnodes", str(nnodes), "--node-rank", str(number), "--master-addr", at, "--master-port", PORT)
+        return node(number, source, *where, *options, **more)
+
+    return start
+
+
+@pytest.fixture
+def coming(node):
+    def start(number, source, *options, nnodes="1:3", **more):
+        return node(number, source, "--nnodes", nnodes, "--rdzv-endpoint", f"host0:{PORT}", *options, **more)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def alone(node, known):
+    """``alone()``: the weights of one process that nobody disturbs."""
+
+    def train():
+        if not known:
+            one = node(2, TRAIN, "--fresh", "--shards", "4", "--run-dir", "alone", args=(EPOCHS, 0))
+            assert one.wait() == 0, one.err
+            known["weights"] = read_weights(one.out)
+        return known["weights"]
+
+    return train
+
+
+@pytest.fixture
+def hurry(tmp_path):
+    """``hurry()``: let TRAIN come to its end."""
+    return (tmp_path / "hurry").touch
+
+
+def sizes(directory):
+    """The world sizes that steps were made with, in order, each once in a row."""
+    found = [size for _, size, _ in read_steps(directory)]
+    return [size for size, before in zip(found, [0, *found], strict=False) if size != before]
+
+
+def both(first, second, status=0):
+    assert (first.wait(), second.wait()) == (status, status), first.err + second.err
+
+
+def test_two_hosts_come_to_the_weights_of_one_process(numbered, alone, hurry, cluster, tmp_path):
+    second = numbered(1, TRAIN, "--nproc", "2", "--shards", "4", args=(EPOCHS, 0.1))
+    until(lambda: "waits at host0:29500 for node 0, which keeps the store" in second.err)
+    first = numbered(0, TRAIN, "--shards", "4", args=(EPOCHS, 0.1))
+    until(lambda: read_steps(tmp_path))
+    for host in cluster.hosts[:2]:  # `ss` says *:PORT or 0.0.0.0:PORT of what listens on all interfaces
+        listening = [line.split()[3] for line in host.run(["ss", "-ltnH"]).stdout.splitlines()]
+        assert listening
+        assert all(place.startswith(f"{host.address}:") for place in listening), listening
+        assert (f"{host.address}:{PORT}" in listening) == (host is cluster.hosts[0])
+    hurry()
+    both(first, second)
+    assert "listens at host0:29500 (10.213.0.1, eth0). It has no password" in first.err
+    assert "3 processes on 2 nodes: host0 (rank 0), host1 (ranks 1 to 2)" in first.err
+    assert "gloo on eth0" in first.out + first.err
+    assert read_weights(first.out, second.out) == alone()
+
+
+def test_a_failure_on_another_host_is_shown_once_with_its_name_and_nothing_is_left(numbered, cluster):
+    first = numbered(0, FAILS, "--nproc", "1", args=(2, 9))
+    second = numbered(1, FAILS, "--nproc", "2", args=(2, 9))
+    both(first, second, 1)
+    assert first.err.count("rank 2 of 3 on host1 failed: ValueError: boom 0") == 1
+    assert second.err.count("rank 2 of 3 on host1 failed: ValueError: boom 0 (the launcher on host0 shows all)") == 1
+    assert "Traceback" not in second.err
+    assert not cluster.processes()
+
+
+def test_a_host_that_cannot_see_the_run_directory_is_said_before_training(numbered, cluster, tmp_path):
+    (tmp_path / "runs").mkdir()
+    cluster.hosts[1].hide(tmp_path / "runs")
+    first, second = numbered(0, TRAIN, args=(1, 0)), numbered(1, TRAIN, args=(1, 0))
+    both(first, second, 1)
+    assert f"host1 cannot see the run directory {tmp_path}/runs/script-1" in first.err
+    assert not read_steps(tmp_path)
+
+
+def test_another_script_on_a_host_is_said_before_training(numbered, cluster, tmp_path):
+    (tmp_path / "script.py").write_text("")
+    (tmp_path / "other.py").write_text(textwrap.dedent(TRAIN) + "# another\n")
+    cluster.hosts[1].replace(tmp_path / "script.py", tmp_path / "other.py")
+    first, second = numbered(0, TRAIN, args=(1, 0)), numbered(1, TRAIN, args=(1, 0))
+    both(first, second, 1)
+    assert re.search(
+        r"the machines differ: the script script.py is \w+ \(its digest\) on host0, and \w+ .* on host1", first.err
+    )
+    assert not read_steps(tmp_path)
+
+
+def test_another_torch_on_a_host_is_said_before_training(numbered, cluster, tmp_path):
+    usual = Path(torch.version.__file__)
+    (tmp_path / "version.py").write_text(usual.read_text() + "\n__version__ = '2.0.other'\n")
+    cluster.hosts[1].replace(usual, by=tmp_path / "version.py")
+    cluster.hosts[1].environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other hosts share the directory
+    first = numbered(0, TRAIN, args=(1, 0))
+    until(lambda: "waits at" in first.err)
+    second = numbered(1, TRAIN, args=(1, 0))
+    assert second.wait() == 2
+    assert f"differ: torch 2.0.other here, {torch.__version__} there" in second.err
+    until(lambda: "host1 came with torch 2.0.other, and was sent away" in first.err)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 143
+    assert not read_steps(tmp_path)
+
+
+def test_a_wrong_master_address_is_said_at_once(numbered):
+    for number, at, words in [
+        (0, "host1", "10.213.0.2) is no address of this machine: the nodes meet at node 0"),
+        (0, "nowhere", "knows no host 'nowhere'"),
+        (1, "nowhere", "knows no host 'nowhere'"),
+    ]:
+        wrong = numbered(number, TRAIN, at=at, args=(1, 0))
+        assert wrong.wait(20) == 2
+        assert words in wrong.err
+
+
+@contextlib.contextmanager
+def cut(host):
+    host.cut()
+    try:
+        yield
+    finally:
+        host.restore()
+
+
+def test_a_link_cut_for_less_than_the_timeout_changes_nothing(numbered, alone, hurry, cluster, tmp_path):
+    first = numbered(0, TRAIN, "--shards", "4", "--timeout", "60", args=(EPOCHS, 0.2))
+    second = numbered(1, TRAIN, "--shards", "4", "--timeout", "60", args=(EPOCHS, 0.2))
+    until(lambda: len(read_steps(tmp_path)) > 8)
+    with cut(cluster.hosts[1]):
+        time.sleep(0.5)  # what was on its way
+        before = len(read_steps(tmp_path))
+        time.sleep(4)
+        assert len(read_steps(tmp_path)) == before
+    hurry()
+    both(first, second)
+    assert "restart" not in first.err
+    assert read_weights(first.out, second.out) == alone()
+
+
+def test_a_link_cut_for_longer_than_the_timeout_ends_the_run_everywhere_and_it_goes_on(
+    numbered, alone, hurry, cluster, tmp_path
+):
+    options = ("--shards", "4", "--timeout", "6", "--checkpoint-every", "4", "--run-dir", "run")
+    first, second = (numbered(host, TRAIN, *options, args=(EPOCHS, 0.2)) for host in (0, 1))
+    until(lambda: len(read_steps(tmp_path)) > 16)
+    with cut(cluster.hosts[1]):
+        assert first.wait(40) != 0
+        assert second.wait(40) != 0
+    assert "host1" in first.err
+    assert "kept the store where the nodes meet" in second.err
+    assert not cluster.processes()
+    hurry()
+    first, second = (numbered(host, TRAIN, *options, args=(EPOCHS, 0.2)) for host in (0, 1))
+    both(first, second)
+    assert "goes on after step" in first.out + first.err
+    assert read_weights(first.out, second.out) == alone()
+
+
+def test_power_lost_on_a_host_and_back_again_leaves_the_weights_as_they_are(coming, alone, hurry, cluster, tmp_path):
+    nodes = [coming(number, TRAIN, *ELASTIC, nnodes="1:2", args=(EPOCHS, 0.2)) for number in (0, 1)]
+    until(lambda: len(read_steps(tmp_path)) > 16)
+    lost_at = time.monotonic()
+    cluster.hosts[1].kill()
+    until(lambda: 1 in sizes(tmp_path))
+    took_s = time.monotonic() - lost_at
+    print(f"from the loss to the next step: {took_s:.1f} s")
+    assert took_s < 30
+    cluster.hosts[1].revive()
+    again = coming(1, TRAIN, *ELASTIC, nnodes="1:2", args=(EPOCHS, 0.2))
+    until(lambda: sizes(tmp_path) == [2, 1, 2])
+    hurry()
+    both(nodes[0], again)
+    assert "nothing is heard any more from host1 (rank 1)" in nodes[0].err
+    assert "another node has come: all meet again" in nodes[0].err
+    assert read_weights(nodes[0].out, again.out) == alone()
+
+
+FAILS_ALONE_AND_TOGETHER = """
+import os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if start == 0 or dist.get_world_size() == 2:
+    raise ValueError(f"boom {start}")
+open("started", "w").close()
+time.sleep(60)
+"""
+
+
+def test_restarts_stay_counted_when_a_host_comes_that_is_the_first_by_its_address(node, tmp_path):
+    options = ("--nnodes", "1:2", "--rdzv-endpoint", f"host1:{PORT}", "--max-restarts", "1", "--timeout", "10")
+    first = node(1, FAILS_ALONE_AND_TOGETHER, *options)  # host1 waits 10 s for the other
+    until(lambda: (tmp_path / "started").exists())
+    assert "restart 1 of 1" in first.err
+    other = node(0, FAILS_ALONE_AND_TOGETHER, *options)
+    both(first, other, 1)
+    assert "2 processes on 2 nodes: host0 (rank 0), host1 (rank 1)" in other.err
+    assert "all restarts were used (1)" in other.err
+    assert "restart 1 of 1" not in other.err
+    assert first.err.count("restart 1 of 1") == 1
+
+
+def test_a_host_gone_for_good_is_noticed_at_once_if_its_kernel_says_so_and_the_others_come_to_the_end(
+    coming, alone, hurry, cluster, tmp_path
+):
+    nodes = [coming(number, TRAIN, *ELASTIC, nnodes="1:2", args=(EPOCHS, 0.2)) for number in (0, 1)]
+    until(lambda: len(read_steps(tmp_path)) > 16)
+    lost_at = time.monotonic()
+    for process in cluster.hosts[1].processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    until(lambda: 1 in sizes(tmp_path))
+    took_s = time.monotonic() - lost_at
+    print(f"from the loss to the next step: {took_s:.1f} s")
+    assert took_s < 22
+    hurry()
+    assert nodes[0].wait() == 0, nodes[0].err
+    assert sizes(tmp_path) == [2, 1]
+    assert read_weights(nodes[0].out) == alone()
+
+
+def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_on_elsewhere(
+    coming, alone, hurry, cluster, tmp_path
+):
+    options = (*ELASTIC, "--run-dir", "run")
+    nodes = [coming(number, TRAIN, *options, nnodes="1:2", args=(EPOCHS, 0.2)) for number in (0, 1)]
+    until(lambda: len(read_steps(tmp_path)) > 16)
+    cluster.hosts[0].kill()
+    assert nodes[1].wait(60) == 1
+    assert "kept the store where the nodes meet" in nodes[1].err
+    assert "goes on from its newest checkpoint" in nodes[1].err
+    assert "torch/distributed" not in nodes[1].err
+    assert not cluster.hosts[1].processes()
+    hurry()
+    again = coming(1, TRAIN, "--nproc", "2", *options, nnodes="1", args=(EPOCHS, 0.2))
+    assert again.wait() == 0, again.err
+    assert read_weights(again.out) == alone()
+
+
+def test_clocks_that_differ_change_nothing(coming, alone, hurry, cluster, tmp_path):
+    cluster.hosts[1].set_clock(3600)
+    cluster.hosts[2].set_clock(-7000)
+    nodes = [coming(number, TRAIN, *ELASTIC, nnodes="2:3", args=(EPOCHS, 0.2)) for number in range(3)]
+    until(lambda: 3 in sizes(tmp_path))
+    nodes[2].process.send_signal(signal.SIGTERM)
+    assert nodes[2].wait() == 75
+    until(lambda: 2 in sizes(tmp_path))
+    hurry()
+    both(nodes[0], nodes[1])
+    assert sizes(tmp_path) == [3, 2]
+    assert read_weights(nodes[0].out, nodes[1].out) == alone()
+
+
+def test_a_slow_link_changes_nothing(numbered, alone, cluster):
+    cluster.hosts[1].limit("500kbit")
+    nodes = [numbered(number, TRAIN, "--shards", "4", args=(EPOCHS, 0)) for number in (0, 1)]
+    both(*nodes)
+    assert read_weights(*(each.out for each in nodes)) == alone()
+
+
+def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(TRAIN).replace("lockstep.join()", "lockstep.join(shards=4)"))
+    where = ("--nnodes", "2", "--master-addr", "host0", "--master-port", PORT)
+    command = (sys.executable, "-m", "torch.distributed.run", *where)
+    nodes = [
+        Node(cluster.hosts[number], tmp_path, [*command, "--node-rank", str(number), "script.py", str(EPOCHS), "0"])
+        for number in (0, 1)
+    ]
+    both(*nodes)
+    assert read_weights(*(each.out for each in nodes)) == alone()
+
+
+def test_hosts_whose_own_names_resolve_nowhere_meet_by_address(numbered, alone, cluster, tmp_path):
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    for host in cluster.hosts[:2]:
+        host.replace(Path("/etc/hosts"), tmp_path / "hosts")
+    began = time.monotonic()
+    at = cluster.hosts[0].address
+    nodes = [numbered(number, TRAIN, "--shards", "4", at=at, args=(EPOCHS, 0)) for number in (0, 1)]
+    both(*nodes)
+    assert time.monotonic() - began < 40
+    assert read_weights(*(each.out for each in nodes)) == alone()
+
+
+def test_a_link_that_is_cut_while_nodes_still_wait_for_each_other_is_no_wait_without_end(coming, cluster):
+    nodes = [coming(number, TRAIN, nnodes="3:4", args=(1, 0)) for number in (0, 1)]
+    until(lambda: all("for more nodes: 2 of 3 to 4 are here" in each.err for each in nodes))
+    with cut(cluster.hosts[1]):
+        assert nodes[1].wait(40) == 1
+        assert "host0:29500 has not answered" in nodes[1].err
+    nodes[0].process.send_signal(signal.SIGTERM)
+    assert nodes[0].wait(20) == 143

@@ -1,0 +1,154 @@
+"""Several machines as the command line says it: what is refused before anything starts, and who listens where."""
+
+import socket
+
+import pytest
+from launch_helpers import free_port, listening
+
+from lockstep.addresses import is_loopback, outward_addresses, own_address
+from lockstep.errors import ConfigError
+from lockstep.launch.nodes import DEFAULT_PORT, QUICK, find_place, introduce, plan_nodes
+
+HERE = {"nnodes": "2", "node_rank": 0, "master_addr": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"nnodes": "1"}, {"nnodes": "1:1"}, {"nnodes": "1", "node_rank": 0, "master_addr": "one", "master_port": 29501}],
+)
+def test_one_machine_is_one_machine_however_it_is_said(options):
+    assert plan_nodes(**options) is None
+
+
+def test_nodes_with_numbers_meet_at_the_first_and_all_come():
+    nodes = plan_nodes(**{**HERE, "node_rank": 1})
+    assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (2, 2, 1, False)
+    assert nodes.place == f"127.0.0.1:{DEFAULT_PORT}"
+
+
+def test_nodes_without_numbers_meet_at_an_endpoint_and_may_come_and_go():
+    nodes = plan_nodes(nnodes="1:4", endpoint="[::1]:2940", run_id="mine", conf="last_call_timeout=7")
+    assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (1, 4, None, True)
+    assert (nodes.place, nodes.run_id) == ("[::1]:2940", "mine")
+    assert nodes.conf == {**QUICK, "last_call_timeout": 7}
+
+
+def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
+    assert plan_nodes(nnodes="2", node_rank=1, endpoint="one:29400", backend="c10d").node_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nnodes": "two"}, "--nnodes two: give a number of machines"),
+        ({"nnodes": "3:2"}, "MIN:MAX"),
+        ({"nnodes": "0"}, "1 or more"),
+        ({"nnodes": "2"}, "where do they meet"),
+        ({**HERE, "node_rank": None}, "--node-rank is missing: which of the 2 nodes is this, from 0 to 1"),
+        ({**HERE, "node_rank": 2}, "numbered from 0 to 1"),
+        ({**HERE, "node_rank": -1}, "numbered from 0 to 1"),
+        ({"nnodes": "1", "node_rank": 1}, "numbered from 0 to 0"),
+        ({**HERE, "master_port": 70000}, "--master-port 70000: ports go from 1 to 65535"),
+        ({**HERE, "endpoint": "one:29400"}, "both say where the nodes meet"),
+        ({**HERE, "nnodes": "1:2"}, "--node-rank with --nnodes 1:2"),
+        ({"nnodes": "1:2", "master_addr": "one"}, "--master-addr with --nnodes 1:2"),
+        ({"nnodes": "2", "endpoint": "one:port"}, "--rdzv-endpoint one:port: give HOST:PORT"),
+        ({"nnodes": "2", "endpoint": "one:0"}, "from 1 to 65535"),
+        ({"nnodes": "2", "endpoint": "one", "backend": "etcd"}, "--rdzv-backend etcd"),
+        ({"nnodes": "2", "endpoint": "one", "conf": "patience=3"}, "there is no such setting here, but join_timeout"),
+        ({"nnodes": "2", "endpoint": "one", "conf": "join_timeout=soon"}, "whole number"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(options, words):
+    with pytest.raises(ConfigError) as caught:
+        plan_nodes(**options)
+    assert words in str(caught.value)
+
+
+def test_a_host_that_nobody_knows_is_an_error_at_once_on_every_node():
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match=r"knows no host 'no-such-host\.invalid'.*getent hosts"):
+            find_place(plan_nodes(nnodes="2", node_rank=rank, master_addr="no-such-host.invalid"))
+
+
+def test_node_0_must_be_where_the_nodes_meet():
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.7.* is no address of this machine: the nodes meet at node 0"):
+        find_place(plan_nodes(nnodes="2", node_rank=0, master_addr="192.0.2.7"))
+
+
+def test_a_port_in_use_is_an_error_at_once():
+    with (
+        listening() as port,
+        pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} .*another --master-port"),
+    ):
+        find_place(plan_nodes(**HERE, master_port=port))
+
+
+def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
+    port = free_port()
+    first = find_place(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+    with first.listener:
+        second = find_place(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+        assert first.listener.getsockname() == ("127.0.0.1", port)
+        assert second.listener is None
+        assert first.own_address == second.own_address == "127.0.0.1"
+
+
+def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
+    port = free_port()
+    nodes = plan_nodes(**HERE, master_port=port)
+    place = find_place(nodes)
+    with place.listener:
+        introduce(nodes, place)
+    told = capfd.readouterr().err
+    assert f"listens at 127.0.0.1:{port}, which only this machine can reach" in told
+    assert "no password" in told
+    other = plan_nodes(**{**HERE, "node_rank": 1}, master_port=port)
+    introduce(other, find_place(other))
+    assert f"is node 1 of 2, and meets the others at 127.0.0.1:{port}" in capfd.readouterr().err
+
+
+@pytest.fixture
+def named_this(monkeypatch):
+    """This machine's name is ``this``, as in Debian's /etc/hosts: with 127.0.1.1."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **options: real("127.0.1.1" if host == "this" else host, *rest, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("addresses", "known_by"), [(["10.1.0.7"], "10.1.0.7"), ([], "127.0.0.1"), (["10.1.0.7", "10.2.0.7"], None)]
+)
+def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_it_has(
+    named_this, monkeypatch, addresses, known_by
+):
+    monkeypatch.setattr("lockstep.launch.nodes.SOMEWHERE", "no-such-host.invalid")
+    monkeypatch.setattr("lockstep.launch.nodes.outward_addresses", lambda: addresses)
+    nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
+    if known_by is None:
+        with pytest.raises(
+            ConfigError, match=r"--master-addr this means this machine alone here \(127\.0\.1\.1\).*10\.2\.0\.7"
+        ):
+            find_place(nodes)
+        return
+    place = find_place(nodes)
+    with place.listener:
+        assert place.own_address in (known_by, "127.0.1.1")
+        assert is_loopback(place.own_address) == is_loopback(known_by)
+
+
+def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loopback():
+    for address in outward_addresses():
+        assert not is_loopback(address)
+        assert own_address(address) == address
+
+
+def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):
+    nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
+    place = find_place(nodes)
+    with place.listener:
+        assert place.listens_at is None
+        assert place.listener.getsockname()[0] in ("::", "0.0.0.0")
+        introduce(nodes, place)
+    assert "all interfaces (this means 127.0.1.1 here)" in capfd.readouterr().err

@@ -1,0 +1,525 @@
+"""Several launchers, each a node of its own, on this machine: they meet, fail, start again and end together.
+
+(What needs hosts of their own, with links to cut, is in tests/cluster.)
+"""
+
+import base64
+import contextlib
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launch_helpers import free_port, listening, until
+from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
+from torch.distributed import TCPStore
+
+from lockstep.launch.elastic.meeting import _participants
+
+pytestmark = pytest.mark.timeout(100)
+
+
+class Node:
+    def __init__(self, directory, command):
+        self._files = [(directory / f"{time.monotonic_ns()}.{name}").open("w+") for name in ("out", "err")]
+        self.process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            start_new_session=True,
+        )
+
+    @property
+    def out(self):
+        return Path(self._files[0].name).read_text()
+
+    @property
+    def err(self):
+        return Path(self._files[1].name).read_text()
+
+    def wait(self, timeout_s=60.0):
+        """The exit status."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not done after {timeout_s} s\n-- stdout\n{self.out}\n-- stderr\n{self.err}", pytrace=False)
+
+    def kill(self):
+        """As if its machine had lost its power."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.process.pid)
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        self.process.wait(10)
+
+    def close(self):
+        self.kill()
+        for file in self._files:
+            file.close()
+
+
+@pytest.fixture
+def node(tmp_path):
+    """``node(source, *options, args=())``: the launcher of one node, started."""
+    nodes = []
+
+    def start(source, *options, args=(), name="script.py", starter=("lockstep.cli.main", "run")):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        nodes.append(Node(tmp_path, [sys.executable, "-m", *starter, *options, str(path), *map(str, args)]))
+        return nodes[-1]
+
+    yield start
+    for each in nodes:
+        each.close()
+
+
+@pytest.fixture
+def numbered(node):
+    """``numbered(source, rank, *options)``: node ``rank`` of two, with the same port in the whole test."""
+    port = free_port()
+
+    def start(source, rank, *options, nnodes=2, **more):
+        where = ("--nnodes", str(nnodes), "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port))
+        return node(source, *where, *options, **more)
+
+    start.port = port
+    return start
+
+
+@pytest.fixture
+def coming(node):
+    """``coming(source, *options)``: one of one to two nodes that come and go."""
+    port = free_port()
+
+    def start(source, *options, nnodes="1:2", **more):
+        return node(source, "--nnodes", nnodes, "--rdzv-endpoint", f"127.0.0.1:{port}", *options, **more)
+
+    start.port = port
+    return start
+
+
+def both(first, second, status=0):
+    assert (first.wait(), second.wait()) == (status, status), first.err + second.err
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def alone(node, known):
+    """``alone(epochs, shards=4)``: the weights of one process that nobody disturbs."""
+
+    def train(epochs, shards=4):
+        if (epochs, shards) not in known:
+            one = node(TRAIN, "--fresh", "--shards", str(shards), "--run-dir", "alone", args=(epochs, 0))
+            assert one.wait() == 0, one.err
+            known[epochs, shards] = read_weights(one.out)
+        return known[epochs, shards]
+
+    return train
+
+
+@pytest.fixture
+def hurry(tmp_path):
+    """``hurry()``: let TRAIN come to its end."""
+    return (tmp_path / "hurry").touch
+
+
+def test_two_nodes_come_to_the_weights_of_one_process_in_any_order_of_starting(numbered, alone, tmp_path):
+    second = numbered(TRAIN, 1, "--nproc", "2", "--shards", "4", args=(1, 0))
+    until(lambda: f"waits at 127.0.0.1:{numbered.port} for node 0, which keeps the store" in second.err)
+    first = numbered(TRAIN, 0, "--nproc", "1", "--shards", "4", args=(1, 0))
+    both(first, second)
+    assert "3 processes on 2 nodes: " in first.err
+    assert first.out.count("of rank 0 of 3") == 1
+    assert all(f"of rank {rank} of 3" in second.out for rank in (1, 2))
+    assert read_weights(first.out, second.out) == alone(1)
+    assert not list((tmp_path / "runs").glob("*/seen-*"))
+
+
+@pytest.mark.long
+def test_scripts_of_others_get_the_whole_environment_and_only_one_address_listens(numbered):
+    held = TALK.replace("dist.destroy_process_group()", "import time; time.sleep(3)\ndist.destroy_process_group()")
+    first = numbered(held, 0, "--nproc", "1", "--rdzv-id", "mine", "--max-restarts", "2")
+    second = numbered(held, 1, "--nproc", "2", "--rdzv-id", "mine", "--max-restarts", "2")
+    until(lambda: first.out, 60)
+    sockets = psutil.Process(first.process.pid).net_connections(kind="inet")
+    assert [tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN] == [("127.0.0.1", numbered.port)]
+    sockets = psutil.Process(second.process.pid).net_connections(kind="inet")
+    assert not [one for one in sockets if one.status == psutil.CONN_LISTEN]
+    both(first, second)
+    found = sorted(
+        (json.loads(line) for each in (first, second) for line in each.out.splitlines()), key=lambda one: one["RANK"]
+    )
+    assert [one["sum"] for one in found] == [3.0] * 3
+    for rank, (environ, local, group) in enumerate(zip(found, (0, 0, 1), (0, 1, 1), strict=True)):
+        port = environ.pop("MASTER_PORT")
+        assert port == found[-1].get("MASTER_PORT", port) != str(numbered.port)
+        assert environ == {
+            "RANK": str(rank),
+            "ROLE_RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "GROUP_RANK": str(group),
+            "WORLD_SIZE": "3",
+            "ROLE_WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": str(1 + group),
+            "GROUP_WORLD_SIZE": "2",
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RUN_ID": "mine",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "2",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "sum": 3.0,
+        }
+
+
+@pytest.mark.long
+def test_a_failure_is_shown_whole_once_and_ends_all_nodes_with_its_status(numbered):
+    source = FAILS.replace('raise ValueError(f"boom {start}")', "sys.exit(7)")
+    first, second = numbered(source, 0, "--nproc", "1", args=(2, 9)), numbered(source, 1, "--nproc", "2", args=(2, 9))
+    both(first, second, 7)
+    host = os.uname().nodename
+    assert first.err.count(f"rank 2 of 3 on {host} failed: SystemExit: the script ended itself with sys.exit(7)") == 1
+    assert second.err.count("rank 2 of 3") == 1
+    assert "shows all" in second.err
+
+
+@pytest.mark.long
+def test_all_nodes_start_again_as_often_as_they_may_and_it_is_counted(numbered):
+    first = numbered(FAILS, 0, "--nproc", "1", "--max-restarts", "1", args=(2, 1))
+    second = numbered(FAILS, 1, "--nproc", "2", "--max-restarts", "1", args=(2, 1))
+    both(first, second)
+    assert sorted((first.out + second.out).splitlines()) == [f"done {rank} after start 1" for rank in range(3)]
+    assert first.err.count("ValueError: boom 0\n") == 2, first.err  # the line and the traceback's end
+    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert second.err.count("boom 0") == 1, second.err
+
+
+@pytest.mark.long
+def test_restarts_end_and_that_is_said(numbered):
+    first = numbered(FAILS, 0, "--max-restarts", "1", args=(1, 9))
+    second = numbered(FAILS, 1, "--max-restarts", "1", args=(1, 9))
+    both(first, second, 1)
+    assert "ValueError: boom 1" in first.err
+    assert "not started again: all restarts were used (1)" in first.err
+
+
+@pytest.mark.long
+def test_who_waits_says_for_whom_and_until_when_and_ctrl_c_ends_it(numbered):
+    lone = numbered(TALK, 0, nnodes=3)
+    line = until(
+        lambda: re.search(r"waits at 127\.0\.0\.1:\d+ for nodes 1, 2 of 3, for \d s now, until [\d:]{8} \(600 s", lone.err)
+    )
+    assert line
+    lone.process.send_signal(signal.SIGINT)
+    assert lone.wait(10) == 130
+    assert "stopped by Ctrl-C" in lone.err
+
+
+@pytest.mark.long
+def test_a_wait_in_vain_ends_and_says_what_to_look_at(numbered):
+    lone = numbered(TALK, 0, "--timeout", "3")
+    assert lone.wait(30) == 1
+    assert re.search(r"waited 3 s at 127\.0\.0\.1:\d+ for node 1 of 2, in vain. Was every node started", lone.err)
+
+
+@pytest.mark.long
+def test_what_listens_and_is_no_store_is_not_waited_for_longer_than_asked(node):
+    with listening() as port:
+        lone = node(
+            TALK,
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "1",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(port),
+            "--timeout",
+            "3",
+        )
+        assert lone.wait(30) == 1
+    assert "has not answered as a run's rank 0 would" in lone.err
+
+
+@pytest.mark.long
+def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goes_on(numbered):
+    first = numbered(TALK, 0)
+    until(lambda: "waits at" in first.err)
+    other = numbered(TALK, 1, nnodes=3)
+    assert other.wait(30) == 2
+    assert "differ: --nnodes 3 here, 2 there" in other.err
+    until(lambda: "came with --nnodes 3, and was sent away" in first.err)
+    second = numbered(TALK, 1)
+    third = numbered(TALK, 1)
+    statuses = sorted((second.wait(), third.wait()))
+    assert statuses == [0, 2]
+    assert first.wait() == 0, first.err
+    assert "--node-rank 1 is taken, by process" in second.err + third.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 1])
+def test_ctrl_c_at_one_node_ends_all(numbered, who):
+    nodes = [numbered(TRAIN, rank, args=(50, 0.1)) for rank in (0, 1)]
+    until(lambda: "epoch 1/50" in nodes[0].out + nodes[0].err, 60)
+    nodes[who].process.send_signal(signal.SIGINT)
+    assert nodes[who].wait(20) == 130
+    assert nodes[1 - who].wait(20) == 130
+    assert "stopped by signal 2 on" in nodes[1 - who].err
+
+
+def test_a_signal_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, tmp_path):
+    check_stopped_and_resumed(numbered, alone, tmp_path, signal.SIGTERM, who=1)
+
+
+@pytest.mark.long
+def test_sigusr1_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, tmp_path):
+    check_stopped_and_resumed(numbered, alone, tmp_path, signal.SIGUSR1, who=0)
+
+
+def check_stopped_and_resumed(numbered, alone, directory, number, who):
+    nodes = [numbered(TRAIN, rank, "--shards", "2", "--max-restarts", "1", args=(2, 0.1)) for rank in (0, 1)]
+    until(lambda: len(read_steps(directory)) > 4, 60)
+    nodes[who].process.send_signal(number)
+    sent = time.monotonic()
+    both(*nodes, 75)
+    assert time.monotonic() - sent < 10
+    assert [each.err.count("the run is saved, the same command goes on") for each in nodes] == [1, 1]
+    for each in nodes:
+        assert not re.search("failed|lost|meet again|Error", each.err), each.err
+    stopped_after = len(read_steps(directory)) // 2
+    assert {len(steps) for steps in by_rank(directory)} == {stopped_after}
+    assert stopped_after < 16
+    again = [numbered(TRAIN, rank, "--shards", "2", "--max-restarts", "1", args=(2, 0.1)) for rank in (0, 1)]
+    both(*again)
+    assert {len(steps) for steps in by_rank(directory)} == {16}  # no step was done twice
+    assert read_weights(*(each.out for each in again)) == alone(2, shards=2)
+
+
+@pytest.mark.long
+def test_sigusr1_that_a_script_handles_itself_is_handed_on_and_stops_nothing(numbered, tmp_path):
+    waits = TALK.replace(
+        "dist.barrier()",
+        """import signal, time
+heard = []
+signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+open(f"ready-{dist.get_rank()}", "w").close()
+while dist.get_rank() == 1 and not heard:
+    time.sleep(0.05)
+dist.barrier()""",
+    )
+    nodes = [numbered(waits, rank) for rank in (0, 1)]
+    until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 60)
+    nodes[1].process.send_signal(signal.SIGUSR1)
+    both(*nodes)
+
+
+def by_rank(directory):
+    found = read_steps(directory)
+    return [[one for one in found if one[0] == rank] for rank in (0, 1)]
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_one_nodes_processes_at_once_and_the_others_end_too(numbered, tmp_path):
+    slow = TRAIN.replace("        step += 1", "        step += 1\n        time.sleep(60 * (step == 4))")
+    nodes = [numbered(slow, rank, args=(3, 0.1)) for rank in (0, 1)]
+    until(lambda: len(read_steps(tmp_path)) == 6, 60)
+    time.sleep(0.5)
+    nodes[1].process.send_signal(signal.SIGTERM)
+    time.sleep(3)
+    assert nodes[1].process.poll() is None
+    nodes[1].process.send_signal(signal.SIGTERM)
+    assert nodes[1].wait(15) == 143
+    assert "The run was NOT saved" in nodes[1].err
+    assert nodes[0].wait(15) == 143
+    assert "stopped by signal 15 on" in nodes[0].err
+
+
+@pytest.mark.long
+def test_a_run_that_cannot_be_saved_ends_all_nodes_with_the_status_that_says_so(numbered, tmp_path):
+    full = TRAIN.replace(
+        "step = 0\n",
+        "step = 0\nif team.is_main:\n    import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))\n",
+    )
+    nodes = [numbered(full, rank, "--checkpoint-every", "off", "--run-dir", "run", args=(50, 0.1)) for rank in (0, 1)]
+    until(lambda: len(read_steps(tmp_path)) > 4, 60)
+    nodes[1].process.send_signal(signal.SIGTERM)
+    both(*nodes, 74)
+    assert "the run could not be saved" in nodes[0].err
+
+
+@pytest.mark.long
+def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_from_there(coming, alone, hurry, tmp_path):
+    options = ("--shards", "2", "--checkpoint-every", "off")
+    first = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: "keeps the store" in first.err)
+    second = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4, 60)
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait(20) == 75
+    hurry()
+    assert first.wait() == 0, first.err
+    assert "the run is saved, and" in first.err
+    assert "leaves: the others meet again" in first.err
+    steps = read_steps(tmp_path)
+    assert len(steps) == 8 * 8 * 2  # each shard's part of each step: no step was done twice
+    assert {size for _, size, _ in steps} == {1, 2}
+    assert read_weights(first.out) == alone(8, shards=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nnodes", ["2:3", "1:2"])
+def test_where_too_few_would_stay_all_leave_the_run_saved(coming, tmp_path, nnodes):
+    first = coming(TRAIN, "--shards", "2", nnodes=nnodes, args=(50, 0.1))
+    until(lambda: "keeps the store" in first.err)
+    second = coming(TRAIN, "--shards", "2", nnodes=nnodes, args=(50, 0.1))
+    until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4, 60)
+    for each in (first, second) if nnodes == "1:2" else (second,):
+        each.process.send_signal(signal.SIGTERM)
+    both(first, second, 75)
+
+
+@pytest.mark.long
+def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_path):
+    options = ("--shards", "2", "--checkpoint-every", "off", "--timeout", "10")  # the first waits so long for the second
+    first = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: read_steps(tmp_path), 60)
+    second = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: read_steps(tmp_path)[-1][1] == 2, 60)
+    hurry()
+    both(first, second)
+    assert "another node has come: all meet again" in first.err
+    assert len(read_steps(tmp_path)) == 8 * 8 * 2
+    assert read_weights(first.out, second.out) == alone(8, shards=2)
+
+
+@pytest.mark.long
+def test_a_spare_node_says_that_it_waits_for_its_turn_and_takes_a_lost_ones_place(coming, alone, hurry, tmp_path):
+    options = ("--shards", "4", "--checkpoint-every", "4", "--timeout", "20")
+    first = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: "keeps the store" in first.err)
+    second = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: any(size == 2 for _, size, _ in read_steps(tmp_path)), 60)
+    spare = coming(TRAIN, *options, args=(8, 0.2))
+    until(lambda: "for its turn: 2 of 1 to 2 are here" in spare.err)
+    seen = len(read_steps(tmp_path))
+    second.kill()
+    until(lambda: any(size == 2 and rank == 1 for rank, size, _ in read_steps(tmp_path)[seen + 4 :]), 60)
+    hurry()
+    both(first, spare)
+    assert read_steps(tmp_path)[-1][1] == 2
+    assert read_weights(first.out, spare.out) == alone(8)
+
+
+@pytest.mark.long
+def test_runs_with_names_of_their_own_meet_at_one_endpoint(coming):
+    lone = coming(TALK, "--rdzv-id", "one", nnodes="2")
+    until(lambda: "keeps the store" in lone.err)
+    others = [coming(TALK, "--rdzv-id", "other", nnodes="2") for _ in range(2)]
+    both(*others)
+    assert [json.loads(each.out)["TORCHELASTIC_RUN_ID"] for each in others] == ["other"] * 2
+    both(lone, coming(TALK, "--rdzv-id", "one", nnodes="2"))
+
+
+@pytest.mark.long
+def test_a_name_with_any_letters_is_kept_over_a_restart(numbered):
+    options = ("--rdzv-id", "job#1?a=b/c d%20", "--max-restarts", "1")
+    source = """
+        import os, lockstep, torch
+        team = lockstep.join()
+        start, total = os.environ["TORCHELASTIC_RESTART_COUNT"], team.all_reduce(torch.ones(1)).item()
+        if start == "0" and team.rank == 1:
+            raise ValueError("boom")
+        print(f"{total} on rank {team.rank} after start {start}")
+        """
+    first, second = (numbered(source, rank, *options) for rank in (0, 1))
+    both(first, second)
+    assert "2.0 on rank 0 after start 1" in first.out
+    assert second.out == "2.0 on rank 1 after start 1\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, number):
+    options = ("--timeout", "5", "--rdzv-conf", "last_call_timeout=3")
+    first = coming(TALK, *options, nnodes="1:3")  # waits 5 s for a third
+    until(lambda: "keeps the store" in first.err)
+    second = coming(TALK, *options, nnodes="1:3")
+    store = TCPStore("127.0.0.1", coming.port, is_master=False, timeout=datetime.timedelta(seconds=20))
+
+    def num_there():
+        key = "torch.rendezvous.none"
+        return len(_participants(base64.b64decode(store.get(key)))) if store.check([key]) else 0
+
+    until(lambda: num_there() == 2)
+    second.process.send_signal(number)
+    assert second.wait(20) == (-number if number == signal.SIGKILL else 130)
+    assert first.wait() == 0, first.err
+    assert "has not begun with the others in 5 s: it was lost or stopped at that moment. The others meet again" in first.err
+    assert json.loads(first.out)["WORLD_SIZE"] == "1"
+
+
+@pytest.mark.long
+def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_noticed(numbered, alone, tmp_path):
+    # For the other's processes nothing is wrong until rank 0 has slept: only its launcher can notice.
+    slow = TRAIN.replace(
+        "        step += 1", "        step += 1\n        time.sleep(60 * (step == 4 and not seen))"
+    ).replace("step = 0\n", "step = 0\nseen = os.path.exists('steps')\n")
+    options = ("--shards", "2", "--max-restarts", "1", "--timeout", "8", "--checkpoint-every", "2")
+    first, second = (numbered(slow, rank, *options, args=(1, 0)) for rank in (0, 1))
+    until(lambda: len(read_steps(tmp_path)) == 6, 60)
+    second.kill()
+    again = numbered(slow, 1, *options, args=(1, 0))
+    until(
+        lambda: (
+            f"waits at 127.0.0.1:{numbered.port} for the others to notice that process {second.process.pid} on" in again.err
+        )
+    )
+    both(first, again)
+    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert read_weights(first.out, again.out) == alone(1, shards=2)
+
+
+@pytest.mark.long
+def test_a_launcher_that_was_killed_while_it_waited_for_others_may_be_started_again(numbered):
+    lost = numbered(TALK, 1, nnodes=3)
+    first = numbered(TALK, 0, nnodes=3)
+    until(lambda: "for node 2 of 3" in first.err)
+    lost.kill()
+    others = [numbered(TALK, rank, nnodes=3) for rank in (1, 2)]
+    both(*others)
+    assert first.wait() == 0, first.err
+
+
+@pytest.mark.long
+def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_rightly_is_forgotten(coming):
+    first = coming(TALK, nnodes="3:4")
+    until(lambda: "more nodes: 1 of 3 to 4 is here" in first.err)
+    wrong = coming(TALK, nnodes="3:5")
+    assert wrong.wait(20) == 2
+    until(lambda: "came with --nnodes 3:5, and was sent away" in first.err)
+    second = coming(TALK, nnodes="3:4")
+    until(lambda: "more nodes: 2 of 3 to 4 are here" in second.err)
+    assert "was sent away" not in second.err
+    second.process.send_signal(signal.SIGINT)
+    assert second.wait(20) == 130
+    third = coming(TALK, nnodes="3:4")
+    until(lambda: "waits at" in third.err)
+    assert "more nodes: 2 of 3 to 4 are here" in third.err

@@ -1,0 +1,289 @@
+"""SIGTERM and SIGUSR1: the run ends its step, saves itself, and ends with a status that means "start me again".
+
+See ``striking`` for how a signal is sent from inside of the process that trains.
+"""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from interrupted_scripts import TAILS, source_of
+from laboratory import PLAIN, SETTINGS
+
+from lockstep.launch import supervise
+from lockstep.measure.events import read_events
+from lockstep.stopping import REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
+
+pytestmark = pytest.mark.timeout(60)
+
+NUM_STEPS = 15
+
+
+def preemptions(run_dir):
+    """What the journal tells of them."""
+    found = [event for event in read_events(run_dir) if event["event"] == "preempted"]
+    return [(event["signal"], event["rank"], event["step"], event["saved"]) for event in found]
+
+
+def check_stopped(lab, ended, number, ranks, told):
+    """That it has saved itself, once, after one step; returns that step. ``ranks``: one of them has told the others."""
+    assert ended.status == REQUEUE_STATUS, told
+    assert ended.err.count("a second signal ends it at once") == 1, told
+    assert "Traceback" not in ended.err, told
+    ((name, asked, step, saved),) = preemptions(lab.run_dir)
+    assert (name, saved) == (number, True), told
+    assert asked in ranks, told
+    assert lab.names()[0] == f"step-{step:08d}", told
+    assert f"is saved after step {step}." in ended.err, told
+    return step
+
+
+@pytest.mark.parametrize(
+    ("number", "to", "rank", "nproc", "at", "step"),
+    [
+        ("SIGTERM", "launcher", 0, 2, "step", 7),
+        ("SIGUSR1", "me", 1, 2, "step", 4),
+        ("SIGTERM", "me", 0, 1, "step", 8),
+        ("SIGUSR1", "tree", 0, 2, "start", 0),
+        pytest.param("SIGUSR1", "launcher", 0, 1, "step", 6, marks=pytest.mark.long),
+        pytest.param("SIGTERM", "ranks", 1, 2, "step", 9, marks=pytest.mark.long),
+        pytest.param("SIGTERM", "me", 1, 2, "tail", 5, marks=pytest.mark.long),
+        pytest.param("SIGTERM", "launcher", 0, 2, "tail", 10, marks=pytest.mark.long),
+        pytest.param("SIGTERM", "me", 0, 1, "tail", 15, marks=pytest.mark.long),
+        pytest.param("SIGTERM", "ranks", 0, 2, "step", 15, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize(
+    "every", ["off", pytest.param(2, marks=pytest.mark.long), pytest.param("1s", marks=pytest.mark.long)]
+)
+def test_a_stopped_run_goes_on_to_the_digest_of_the_undisturbed_one(
+    lab, undisturbed, number, to, rank, nproc, at, step, every
+):
+    fault = {"at": at, "number": step, "rank": rank, "what": number, "to": to}
+    ended = lab.run(PLAIN, "step_s=0.02", nproc=nproc, fault=fault, max_restarts=1, checkpoint_every=every)
+    told = str(ended)
+    ranks = [rank] if to == "me" else range(nproc)  # the ranks may just talk when the signal has come to one of them
+    stopped_after = check_stopped(lab, ended, number, ranks, told)
+    assert step <= stopped_after <= NUM_STEPS, told
+    if to == "me" and (at == "tail" or nproc == 1):  # a launcher takes its time to hand it on
+        assert stopped_after == step, told
+    again = lab.run(PLAIN, nproc=3 - nproc, checkpoint_every=every)
+    told += f"\n{again}"
+    assert again.words == undisturbed(), told
+    assert lab.resumes() == [stopped_after], told
+
+
+def test_a_signal_to_every_process_of_the_job_leaves_loader_workers_alone_until_the_run_is_saved(lab, undisturbed):
+    fault = {"at": "step", "number": 6, "rank": 1, "what": "SIGTERM", "to": "tree"}
+    ended = lab.run(PLAIN, "step_s=0.02", nproc=2, fault=fault, workers=2)
+    step = check_stopped(lab, ended, "SIGTERM", (0, 1), str(ended))
+    again = lab.run(PLAIN, nproc=1, workers=1)
+    assert again.words == undisturbed(), f"{ended}\n{again}"
+    assert lab.resumes() == [step]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TAILS)
+def test_a_script_that_is_stopped_after_the_loop_goes_on_too(lab, undisturbed, name):
+    seed = f"{name} 831"
+    place, script = random.Random(seed), source_of(name)
+    nproc = place.choice([1, 2])
+    fault = {
+        "at": "tail",
+        "number": place.choice(TAILS[name]),
+        "rank": place.randrange(nproc),
+        "what": "SIGTERM",
+        "to": "me",
+    }
+    ended = lab.run(script, nproc=nproc, fault=fault)
+    told = f"seed {seed}\n{ended}"
+    assert ended.status in (REQUEUE_STATUS, 0), told
+    if ended.status:
+        ended = lab.run(script, nproc=3 - nproc)
+    assert ended.words == undisturbed(script), f"{told}\n{ended}"
+
+
+def test_a_run_that_comes_to_its_end_first_is_finished(lab, undisturbed):
+    fault = {"at": "end", "number": NUM_STEPS, "rank": 0, "what": "SIGTERM", "to": "launcher"}
+    ended = lab.run(PLAIN, nproc=2, fault=fault)
+    assert (ended.status, ended.words) == (0, undisturbed()), ended
+    assert "the run came to its end, and need not be started again" in ended.err, ended
+    assert not preemptions(lab.run_dir)
+    assert next(reversed(list(read_events(lab.run_dir))))["event"] == "end"
+
+
+def test_a_run_that_cannot_be_saved_says_so_with_another_status(lab, undisturbed):
+    fault = {"at": "save", "number": 1, "rank": 0, "what": "fail", "times": 3}
+    source = PLAIN.read_text().replace(
+        "strike(team)", "team.step == 6 and os.kill(os.getpid(), __import__('signal').SIGTERM)"
+    )
+    ended = lab.run(source, nproc=2, fault=fault, checkpoint_every="off")
+    assert ended.status == UNSAVED_STATUS, ended
+    assert "No space left on device" in ended.err, ended
+    assert re.search(r"could NOT be saved after step \d+, and ends with status 74", ended.err), ended
+    assert "Traceback" not in ended.err, ended
+    assert preemptions(lab.run_dir)[0][3] is False
+    assert not lab.names()
+    assert lab.run(PLAIN, nproc=2).words == undisturbed()
+
+
+def test_what_fails_while_the_run_is_to_be_saved_is_shown_and_not_started_again(lab):
+    source = PLAIN.read_text().replace("strike(team)\n", "strike(team); team.step == 5 and fail()\n")
+    source = f"import time\ndef fail():\n    time.sleep(0.3)\n    raise ValueError('boom')\n{source}"
+    fault = {"at": "step", "number": 5, "rank": 0, "what": "SIGTERM", "to": "launcher"}
+    ended = lab.run(source, nproc=2, fault=fault, max_restarts=2)
+    assert ended.status == 1, ended
+    assert "ValueError: boom" in ended.err, ended
+    assert "not started again: it failed after SIGTERM, and was to end" in ended.err, ended
+
+
+def test_a_run_that_does_not_come_to_the_end_of_its_step_is_not_waited_for_for_ever(lab, monkeypatch):
+    monkeypatch.setattr(supervise, "SAVING_GRACE_S", 1.0)
+    source = PLAIN.read_text().replace("strike(team)", "strike(team); team.step == 3 and time.sleep(100)")
+    fault = {"at": "step", "number": 3, "rank": 0, "what": "SIGTERM", "to": "launcher"}
+    ended = lab.run(source, fault=fault, timeout_s=2.0)
+    assert ended.status == 128 + signal.SIGTERM, ended
+    assert "The run was NOT saved" in ended.err, ended
+    assert not preemptions(lab.run_dir)
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_it_at_once(lab):
+    launcher = lab.start(PLAIN, "pause=7", nproc=2)
+    lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
+    pids = [int((lab.directory / f"paused-{rank}").read_text()) for rank in (0, 1)]
+    launcher.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    launcher.send_signal(signal.SIGUSR1)  # so soon it is the same
+    time.sleep(SAME_S + 0.3)
+    assert launcher.poll() is None
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    _, err = launcher.communicate(timeout=20)
+    assert time.monotonic() - began < supervise.GRACE_S
+    assert launcher.returncode == 128 + signal.SIGTERM, err
+    assert err.count("SIGTERM received") == 1, err
+    assert "The run was NOT saved" in err, err
+    assert not any(map(psutil.pid_exists, pids))
+    assert not preemptions(lab.run_dir)
+
+
+@contextlib.contextmanager
+def started(lab, *command, **settings):
+    """Another launcher than ``lockstep run``, with all that it starts in a session of its own."""
+    given = {**SETTINGS, "run_dir": str(lab.run_dir), **settings}
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    script = lab.directory / "script.py"
+    here = f"import sys; sys.path.append({str(PLAIN.parent)!r})\n"
+    script.write_text(here + PLAIN.read_text().replace("lockstep.join()", f"lockstep.join({said})"))
+    process = subprocess.Popen(
+        [sys.executable, *command, str(script), "pause=7"],
+        cwd=lab.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lab.started.append(process)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_a_process_alone_saves_itself(lab, undisturbed):
+    with started(lab, workers=1) as process:
+        lab.until((lab.directory / "paused-0").exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        (lab.directory / "enough").touch()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == REQUEUE_STATUS, err
+    assert preemptions(lab.run_dir) == [("SIGTERM", 0, 7, True)]
+    (lab.directory / "enough").unlink()
+    (lab.directory / "paused-0").unlink()
+    lab.started.clear()
+    again = lab.run(PLAIN, nproc=2)
+    assert again.words == undisturbed(), f"{err}\n{again}"
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab):
+    with started(lab, workers=2) as process:
+        lab.until((lab.directory / "paused-0").exists)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 2
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(SAME_S + 0.3)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=10)
+        assert process.returncode == -signal.SIGTERM, err
+        assert not psutil.wait_procs(children, timeout=2)[1]
+    assert not preemptions(lab.run_dir)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to_all", [False, True])
+def test_under_torchrun_too(lab, undisturbed, to_all):
+    with started(lab, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", workers=1) as process:
+        lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
+        ranks = [int((lab.directory / f"paused-{rank}").read_text()) for rank in (0, 1)]
+        for pid in [process.pid, *(ranks if to_all else [])]:
+            os.kill(pid, signal.SIGTERM)
+        (lab.directory / "enough").touch()
+        _, err = process.communicate(timeout=40)
+        assert not any(map(psutil.pid_exists, ranks))
+    assert process.returncode != 0, err  # torchrun's own, since it was stopped
+    ((name, _, step, saved),) = preemptions(lab.run_dir)
+    assert (name, saved) == ("SIGTERM", True), err
+    lab.started.clear()
+    again = lab.run(PLAIN, nproc=1)
+    assert again.words == undisturbed(), f"{err}\n{again}"
+    assert lab.resumes() == [step]
+
+
+CALLER = """
+import sys; sys.path.append({here!r})
+import lockstep
+
+def train():
+    sys.argv = ["plain.py", "pause=7"]
+    exec(compile(open({plain!r}).read(), {plain!r}, "exec"), {{"__name__": "trained"}})
+
+if __name__ == "__main__":
+    try:
+        lockstep.launch(train, nproc=2, **{settings!r})
+    finally:
+        print("finally", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_under_launch_of_a_function_too(lab, undisturbed):
+    script = lab.directory / "caller.py"
+    settings = {**SETTINGS, "run_dir": str(lab.run_dir)}
+    script.write_text(CALLER.format(here=str(PLAIN.parent), plain=str(PLAIN), settings=settings))
+    process = subprocess.Popen(
+        [sys.executable, script], cwd=lab.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    lab.started.append(process)
+    lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
+    process.send_signal(signal.SIGTERM)
+    (lab.directory / "enough").touch()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == REQUEUE_STATUS, err
+    assert out.splitlines()[-1] == "finally"
+    ((name, _, _, saved),) = preemptions(lab.run_dir)
+    assert (name, saved) == ("SIGTERM", True), err
+    lab.started.clear()
+    again = lab.run(PLAIN, nproc=1)
+    assert again.words == undisturbed(), f"{err}\n{again}"

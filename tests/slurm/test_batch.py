@@ -1,0 +1,163 @@
+"""The batch file as a whole: what a reader sees, a shell can read, and no argument can break."""
+
+import shlex
+import subprocess
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.slurm.batch import batch_text
+from lockstep.slurm.request import Request
+
+pytestmark = pytest.mark.timeout(20)
+
+WHOLE = """\
+#!/bin/bash
+# Written by:
+#   lockstep slurm train.py --nodes 2
+# It is yours to change.
+#
+#   sbatch train.sbatch   submits it, and says the number of the job
+#   squeue --me           shows it
+#   scancel NUMBER        ends it for good; what was trained until then is saved first
+#   its output            train-%j.out
+
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4        # processes on each: one for each card
+#SBATCH --gpus-per-node=4          # each process sees all of them, and takes its own
+#SBATCH --cpus-per-task=12         # of each process: for its loop, and its loader workers
+#SBATCH --time=8:00:00
+#SBATCH --nodelist=n[07-08]
+#SBATCH --output=train-%j.out
+#SBATCH --open-mode=append         # a job that comes again writes below what it had written
+#SBATCH --requeue                  # it comes again after a node was lost, or another job needed the place
+#SBATCH --signal=USR1@90           # 90 s before its time is up, every process gets SIGUSR1
+
+# Settings of the run: those of lockstep.join(), and of lockstep run.
+export LOCKSTEP_SETTINGS='{"shards": 8}'
+
+# Each task is a process of the run: lockstep.join() reads from Slurm which one it is, and where the others are.
+# If one fails, all are ended. (srun does not take the number of cores from above.)
+srun --kill-on-bad-exit=1 --cpus-per-task=12 /venv/bin/python train.py --epochs 3
+status=$?
+
+# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and goes on after the
+# last step that it did. (Not after scancel: that ends this script, too.)
+if [ "$status" -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+exit "$status"
+"""
+
+
+def text(request, command=("lockstep", "slurm", "train.py", "--nodes", "2")):
+    return batch_text(request, file="train.sbatch", command=command)
+
+
+def request(**changed):
+    usual = {"script": "train.py", "job_name": "train", "nodes": 2}
+    return Request(**{**usual, **changed})
+
+
+def test_the_file_is_this_one():
+    asked = request(
+        args=("--epochs", "3"),
+        settings={"shards": 8},
+        python="/venv/bin/python",
+        gpus_per_node="4",
+        cpus_per_task=12,
+        time="8:00:00",
+        nodelist="n[07-08]",
+    )
+    assert text(asked) == WHOLE
+
+
+def test_in_a_container_the_program_is_its_and_the_driver_of_the_cards_the_hosts():
+    asked = request(
+        gpus_per_node="1", container="image.sif", bind=("/data", "/home/shared:/home/shared"), runtime="singularity"
+    )
+    assert (
+        "srun --kill-on-bad-exit=1 \\\n"
+        '    singularity exec --nv --bind "$PWD" --pwd "$PWD" --bind /data --bind /home/shared:/home/shared \\\n'
+        "    image.sif \\\n"
+        "    python3 train.py\n"
+    ) in text(asked)
+    assert "--nv" not in text(request(container="image.sif"))
+
+
+def test_without_requeue_it_ends_with_its_status():
+    found = text(request(requeue=False))
+    assert "#SBATCH --no-requeue " in found
+    assert "scontrol" not in found
+
+
+def test_an_array_writes_a_file_for_each_task_and_requeues_one():
+    found = text(request(array="0-9%2"))
+    assert "#SBATCH --array=0-9%2              # each task is a run of its own\n" in found
+    assert "#SBATCH --output=train-%A_%a.out\n" in found
+    assert '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" && exit 0\n' in found, "and no other task"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tasks"),
+    [
+        ({}, 1),
+        ({"gpus_per_node": "a100:8"}, 8),
+        ({"gpus_per_node": "8", "settings": {"devices_per_process": 2}}, 4),
+        ({"gpus_per_node": "8", "ntasks_per_node": 2}, 2),
+    ],
+)
+def test_there_is_a_process_for_each_card(asked, tasks):
+    assert f"#SBATCH --ntasks-per-node={tasks} " in text(request(**asked))
+
+
+@pytest.mark.parametrize("word", ["a b", "it's", '"', "$HOME", "`id`", "#", "\\", "*", "--", ";"])
+def test_a_shell_hands_every_argument_on_as_it_was(word, tmp_path):
+    found = text(request(args=(word,), settings={"run_dir": word}), command=("lockstep", word))
+    shown = tmp_path / "srun"
+    shown.write_text('#!/bin/sh\nprintf "%s\\n" "$LOCKSTEP_SETTINGS" "$@"\n')
+    shown.chmod(0o755)
+    done = subprocess.run(
+        ["bash"], input=found, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=10
+    )
+    settings, *arguments = done.stdout.splitlines()
+    assert arguments == ["--kill-on-bad-exit=1", "python3", "train.py", word]
+    assert settings == '{"run_dir": "' + word.replace("\\", "\\\\").replace('"', '\\"') + '"}'
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("status", [0, 1, 75])
+@pytest.mark.parametrize("requeue", [True, False])
+def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status, requeue, tmp_path):
+    for name, does in (("srun", f"exit {status}"), ("scontrol", f'echo "$@" > {shlex.quote(str(tmp_path))}/told')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash"], input=text(request(requeue=requeue)), env=environ, text=True, timeout=10)
+    comes_again = requeue and status == 75
+    assert done.returncode == (0 if comes_again else status)
+    assert (tmp_path / "told").exists() == comes_again
+    assert not comes_again or (tmp_path / "told").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"nodes": 0}, "--nodes 0: it must be 1 or more"),
+        ({"cpus_per_task": -1}, "--cpus-per-task -1: it must be 1 or more"),
+        ({"time": "8h"}, "--time 8h: '8h' is no time: give minutes"),
+        ({"mem": "much"}, "--mem much: 'much' is no size"),
+        ({"gpus_per_node": "a100"}, "--gpus-per-node a100: 'a100' is no number of cards"),
+        ({"nodelist": "n[1-"}, r"--nodelist n\[1-: 'n\[1-': brackets that do not match"),
+        ({"nodelist": "n[1-3]"}, "--nodelist names 3 nodes, and --nodes is 2"),
+        ({"signal": "B:USR1@90"}, "--signal B:USR1@90: give USR1 or TERM"),
+        ({"signal": "KILL@90"}, "give USR1 or TERM"),
+        ({"settings": {"shards": 1}}, "2 processes .2 nodes x 1. and --shards 1: more processes than shards"),
+        ({"settings": {"precision": "64"}}, "unknown precision '64'"),
+        ({"args": ("a\nb",)}, "a line break cannot stand in a batch file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(asked, words):
+    with pytest.raises(ConfigError, match=words):
+        request(**asked)

@@ -1,0 +1,26 @@
+"""A batch file that somebody may have changed is never lost."""
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.slurm.files import write
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_what_was_there_is_kept_under_another_name(tmp_path):
+    file = tmp_path / "train.sbatch"
+    assert write(file, "first") is None
+    assert write(file, "first") is None
+    assert write(file, "second") == tmp_path / "train.sbatch.old-1"
+    assert write(file, "third") == tmp_path / "train.sbatch.old-2"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "train.sbatch": "third",
+        "train.sbatch.old-1": "first",
+        "train.sbatch.old-2": "second",
+    }
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere/train\.sbatch cannot be written"):
+        write(tmp_path / "nowhere" / "train.sbatch", "text")

@@ -1,0 +1,196 @@
+"""Which signals a run takes for a request to stop, in which process, and for how long."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from lockstep.stopping import SAME_S, SIGNALS, StopWatch
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture
+def watch():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    made = StopWatch(speaks=True)
+    yield made
+    made.end()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.fixture
+def script_handles():
+    """``script_handles(number, handler)``, put back in the end."""
+    before = {}
+
+    def put(number, handler):
+        before.setdefault(number, signal.signal(number, handler))
+
+    yield put
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run(source):
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=20)
+
+
+def test_the_first_signal_is_noted_and_told_and_what_follows_closely_is_the_same(watch, capfd):
+    watch.begin()
+    watch.begin()
+    assert watch.received is None
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+        signal.raise_signal(number)
+    assert watch.received is signal.SIGUSR1
+    told = capfd.readouterr().err
+    assert told.startswith("lockstep: SIGUSR1 received: the run is saved after this step and ends with status 75")
+    assert told.count("\n") == 1
+
+
+def test_a_rank_that_does_not_speak_notes_it_quietly(capfd):
+    watch = StopWatch(speaks=False)
+    watch.begin()
+    signal.raise_signal(signal.SIGTERM)
+    watch.end()
+    assert (watch.received, capfd.readouterr().err) == (signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
+def test_what_the_script_handles_or_ignores_itself_stays_so(watch, script_handles, handler):
+    script_handles(signal.SIGTERM, handler)
+    watch.begin()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.getsignal(signal.SIGUSR1) == watch._note
+    watch.end()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_handler_that_python_does_not_know_of_stays_too():
+    done = run(
+        """
+        import faulthandler, signal
+        from lockstep.stopping import StopWatch
+        faulthandler.register(signal.SIGUSR1)
+        watch = StopWatch(speaks=True)
+        watch.begin()
+        signal.raise_signal(signal.SIGUSR1)
+        watch.end()
+        signal.raise_signal(signal.SIGUSR1)
+        print(watch.received)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert done.stderr.count("most recent call first") == 2
+
+
+def test_a_handler_that_the_script_has_set_meanwhile_stays_too(watch, script_handles):
+    watch.begin()
+
+    def handler(*_):
+        pass
+
+    signal.signal(signal.SIGUSR1, handler)
+    watch.end()
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_outside_of_the_main_thread_nothing_is_touched(watch):
+    thread = threading.Thread(target=watch.begin)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_process_that_is_forked_does_not_inherit_it():
+    done = run(
+        """
+        import os, signal
+        from lockstep.stopping import SIGNALS, StopWatch
+        StopWatch(speaks=True).begin()
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        print([signal.getsignal(number) is signal.SIG_DFL for number in SIGNALS], flush=True)
+        """
+    )
+    assert done.stdout.splitlines() == ["[True, True]", "[False, False]"], done.stderr
+
+
+def test_a_second_signal_does_what_it_would_have_done_without_us():
+    done = run(
+        f"""
+        import signal, time
+        from lockstep.stopping import StopWatch
+        StopWatch(speaks=True).begin()
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep({SAME_S} + 0.1)
+        signal.raise_signal(signal.SIGUSR1)
+        """
+    )
+    assert done.returncode == -signal.SIGUSR1
+    assert done.stderr.startswith("lockstep: SIGTERM received")
+
+
+WORKER = """
+import multiprocessing, subprocess, sys, time
+from lockstep.stopping import leave_signals_to_parent
+
+def work(ready):
+    leave_signals_to_parent()
+    ready.set()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    ready = context.Event()
+    worker = context.Process(target=work, args=(ready,), daemon=True)
+    worker.start()
+    ready.wait()
+    subprocess.run(["sh", "-c", f"kill -TERM {worker.pid}; kill -USR1 {worker.pid}"], check=True)
+    worker.join(0.3)
+    print(worker.exitcode)
+    worker.terminate()
+    worker.join()
+    print(worker.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_loader_worker_is_ended_by_its_parent_alone(tmp_path, method):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=20)
+    assert done.stdout.split() == ["None", "0"], done.stderr
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so(ends):
+    done = run(
+        f"""
+        import os, signal, subprocess, sys, time
+        from lockstep.stopping import SAME_S, StopWatch
+        watch = StopWatch(speaks=False)
+        watch.begin()
+        signal.raise_signal(signal.SIGUSR1)
+        watch.settle(75)
+        signal.raise_signal(signal.SIGTERM)  # so soon it is the same
+        time.sleep(SAME_S + 0.1)
+        if {ends}:
+            watch.end()
+        signal.raise_signal(signal.SIGTERM)
+        assert {ends}
+        class Late:
+            def __del__(self, kill=os.kill, pid=os.getpid(), number=int(signal.SIGTERM)):
+                kill(pid, number)
+                print("the last", flush=True)
+        late = Late()
+        sys.exit(75)
+        """
+    )
+    assert (done.returncode, done.stdout) == (75, "the last\n" if ends else ""), done.stderr
