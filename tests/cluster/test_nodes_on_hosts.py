@@ -353,7 +353,16 @@ def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
         Node(cluster.hosts[number], tmp_path, [*command, "--node-rank", str(number), "script.py", str(EPOCHS), "0"])
         for number in (0, 1)
     ]
-    both(*nodes)
+    until(lambda: all("weights" in each.out for each in nodes), 90)
+    # All workers end at once. torchrun's own launchers wait for each other's end, one of them now and then for minutes.
+    launchers = {each.process for each in nodes}
+    until(lambda: len(cluster.processes()) <= sum(one.poll() is None for one in launchers))
+    with contextlib.suppress(AssertionError):
+        until(lambda: all(one.poll() is not None for one in launchers), 30)
+    for one in launchers:
+        assert one.poll() in (0, None)
+        one.kill()
+        one.wait(10)
     assert read_weights(*(each.out for each in nodes)) == alone()
 
 
