@@ -22,7 +22,7 @@ from launch_helpers import free_port, listening, until
 from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
 from torch.distributed import TCPStore
 
-from lockstep.launch.elastic.meeting import _participants
+from lockstep.launch.elastic.dynamic_meetings import _participants
 
 pytestmark = pytest.mark.timeout(100)
 

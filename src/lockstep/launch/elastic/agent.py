@@ -23,8 +23,9 @@ from torch.distributed.elastic.agent.server.api import (
 
 from lockstep.addresses import interface_with, is_loopback
 from lockstep.errors import LaunchError
-from lockstep.launch.elastic.meeting import Meeting, NodeRendezvous
+from lockstep.launch.elastic.meeting import Meeting
 from lockstep.launch.elastic.patience import StoppedError, say
+from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.round import Machine, Report, Round, Start
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
 from lockstep.launch.elastic.workers import Workers

@@ -19,9 +19,12 @@ from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.binding import Binding
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
-from lockstep.launch.elastic.meeting import NodeRendezvous, make_rendezvous, open_meeting
+from lockstep.launch.elastic.dynamic_meetings import DynamicMeetings
+from lockstep.launch.elastic.meeting import open_meeting
 from lockstep.launch.elastic.patience import Stop
 from lockstep.launch.elastic.pulse import Pulse
+from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.static_meetings import StaticMeetings
 from lockstep.launch.elastic.terms import agree, launch_name, own_terms
 from lockstep.launch.elastic.verdict import without_store
 from lockstep.launch.nodes import Nodes, Place
@@ -172,7 +175,8 @@ class _Launch:
         meeting = open_meeting(self._nodes, self._place, timeout_s, self._stop)
         agree(meeting.own_store, own_terms(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(meeting.own_store, spec.name))
-        rendezvous = self._rendezvous = make_rendezvous(meeting)
+        kind = StaticMeetings if self._nodes.node_rank is not None else DynamicMeetings
+        rendezvous = self._rendezvous = kind(meeting)
         agent = self._agent = NodeAgent(meeting, rendezvous, spec, self._take_server, plan)
         self._pulse = Pulse(meeting.another_client())
         try:

@@ -1,0 +1,181 @@
+"""Nodes that may come and go meet, by torchelastic's dynamic rendezvous.
+
+What is added: whoever waits says for whom; the first meeting waits for the most that there can be, later ones do not; and all
+times are by one clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable
+
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
+
+from lockstep.errors import LaunchError
+from lockstep.launch.elastic.clock import Clock, SameClock, seconds_ahead
+from lockstep.launch.elastic.meeting import ALL_RUNS, OTHERS_S, Meeting
+from lockstep.launch.elastic.patience import Patience, StoppedError
+from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.terms import refused
+from lockstep.launch.nodes import GATHER_S
+
+
+class DynamicMeetings(NodeRendezvous):
+    """Nodes that come, and perhaps go: between the least and the most of them."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        nodes = meeting.nodes
+        self._is_first = True
+        self._patience: Patience | None = None
+        self._is_spare = False  # all places were taken, when the state was read last
+        self._join_s = nodes.conf.get("join_timeout", max(1, int(meeting.timeout_s)))
+        parameters = RendezvousParameters(
+            "c10d",
+            f"{nodes.host}:{nodes.port}",
+            nodes.run_id,
+            nodes.least,
+            nodes.most,
+            meeting.place.own_address,
+            **{**nodes.conf, "join_timeout": self._join_s},
+        )
+        # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
+        self._clock = Clock(PrefixStore(ALL_RUNS, meeting.another_client())) if meeting.server is not None else None
+        ahead_s = 0.0 if meeting.server is not None else seconds_ahead(PrefixStore(ALL_RUNS, meeting.store))
+        backend = SameClock(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s)
+        # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
+        # outlives the first would look for it in vain.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        self._inner = create_handler(meeting.store, _Told(backend, self._tell), parameters)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet, for the first time or again: whoever is there, if they are enough. It waits for them, and says so.
+
+        Raises:
+            LaunchError: too few have come in time, or the run has ended.
+            StoppedError: somebody has stopped this launcher.
+        """
+        nodes = self._meeting.nodes
+        remedy = (
+            f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (A longer time to wait: "
+            "--timeout.)"
+        )
+        try:
+            if self._is_first:
+                self._gather(self._meeting.patience(remedy))
+            self._is_first = False
+            self._begin_turn()  # however long it has waited for the most: now enough are here
+            return self._inner.next_rendezvous()
+        except RendezvousClosedError as error:
+            raise LaunchError(
+                f"the run {nodes.run_id!r} at {nodes.place} has ended, and takes no node any more: wait until its launchers "
+                "are gone, or give another --rdzv-id"
+            ) from error
+        except RendezvousTimeoutError as error:
+            assert self._patience is not None
+            raise self._patience.in_vain() from error
+        except RendezvousConnectionError as error:
+            raise DistError(str(error.__cause__ or error)) from error
+        finally:
+            self._patience = None
+
+    def close(self) -> None:
+        """This launcher ends."""
+        if self._clock is not None:
+            self._clock.close()
+
+    def _begin_turn(self) -> None:
+        """From now on torchelastic lets this node wait for its ``join_timeout``."""
+        nodes = self._meeting.nodes
+        remedy = (
+            f"At least {nodes.least} nodes have to come, with the same --rdzv-endpoint and --rdzv-id; and those that are there "
+            "have to end their processes before they meet again. (A longer time to wait: --timeout.)"
+        )
+        self._patience = self._meeting.patience(remedy, self._join_s)
+
+    def _gather(self, patience: Patience) -> None:
+        """Before the first meeting: wait a while for the most, and then for the least."""
+        store = self._meeting.own_store
+        num_here = store.add("arrived", 1)
+        try:
+            self._await_enough(store, num_here, patience)
+        except (StoppedError, LaunchError):
+            with contextlib.suppress(DistError):
+                store.add("arrived", -1)
+            raise
+
+    def _await_enough(self, store: Store, num_here: int, patience: Patience) -> None:
+        nodes = self._meeting.nodes
+        while not store.check(["begun"]):
+            if num_here >= nodes.most or (
+                num_here >= nodes.least and patience.waited_s > min(GATHER_S, self._meeting.timeout_s)
+            ):
+                store.set("begun", "1")
+                break
+            why = refused(store)
+            patience.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
+            num_here = store.add("arrived", 0)
+
+    def _tell(self, state: bytes | None) -> None:
+        """Called with whatever torchelastic finds in the store while it meets."""
+        if self._patience is None:
+            return
+        here = _participants(state)
+        names = f" ({', '.join(here)})" if here else ""
+        nodes = self._meeting.nodes
+        told = f"{len(here)} of {nodes.count} {_are(len(here))} here{names}"
+        if self._is_spare and len(here) < nodes.most:
+            self._begin_turn()
+        self._is_spare = len(here) >= nodes.most
+        if len(here) < nodes.least:
+            self._patience.tell(f"more nodes: {told}")
+        elif self._patience.waited_s < OTHERS_S:  # torchelastic's last call
+            self._meeting.stop.wait(0)
+        else:  # all places are taken, until a node is lost; or the others may have to end their processes
+            self._patience.tell(f"its turn: {told}", ends=not self._is_spare)
+
+
+class _Told(RendezvousBackend):
+    """Where torchelastic keeps the state of a rendezvous; tells of it whenever it is read."""
+
+    def __init__(self, inner: RendezvousBackend, tell: Callable[[bytes | None], None]) -> None:
+        self._inner = inner
+        self._tell = tell
+
+    @property
+    def name(self) -> str:
+        """torchelastic's name for it."""
+        return self._inner.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """See torchelastic."""
+        found = self._inner.get_state()
+        self._tell(found[0] if found else None)
+        return found
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """See torchelastic."""
+        return self._inner.set_state(state, token)
+
+
+def _participants(state: bytes | None) -> list[str]:
+    """The addresses of the nodes that have come. The class of the state is PyTorch's own business: it is only for words."""
+    try:
+        return sorted(node.addr for node in pickle.loads(state).participants) if state else []
+    except Exception:
+        return []
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

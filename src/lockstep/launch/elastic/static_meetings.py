@@ -1,0 +1,105 @@
+"""Nodes with numbers meet, by torchelastic's static rendezvous; whoever waits says for whom."""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch.elastic.claim import Claim
+from lockstep.launch.elastic.meeting import Meeting
+from lockstep.launch.elastic.patience import StoppedError
+from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.terms import refused
+
+
+class StaticMeetings(NodeRendezvous):
+    """Nodes with numbers: all of them, every time."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        nodes = meeting.nodes
+        assert nodes.node_rank is not None
+        self._rank = nodes.node_rank
+        self._number = -1
+        parameters = RendezvousParameters(
+            "static",
+            f"{nodes.host}:{nodes.port}",
+            nodes.run_id,
+            nodes.least,
+            nodes.most,
+            rank=self._rank,
+            timeout=int(meeting.timeout_s) or 1,
+        )
+        self._inner = get_rendezvous_handler(parameters)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet, for the first time or again. Every node must come; it waits for them, and says so.
+
+        Raises:
+            ConfigError: another launcher has this node's number.
+            LaunchError: a node has not come in time.
+            StoppedError: somebody has stopped this launcher.
+        """
+        store = self._meeting.own_store
+        self._number += 1
+        self._arrive(store)
+        try:
+            self._gather(store)
+        except (StoppedError, LaunchError):
+            with contextlib.suppress(DistError):
+                store.delete_key(self._key(self._rank))  # so that it may come again
+            raise
+        store.set(f"off/{self._number}/{self._rank}", "")
+        info = self._inner.next_rendezvous()
+        own = PrefixStore(f"{self._meeting.prefix}/meeting-{self._number}", self._meeting.store)
+        assert info.bootstrap_store_info is not None
+        return RendezvousInfo(own, info.rank, info.world_size, info.bootstrap_store_info)
+
+    def is_over(self) -> None:
+        """Have launchers that are started from now on come to the next meeting."""
+        store = self._meeting.own_store
+        if store.add("meeting", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
+            store.add("meeting", 1)
+
+    def _arrive(self, store: Store) -> None:
+        me = Claim.own()
+        expected, mine = "", me.to_json()
+        patience = self._meeting.patience("End the launchers of the other nodes, and start all again.")
+        while True:
+            # A launcher that was started again comes to the meeting that the others have come to by now.
+            self._number = max(self._number, int(store.add("meeting", 0)))
+            found = store.compare_set(self._key(self._rank), expected, mine).decode()
+            if found == mine:
+                return
+            first = Claim.from_json(found)
+            if not first.has_ended(me):
+                raise ConfigError(
+                    f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 "
+                    f"to {self._meeting.nodes.most - 1}. (If that one is of another run, give each run a port of its own. If "
+                    "it was this node, and was lost, the others have not noticed yet: they take "
+                    f"{self._meeting.timeout_s:g} s for that, see --timeout.)"
+                )
+            if store.check([f"off/{self._number}/{self._rank}"]):  # the others may have begun with it
+                expected = ""
+                patience.pause(f"the others to notice that {first}, which was this node, has ended")
+            else:  # it waited like the others: take its place, unless it has given that up
+                expected = "" if expected == found else found
+
+    def _gather(self, store: Store) -> None:
+        patience = self._meeting.patience(
+            "Was every node started, with the same --master-addr and --master-port? Look for one that has failed. (A longer "
+            "time to wait: --timeout.)"
+        )
+        nodes = range(self._meeting.nodes.most)
+        while not store.check([self._key(node) for node in nodes]):
+            missing = [str(node) for node in nodes if not store.check([self._key(node)])]
+            if missing:
+                why, plural = refused(store), "s" if len(missing) > 1 else ""
+                patience.pause(f"node{plural} {', '.join(missing)} of {len(nodes)}{why and f' ({why})'}")
+
+    def _key(self, node: int) -> str:
+        return f"here/{self._number}/{node}"
