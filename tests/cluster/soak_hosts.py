@@ -10,6 +10,7 @@ ends, with a status that means something, and leaves no process on any host.
 
 import contextlib
 import functools
+import itertools
 import signal
 import subprocess
 import sys
@@ -120,12 +121,14 @@ class Round(soaking.Round):
         super().__init__(seed, directory, kinds)
         self._cluster = cluster
         self._launches = plan(self.random, most)
+        self.numbers = itertools.count()
+        """For launches: notes of a later one have a larger number."""
 
     def run(self) -> dict | None:
         """To its end; returns the last words."""
-        for number, launch in enumerate(self._launches):
+        for launch in self._launches:
             self.story.append(str(launch))
-            said = Launched(self, self._cluster, number, launch).run()
+            said = Launched(self, self._cluster, launch).run()
             if said is not None:
                 return said
         self.wrong.append("it did not come to its end, although nothing was done to the last launch")
@@ -135,10 +138,10 @@ class Round(soaking.Round):
 class Launched:
     """One launch: its launchers, and what is done to them."""
 
-    def __init__(self, of: Round, cluster: Cluster, number: int, launch: Launch) -> None:
+    def __init__(self, of: Round, cluster: Cluster, launch: Launch) -> None:
         self._round = of
         self._cluster = cluster
-        self._number = number
+        self._number = next(of.numbers)
         self._launch = launch
         self._launchers: dict[int, Command] = {}  # that of each host; the newest, where there was more than one
         self._outputs: list[Path] = []
@@ -235,6 +238,8 @@ class Launched:
         self._wait_for_end(blow.host)
         time.sleep(blow.lasts_s)
         if self._are_running():
+            if blow.host == 0:  # it kept the store: the other ends as soon as it notices, and counts no start of this one
+                self._number = next(self._round.numbers)
             self._start(blow.host)
             self._round.seen["hosts that came back"] += 1
 
