@@ -128,7 +128,7 @@ def test_a_later_launch_goes_on_with_the_birth_and_the_newest_checkpoint(tmp_pat
 def test_a_run_without_a_checkpoint_begins_again_in_its_directory():
     start(run_dir="run")
     run = start(run_dir="run")
-    assert (step_of(run), run.is_new, run.notices) == (None, False, [])
+    assert (step_of(run), run.is_new, run.notices) == (None, False, ["run run has no checkpoint yet: it begins anew"])
 
 
 def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():

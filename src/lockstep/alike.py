@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +19,23 @@ from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
 from lockstep.world import World
 
 
-def check_software(world: World, collectives: Collectives) -> None:
+def check_software(world: World, collectives: Collectives) -> list[str]:
     """Make sure that all machines run the same versions and the same script. Every rank must call it.
 
     One machine has only one of each, and is not asked.
+
+    Returns:
+        What differs and may: the script's arguments, for some are about a machine (where it has its data).
 
     Raises:
         MismatchError: they differ; on every rank.
     """
     if world.num_nodes == 1:
-        return
-    everyone = collectives.all_gather_object((world.host, _software()))
-    first_host, first = everyone[0]
-    for host, theirs in everyone:
+        return []
+    own = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
+    everyone = collectives.all_gather_object((world.host, _software(), own))
+    first_host, first, arguments = everyone[0]
+    for host, theirs, _ in everyone:
         found = [
             f"{name} is {first.get(name, 'missing')} on {first_host}, and {theirs.get(name, 'missing')} on {host}"
             for name in first | theirs
@@ -41,6 +46,19 @@ def check_software(world: World, collectives: Collectives) -> None:
                 f"the machines differ: {'; '.join(found)}. They would not compute the same. Install the same versions on "
                 "all, and start the same script"
             )
+    if world.launcher == "hand":  # where each process is told who it is, its arguments do that
+        return []
+    for host, _, given in everyone:
+        if given not in (None, arguments):
+            return [
+                f"the script's arguments are {_listed(arguments)} on {first_host}, and {_listed(given)} on {host}. Only what "
+                "is about a machine may differ: all else must be the same everywhere, or the processes do not fit together"
+            ]
+    return []
+
+
+def _listed(arguments: Sequence[str]) -> str:
+    return f"`{shlex.join(arguments)}`" if arguments else "none"
 
 
 def _software() -> dict[str, str]:

@@ -106,8 +106,13 @@ def _agree(
     config: RunConfig, explicit: dict[str, Any], world: World, device: str, collectives: Collectives
 ) -> tuple[RunConfig, Place]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    check_software(world, collectives)
-    compare_ranks("settings", [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()], collectives)
+    odd = check_software(world, collectives)
+    compare_ranks(
+        "settings",
+        [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()],
+        collectives,
+        "Give all of them the same options on the command line, and in join()",
+    )
     found: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
     lock: RunLock | None = None
     is_new, notices = True, list[str]()
@@ -160,7 +165,7 @@ def _agree(
     )
     block(world.rank, world.world_size, birth.shards)
     return config, Place(
-        run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=notices
+        run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=odd + notices
     )
 
 

@@ -140,7 +140,10 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
         if birth is None:
             write_birth(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
-        return _go_on(path, _reconcile(path, birth, launch), lock, notices)
+        run = _go_on(path, _reconcile(path, birth, launch), lock, notices)
+        if run.checkpoint is None:
+            notices.append(f"run {path} has no checkpoint yet: it begins anew")
+        return run
     except BaseException:
         lock.release()
         raise

@@ -90,7 +90,7 @@ def test_ranks_that_differ_are_told_the_first_difference(crew, script, first, ot
 
 
 def test_settings_that_differ_between_ranks_are_told(crew):
-    with pytest.raises(LaunchError, match=r"MismatchError: the ranks have different settings.*`seed=0`.*`seed=1`"):
+    with pytest.raises(LaunchError, match=r"MismatchError: the ranks have different settings.*`seed=0`.*`seed=1`. Give all"):
         crew(2, bad_scripts.settings_that_depend_on_the_rank, **QUICK)
 
 
@@ -152,7 +152,7 @@ def test_a_run_directory_born_with_another_setting_is_refused(tmp_path, born, no
 def test_more_processes_than_the_run_has_shards_is_refused_on_every_rank(crew, tmp_path):
     lockstep.join(run_dir=str(tmp_path / "run"), threads=1).close()  # born with one shard
     for message in crew(2, bad_scripts.join_refused, run_dir=str(tmp_path / "run"), **QUICK):
-        assert message.startswith("2 processes for 1 shards: a process would have nothing to do")
+        assert message.startswith("2 processes for 1 shard: a process would have nothing to do")
         assert "Start at most 1 processes" in message
 
 

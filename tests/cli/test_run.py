@@ -50,7 +50,7 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
         (("--strategy", "dpp", "x.py"), "choose one of auto, single"),
         (("--precision", "half", "x.py"), "unknown precision"),
         (("--nproc-per-node", "0", "x.py"), "1 or more"),
-        (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes for 1 shards"),
+        (("--nproc-per-node", "2", "--shards", "1", "x.py"), "2 processes for 1 shard:"),
         (("--max-restarts", "-1", "x.py"), "max_restarts=-1: it must be a whole number, 0 or more"),
         (("--nproc-per-node", "2", "--strategy", "single", "x.py"), "strategy single"),
         (("--nproc-per-node", "2", "--attach", "2", "x.py"), "ranks go from 0 to 1"),

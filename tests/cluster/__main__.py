@@ -13,7 +13,8 @@ from host import Command, Host, HostError
 
 INTRO = """
 {hosts}
-From another terminal, a shell on a host:  nsenter --all --wdns="$PWD" --target NUMBER   (NUMBER is behind the address)
+From another terminal, a shell on a host (NUMBER is behind its address):
+  nsenter --all --wdns="$PWD" --target NUMBER env {variables} "$SHELL"
 Here, "help" tells what can be done. Ctrl-C or "quit" ends the cluster, and all that runs in it.
 """
 
@@ -32,9 +33,11 @@ class Prompt(cmd.Cmd):
         print(table(self._cluster))
 
     def do_run(self, line: str) -> None:
-        """run HOST COMMAND: run a line of shell on the host, here until it ends; with & behind it, beside it"""
+        """run HOST COMMAND: run a line of shell on the host until it ends (its status is told if not 0); with & beside the prompt"""
         name, _, command = line.partition(" ")
-        self._wait(self._host(name).start(["sh", "-c", command]))
+        status = self._wait(self._host(name).start(["sh", "-c", command]))
+        if status:
+            print(f"status {status}")
 
     def do_shell(self, name: str) -> None:
         """shell HOST: a shell on the host"""
@@ -104,15 +107,16 @@ class Prompt(cmd.Cmd):
             print(f"{line!r} was not understood ({error}): try help {line.split()[0]}")
         return False
 
-    def _wait(self, command: Command) -> None:
+    def _wait(self, command: Command) -> int:
         before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command now
-        command.wait()
+        status = command.wait()
         signal.signal(signal.SIGINT, before)
         if sys.stdin.isatty():
             # A shell takes the terminal for itself, and on a host cannot give it back: it does not see who had it.
             before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
             signal.signal(signal.SIGTTOU, before)
+        return status
 
     def _host(self, name: str) -> Host:
         for host in self._cluster.hosts:
@@ -123,6 +127,12 @@ class Prompt(cmd.Cmd):
 
 def table(cluster: Cluster) -> str:
     return "\n".join(f"  {h.name:8} {h.address:14} {'off' if h.pid is None else h.pid}" for h in cluster.hosts)
+
+
+def variables(cluster: Cluster) -> str:
+    """What a shell on a host needs to find what commands of the prompt find."""
+    found = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}$PATH", **cluster.hosts[0].environment}
+    return " ".join(f'{name}="{value}"' for name, value in found.items())
 
 
 def main() -> None:
@@ -137,7 +147,7 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
         with Cluster(options.hosts, slurm=options.slurm, gpus=options.gpus) as cluster:
-            print(INTRO.format(hosts=table(cluster)), flush=True)
+            print(INTRO.format(hosts=table(cluster), variables=variables(cluster)), flush=True)
             Prompt(cluster).cmdloop()
     except (HostError, ValueError) as error:
         sys.exit(str(error))

@@ -200,10 +200,18 @@ def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
 def test_the_way_in_that_the_tool_prints_leads_to_a_host():
     command = [sys.executable, FOLDER, "--hosts", "2"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
-        told = [process.stdout.readline() for _ in range(4)]
+        told = [process.stdout.readline() for _ in range(5)]
         number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
-        assert "nsenter --all --wdns=" in "".join(told)
-        enter = ["nsenter", "--all", f"--wdns={FOLDER}", "--target", number, "sh", "-c", "hostname; pwd"]
-        assert subprocess.run(enter, capture_output=True, text=True, timeout=10).stdout == f"host1\n{FOLDER}\n"
+        way = next(line for line in told if "nsenter" in line).replace("NUMBER", number)
+        found = subprocess.run(
+            way,
+            shell=True,
+            cwd=FOLDER,
+            input="hostname; pwd; command -v lockstep",
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert found.stdout == f"host1\n{FOLDER}\n{Path(sys.executable).parent}/lockstep\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 128 + signal.SIGINT

@@ -135,12 +135,12 @@ def test_lists_of_hosts_are_read_as_slurm_reads_them(slurm_cluster, text):
         (["--partition", "night"], "--partition night: this cluster has none of that name. Choose one of all"),
         (["--nodes", "3"], "--nodes 3: partition all has 2 (host0, host1)"),
         (["--nodelist", "host[1-2]", "--nodes", "2"], "--nodelist: partition all has no host2. It has host0, host1"),
-        (["--gpus-per-node", "8", "--nodes", "2"], "each with 8 cards: partition all has none of that kind"),
+        (["--gpus-per-node", "8", "--nodes", "2"], "each with 8 cards: partition all has no such node"),
         (
             ["--ntasks-per-node", "3", "--cpus-per-task", "3"],
-            "9 CPUs (3 processes x 3): partition all has none of that kind",
+            "9 CPUs (3 processes x 3): partition all has no such node",
         ),
-        (["--mem", "100G"], "100G of memory: partition all has none of that kind; the most that one has is 64000"),
+        (["--mem", "100G"], "100G of memory: partition all has no such node; the most that one has is 64000 MB"),
         (["--sbatch-option=--constraint=fast"], "Slurm does not take train.sbatch: allocation failure: Invalid feature"),
     ],
 )

@@ -75,6 +75,12 @@ def test_data_parallel_in_one_process_without_cards_is_refused_before_anything_s
         check_fit(RunConfig(strategy="dp", device=device), 1)
 
 
+def test_more_machines_than_shards_are_refused_before_they_meet():
+    check_fit(RunConfig(shards=4), 2, num_others=2)
+    with pytest.raises(ConfigError, match=r"4 processes .2 here, and one or more on each of the other nodes.* for 3 shards"):
+        check_fit(RunConfig(shards=3), 2, num_others=2)
+
+
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", 0])
 def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
     with pytest.raises(ConfigError, match="1 or more"):

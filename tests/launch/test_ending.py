@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and a launcher that is killed: nothing outlives the run, and nobody makes a noise."""
 
+import select
 import signal
 import tempfile
 import time
@@ -10,6 +11,7 @@ import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
 from lockstep.launch.private import remove_abandoned
+from lockstep.launch.server import ForkServer
 from lockstep.launch.supervise import GRACE_S
 
 pytestmark = pytest.mark.timeout(40)
@@ -201,3 +203,14 @@ def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(star
     out, err = launcher.communicate(timeout=20)
     assert (launcher.returncode, out, len(err.splitlines())) == (143, "", 1), err
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
+
+
+def test_a_server_whose_launcher_leaves_before_it_has_listened_goes_without_a_word(capfd):
+    server = ForkServer(1)
+    try:
+        assert select.select([server], [], [], 30)[0]  # its first words wait to be read
+        server._socket.close()
+        assert server._process.wait(10) == 0
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""

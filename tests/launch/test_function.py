@@ -96,7 +96,7 @@ def test_settings_are_checked_before_anything_starts():
         launch(rank_times, 1, nproc=2, stratgy="ddp")
     with pytest.raises(ConfigError, match=r"max_restarts=-1"):
         launch(rank_times, 1, nproc=2, max_restarts=-1)
-    with pytest.raises(ConfigError, match="2 processes for 1 shards"):
+    with pytest.raises(ConfigError, match="2 processes for 1 shard:"):
         launch(rank_times, 1, nproc=2, shards=1)
 
 

@@ -152,6 +152,14 @@ def test_two_nodes_come_to_the_weights_of_one_process_in_any_order_of_starting(n
 
 
 @pytest.mark.long
+def test_other_arguments_of_the_script_on_a_node_are_told(numbered):
+    first, second = numbered(TRAIN, 0, args=(1, 0)), numbered(TRAIN, 1, args=(1, 0.001))
+    both(first, second)
+    host = os.uname().nodename
+    assert f"lockstep: the script's arguments are `1 0` on {host}, and `1 0.001` on {host}. Only what is" in first.out
+
+
+@pytest.mark.long
 def test_scripts_of_others_get_the_whole_environment_and_only_one_address_listens(numbered):
     held = TALK.replace("dist.destroy_process_group()", "import time; time.sleep(3)\ndist.destroy_process_group()")
     first = numbered(held, 0, "--nproc", "1", "--rdzv-id", "mine", "--max-restarts", "2")
@@ -286,7 +294,7 @@ def test_ctrl_c_at_one_node_ends_all(numbered, who):
     nodes[who].process.send_signal(signal.SIGINT)
     assert nodes[who].wait(20) == 130
     assert nodes[1 - who].wait(20) == 130
-    assert "stopped by signal 2 on" in nodes[1 - who].err
+    assert "stopped by signal 2 (Ctrl-C) on" in nodes[1 - who].err
 
 
 def test_a_signal_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, hurry, tmp_path):
@@ -392,9 +400,9 @@ def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_fro
 @pytest.mark.long
 @pytest.mark.parametrize("nnodes", ["2:3", "1:2"])
 def test_where_too_few_would_stay_all_leave_the_run_saved(coming, tmp_path, nnodes):
-    first = coming(TRAIN, "--shards", "2", nnodes=nnodes, args=(50, 0.1))
+    first = coming(TRAIN, "--shards", "3", nnodes=nnodes, args=(50, 0.1))
     until(lambda: "keeps the store" in first.err)
-    second = coming(TRAIN, "--shards", "2", nnodes=nnodes, args=(50, 0.1))
+    second = coming(TRAIN, "--shards", "3", nnodes=nnodes, args=(50, 0.1))
     until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4, 60)
     for each in (first, second) if nnodes == "1:2" else (second,):
         each.process.send_signal(signal.SIGTERM)

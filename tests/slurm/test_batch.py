@@ -153,6 +153,11 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
         ({"nodelist": "n[1-3]"}, "--nodelist names 3 nodes, and --nodes is 2"),
         ({"signal": "B:USR1@90"}, "--signal B:USR1@90: give USR1 or TERM"),
         ({"signal": "KILL@90"}, "give USR1 or TERM"),
+        ({"time": "2"}, "--time 2 and --signal USR1@90: the signal may come 60 s early, which is at the start"),
+        (
+            {"array": "0-9", "settings": {"run_dir": "runs/mine"}},
+            "--array 0-9 and --run-dir runs/mine: each task of an array",
+        ),
         ({"settings": {"shards": 1}}, "2 processes .2 nodes x 1. and --shards 1: more processes than shards"),
         ({"settings": {"precision": "64"}}, "unknown precision '64'"),
         ({"args": ("a\nb",)}, "a line break cannot stand in a batch file"),

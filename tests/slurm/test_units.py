@@ -19,6 +19,9 @@ pytestmark = pytest.mark.timeout(20)
         ("2-12:30", 60 * 60 + 30),
         ("2-12:30:30", 60 * 60 + 30.5),
         ("infinite", math.inf),
+        ("UNLIMITED", math.inf),
+        ("0", math.inf),
+        ("0:00", math.inf),
     ],
 )
 def test_a_time(text, expected):

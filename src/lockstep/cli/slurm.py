@@ -42,8 +42,16 @@ The exit status is 0 if all went well, 1 if Slurm does not answer, 2 if this clu
 _SETTINGS = {field.name for field in fields(RunConfig)}
 
 
-class _GroupedHelp(click.Command):
-    """Options under headings, and the examples as they are written."""
+class _Command(click.Command):
+    """Options under headings, the examples as they are written, and a hint where an option may be the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            words = f"lockstep slurm has no option {name} (the script's own follow a --, last in the line)."
+            raise click.NoSuchOption(name, words, error.possibilities, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
@@ -58,7 +66,7 @@ class _GroupedHelp(click.Command):
 
 @click.command(
     "slurm",
-    cls=_GroupedHelp,
+    cls=_Command,
     context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
 )
 @click.argument("script")
@@ -141,9 +149,12 @@ def command(
     words = [word for word in sys.argv[1:] if word != "--submit"]  # with and without it the file is the same
     notices = _look(request, needed=submit)
     kept = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
-    click.echo(f"{file}: {request.nodes * request.tasks} processes on {_nodes(request)}, output in {output_of(request)}")
+    processes = _count(request.nodes * request.tasks, "process", "es")
+    click.echo(f"{file}: {processes} on {_count(request.nodes, 'node')}, output in {output_of(request)}")
     if kept is not None:
         notices.insert(0, f"{file} was another before: that one is now {kept}")
+    if container is not None and "://" not in container and not Path(container).exists():
+        notices.append(f"there is no {container} here: it must be there, under that name, on the nodes")
     for notice in notices:
         click.echo(f"lockstep: {notice}", err=True)
     if submit:
@@ -166,13 +177,14 @@ def _look(request: Request, *, needed: bool) -> list[str]:
         nodes = commands.look()
     except LaunchError as error:
         if needed:
-            raise
+            told = f"{error}. Nothing was written: leave --submit out, and the file is, without a look at the cluster"
+            raise LaunchError(told) from None
         return [f"not checked: {error}"]
     return inventory.check(request, nodes)
 
 
-def _nodes(request: Request) -> str:
-    return f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number > 1 else ''}"
 
 
 def _tell(request: Request, job: str) -> None:

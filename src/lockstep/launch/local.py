@@ -57,8 +57,8 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     return count
 
 
-def check_fit(config: RunConfig, nproc: int) -> None:
-    """What is known before any process starts not to work.
+def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
+    """What is known before any process starts not to work, with ``nproc`` processes here and so many elsewhere, or more.
 
     Raises:
         ConfigError: settings that this many processes, or this machine, cannot have.
@@ -72,10 +72,12 @@ def check_fit(config: RunConfig, nproc: int) -> None:
             f"strategy {config.strategy} spreads batches over CUDA cards, and {why}: use strategy single, or several processes "
             "with strategy ddp (--nproc-per-node 2)"
         )
-    if config.shards is not None and config.shards < nproc:
+    least = nproc + num_others
+    if config.shards is not None and config.shards < least:
+        elsewhere = f" ({nproc} here, and one or more on each of the other nodes that may come)" if num_others else ""
         raise ConfigError(
-            f"{nproc} processes for {config.shards} shards: a process without a shard would have nothing to do. "
-            f"Ask for at most {config.shards} processes, or for at least {nproc} shards"
+            f"{least} processes{elsewhere} for {config.shards} shard{'s' if config.shards > 1 else ''}: a process without a "
+            f"shard would have nothing to do. Ask for at most {config.shards} in all, or for --shards {least} or more"
         )
     if config.backend == "mpi":
         raise ConfigError(

@@ -64,6 +64,12 @@ class Nodes:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def caution(self) -> str:
+        """What a user should know besides, who waits there in vain: with a space before it, or empty."""
+        means = f" {self.host} means each machine itself: nodes on other machines need an address that they can reach."
+        return means if is_loopback(self.host) else ""
+
+    @property
     def count(self) -> str:
         """How many they are, for the user."""
         return f"{self.least} to {self.most}" if self.is_elastic else str(self.most)
@@ -225,9 +231,10 @@ def _resolve(nodes: Nodes) -> list[str]:
         return addresses_of(nodes.host)
     except OSError as error:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
+        port = ". (The port is --master-port's.)" if ":" in nodes.host else ""
         raise ConfigError(
             f"{option}: this machine ({socket.gethostname()}) knows no host {nodes.host!r} ({error}). Give a name that every "
-            "node knows (getent hosts NAME), or an address"
+            f"node knows (getent hosts NAME), or an address{port}"
         ) from error
 
 

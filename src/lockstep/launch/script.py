@@ -85,7 +85,7 @@ def run_script(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "
             "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
         )
-    check_fit(config, count)
+    check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
     restarts.check_max_restarts(max_restarts)
     binding = bind_here(bind, count, config)
     if attach is not None and nodes is None and not 0 <= attach < count:
@@ -151,7 +151,7 @@ def interruption(outcome: Outcome) -> Interruption | None:
     if by is None and status is None:
         return None
     who = "Ctrl-C" if by is signal.SIGINT else "a signal" if by is None else by.name
-    message = f"stopped by {who}: all processes of process {os.getpid()} have ended"
+    message = f"stopped by {who}: all that lockstep run (process {os.getpid()}) had started has ended"
     if status is None:
         assert by is not None
         unsaved = ". The run was NOT saved: it goes on from the checkpoint before" if outcome.was_cut_short else ""

@@ -123,7 +123,9 @@ def _serve(control: socket.socket) -> Request:
 
 def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
     """Do what one message asks for. Returns the request in a forked child, None in the server."""
-    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)
+    message, fds = b"", list[int]()
+    with contextlib.suppress(ConnectionResetError):  # the launcher left with words of the server unread
+        message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)
     if not message:
         os._exit(0)  # the launcher is done; tearing the interpreter down would only take time
     asked = json.loads(message)

@@ -93,13 +93,14 @@ def check(request: Request, nodes: Sequence[Node]) -> list[str]:
     _check_time(request, members, where)
     named = _named(request, members, where)
     fitting = list(named)
-    for what, fits, most, remedy in _needs(request):
+    for what, fits, most, unit, remedy in _needs(request):
         fewer = [node for node in fitting if fits(node)]
         if len(fewer) < request.nodes:
             which = f" among {_shortened(node.name for node in named)}" if request.nodelist or request.exclude else ""
             raise ConfigError(
-                f"--nodes {request.nodes}, each with {what}: {where} has {len(fewer) or 'none'} of that kind{which}; the most "
-                f"that one has is {max(map(most, fitting)):g}. {remedy}, or choose another partition ({_summary(nodes)})"
+                f"--nodes {request.nodes}, each with {what}: {where} has {len(fewer) or 'no'} such node"
+                f"{'s' if len(fewer) > 1 else ''}{which}; the most that one has is {max(map(most, fitting)):g}{unit}. "
+                f"{remedy}, or choose another partition ({_summary(nodes)})"
             )
         fitting = fewer
     usable = [node for node in fitting if node.is_usable]
@@ -111,11 +112,11 @@ def check(request: Request, nodes: Sequence[Node]) -> list[str]:
     return []
 
 
-_Need = tuple[str, Callable[[Node], bool], Callable[[Node], float], str]
+_Need = tuple[str, Callable[[Node], bool], Callable[[Node], float], str, str]
 
 
 def _needs(request: Request) -> list[_Need]:
-    """What a node must have: in words, whether one has it, how much of it one has, and what else could be asked for."""
+    """What a node must have: in words, whether one has it, how much of it one has, in which unit, and what else to ask for."""
     cpus = request.tasks * (request.cpus_per_task or 1)
     product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
     found: list[_Need] = []
@@ -123,17 +124,19 @@ def _needs(request: Request) -> list[_Need]:
         kind, number = units.cards(request.gpus_per_node)
         found.append(
             (
-                f"{number} {kind + ' ' if kind else ''}cards",
+                f"{number} {kind + ' ' if kind else ''}card{'s' if number > 1 else ''}",
                 lambda node: node.num_cards(kind) >= number,
                 lambda node: node.num_cards(kind),
+                "",
                 "Ask for fewer with --gpus-per-node",
             )
         )
     found.append(
         (
-            f"{cpus} CPUs{product}",
+            f"{cpus} CPU{'s' if cpus > 1 else ''}{product}",
             lambda node: node.cpus >= cpus,
             lambda node: node.cpus,
+            "",
             "Ask for fewer with --cpus-per-task",
         )
     )
@@ -144,6 +147,7 @@ def _needs(request: Request) -> list[_Need]:
                 f"{request.mem} of memory",
                 lambda node: node.memory_mb >= size,
                 lambda node: node.memory_mb,
+                " MB",
                 "Ask for less with --mem",
             )
         )
@@ -168,7 +172,7 @@ def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:
 
 def _check_time(request: Request, members: Sequence[Node], where: str) -> None:
     limit = max(node.limit_min for node in members)
-    if request.time is not None and not 0 < units.minutes(request.time) <= limit:
+    if request.time is not None and units.minutes(request.time) > limit:
         raise ConfigError(
             f"--time {request.time}: jobs in {where} may run for {_span(limit)} at most. Give a shorter time: with --requeue "
             "the run goes on in as many turns as it takes"

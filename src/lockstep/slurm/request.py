@@ -14,6 +14,8 @@ from lockstep.slurm import units
 
 RUNTIMES = ("apptainer", "singularity")
 _SIGNALS = ("USR1", "TERM")  # those that a run takes for a request to save itself
+_EARLY_S = 60
+"""So many seconds too early Slurm may send a signal (sbatch(1), --signal)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,17 @@ class Request:
             raise ConfigError(
                 f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
                 "before the end: USR1@90"
+            )
+        warned_s = int(self.signal.partition("@")[2])
+        if self.time is not None and units.minutes(self.time) * 60 <= warned_s + _EARLY_S:
+            raise ConfigError(
+                f"--time {self.time} and --signal {self.signal}: the signal may come {_EARLY_S} s early, which is at the start "
+                "of this job, when there is nothing to save yet, and would end it. Give more time, or fewer seconds"
+            )
+        if self.array is not None and self.settings.get("run_dir") is not None:
+            raise ConfigError(
+                f"--array {self.array} and --run-dir {self.settings['run_dir']}: each task of an array is a run of its own, "
+                "and all but one would find that directory in use. Leave --run-dir out: each goes on with its own run by itself"
             )
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")

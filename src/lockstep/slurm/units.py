@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 
 _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-ENDLESS = ("infinite", "UNLIMITED")
+ENDLESS = ("INFINITE", "UNLIMITED")
 
 
 def minutes(text: str) -> float:
     """A time: ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-12`` (days and hours), ``2-12:30``, ``2-12:30:00``.
 
+    Infinity for ``UNLIMITED``, and for 0, by which Slurm means the same.
+
     Raises:
         ValueError: it is none.
     """
-    if text in ENDLESS:
+    if text.upper() in ENDLESS:
         return float("inf")
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
-        raise ValueError(f"{text!r} is no time: give minutes, HOURS:MINUTES:SECONDS, or DAYS-HOURS")
+        raise ValueError(
+            f"{text!r} is no time: give minutes, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS or DAYS-HOURS:MINUTES"
+        )
     numbers = [int(part) for part in parts]
     if dash:
         hours, mins, secs = (*numbers, 0, 0)[:3]
@@ -27,7 +31,7 @@ def minutes(text: str) -> float:
         hours, mins, secs = numbers
     else:
         hours, mins, secs = 0, *(*numbers, 0)[:2]
-    return int(days or 0) * 24 * 60 + hours * 60 + mins + secs / 60
+    return int(days or 0) * 24 * 60 + hours * 60 + mins + secs / 60 or float("inf")
 
 
 def megabytes(text: str) -> float:

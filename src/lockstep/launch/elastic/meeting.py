@@ -52,9 +52,9 @@ class Meeting:
         a second whether all have come: nodes come from a meeting a moment after each other.)"""
         return max(OTHERS_S, min(_STORE_S, self.lost_s))
 
-    def patience(self, remedy: str, timeout_s: float | None = None) -> Patience:
+    def patience(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Patience:
         """A wait for other nodes, from now."""
-        return Patience(self.nodes.place, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy)
+        return Patience(self.nodes.place, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints)
 
     def another_client(self) -> TCPStore:
         """For another thread: a client that waits for an answer lets nobody else ask."""
@@ -71,9 +71,10 @@ def open_meeting(nodes: Nodes, place: Place, timeout_s: float, stop: Stop) -> Me
     """
     server = serve(place.listener, place.listens_at, _STORE_S) if place.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
-    patience = Patience(
-        nodes.place, timeout_s, stop, f"Was {who} started, with this address and port? (A longer time to wait: --timeout.)"
+    remedy = (
+        f"Was {who} started, with this address and port, and does it run?{nodes.caution} (A longer time to wait: --timeout.)"
     )
+    patience = Patience(nodes.place, timeout_s, stop, remedy)
     store = _connect(nodes, patience)
     meeting = Meeting(nodes=nodes, place=place, timeout_s=timeout_s, stop=stop, store=store, server=server)
     store.set_timeout(datetime.timedelta(seconds=meeting.answer_s))

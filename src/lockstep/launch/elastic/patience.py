@@ -56,9 +56,10 @@ class Patience:
         timeout_s: how long to wait.
         stop: ends the wait as well.
         remedy: what to look at if the wait is in vain.
+        hints: whether that is worth a look as soon as it takes a while.
     """
 
-    def __init__(self, place: str, timeout_s: float, stop: Stop, remedy: str) -> None:
+    def __init__(self, place: str, timeout_s: float, stop: Stop, remedy: str, *, hints: bool = True) -> None:
         self._place = place
         self._timeout_s = timeout_s
         self._stop = stop
@@ -67,6 +68,8 @@ class Patience:
         self._began = time.monotonic()
         self._began_at = time.time()
         self._tell_at = self._began + _TELL_AFTER_S
+        self._hint_at = 2 if hints else 0
+        self._num_told = 0
 
     @property
     def waited_s(self) -> float:
@@ -90,7 +93,9 @@ class Patience:
             self._tell_at = time.monotonic() + _TELL_EVERY_S
             until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
             limit = f", until {until} ({self._timeout_s:g} s in all)" if ends else ""
-            say(f"waits at {self._place} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it")
+            self._num_told += 1
+            hint = f". {self._remedy}" if self._num_told == self._hint_at else ""
+            say(f"waits at {self._place} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it{hint}")
 
     def in_vain(self) -> LaunchError:
         """What to raise when the time is over."""

@@ -68,7 +68,7 @@ class StaticMeetings(NodeRendezvous):
     def _arrive(self, store: Store) -> None:
         me = Claim.own()
         expected, mine = "", me.to_json()
-        patience = self._meeting.patience("End the launchers of the other nodes, and start all again.")
+        patience = self._meeting.patience("End the launchers of the other nodes, and start all again.", hints=False)
         while True:
             # A launcher that was started again comes to the meeting that the others have come to by now.
             self._number = max(self._number, int(store.add("meeting", 0)))
@@ -91,8 +91,8 @@ class StaticMeetings(NodeRendezvous):
 
     def _gather(self, store: Store) -> None:
         patience = self._meeting.patience(
-            "Was every node started, with the same --master-addr and --master-port? Look for one that has failed. (A longer "
-            "time to wait: --timeout.)"
+            "Was every node started, with the same --master-addr and --master-port? Look for one that has failed."
+            f"{self._meeting.nodes.caution} (A longer time to wait: --timeout.)"
         )
         nodes = range(self._meeting.nodes.most)
         while not store.check([self._key(node) for node in nodes]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ from lockstep.launch import failures
 from lockstep.launch.elastic.round import Machine, Report
 from lockstep.launch.failures import Failure
 from lockstep.stopping import REQUEUE_STATUS
+
+_GOES_ON = (
+    "The same command, again on all nodes, goes on from the newest checkpoint (of a script that calls lockstep.join())"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,8 @@ def judge(
     if stopped and not has_cause:
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
         if not is_elastic:
-            return end(*_twice(f"stopped by signal {number} on {host}"), 128 + number)
+            how = " (Ctrl-C)" if number == signal.SIGINT else ""
+            return end(*_twice(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}"), 128 + number)
         if any(machines[one].keeps_store for one in stopped):
             return end(*_twice(f"stopped by signal {number} on {host}: {without_store(host)}"), 128 + number)
         return again(*_twice(f"{host} was stopped, and leaves: the others meet again"), counts=False)
@@ -96,6 +102,7 @@ def judge(
     if any(report.signal for report in reports.values()) and not is_elastic:
         return end(whole, brief, status)  # somebody wants to have its place
     if used >= max_restarts:
+        whole += f". {_GOES_ON}" if lost and not has_cause else ""
         why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
         return end(whole + why, brief, status)
     count = f"restart {used + 1} of {max_restarts}: all nodes meet again"

@@ -1,0 +1,28 @@
+"""A wait for other machines is told: at once, then with what to look at, and then every ten seconds."""
+
+import pytest
+
+from lockstep.errors import LaunchError
+from lockstep.launch.elastic import patience
+from lockstep.launch.elastic.patience import Patience, Stop
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize("hints", [True, False])
+def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_vain(monkeypatch, capsys, hints):
+    monkeypatch.setattr(patience, "_TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(patience, "_TELL_EVERY_S", 0.0)
+    one = Patience("host0:29500", 60, Stop(), "Is node 1 there?", hints=hints)
+    for _ in range(3):
+        one.tell("node 1")
+    told = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("lockstep: waits at host0:29500 for node 1, for 0 s now, until ") for line in told)
+    assert [line.endswith("(60 s in all). Ctrl-C ends it") for line in told] == [True, not hints, True]
+    assert ["Is node 1 there?" in line for line in told] == [False, hints, False]
+    assert str(one.in_vain()) == "waited 60 s at host0:29500 for node 1, in vain. Is node 1 there?"
+
+
+def test_it_ends_with_its_time():
+    with pytest.raises(LaunchError, match="waited 0 s at host0:29500 for node 1, in vain"):
+        Patience("host0:29500", 0, Stop(), "").pause("node 1")
