@@ -33,7 +33,7 @@ class Prompt(cmd.Cmd):
         print(table(self._cluster))
 
     def do_run(self, line: str) -> None:
-        """run HOST COMMAND: run a line of shell there until it ends, and tell a status that is not 0; with & behind it, beside it"""
+        """run HOST COMMAND: run a line of shell there until it ends, and tell a status but 0; with & behind it, beside it"""
         name, _, command = line.partition(" ")
         status = self._wait(self._host(name).start(["sh", "-c", command]))
         if status:
