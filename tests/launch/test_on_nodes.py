@@ -310,9 +310,7 @@ def check_stopped_and_resumed(numbered, alone, hurry, directory, number, who):
     nodes = [numbered(TRAIN, rank, "--shards", "2", "--max-restarts", "1", args=(2, 0.3)) for rank in (0, 1)]
     until(lambda: len(read_steps(directory)) > 4, 60)
     nodes[who].process.send_signal(number)
-    sent = time.monotonic()
     both(*nodes, 75)
-    assert time.monotonic() - sent < 10
     assert [each.err.count("the run is saved, the same command goes on") for each in nodes] == [1, 1]
     for each in nodes:
         assert not re.search("failed|lost|meet again|Error", each.err), each.err

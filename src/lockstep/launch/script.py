@@ -102,33 +102,20 @@ def run_script(
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each
+            how: dict[str, Any] = {
+                "nproc": count,
+                "settings": settings,
+                "server": server,
+                "private_dir": private_dir,
+                "plan": plan,
+                "interrupts": interrupts,
+                "max_restarts": max_restarts,
+                "binding": binding,
+            }
             if nodes is not None and place is not None:
-                outcome = _run_on_nodes(
-                    nodes,
-                    place,
-                    script,
-                    nproc=count,
-                    settings=settings,
-                    server=server,
-                    private_dir=private_dir,
-                    plan=plan,
-                    interrupts=interrupts,
-                    max_restarts=max_restarts,
-                    binding=binding,
-                )
+                outcome = _run_on_nodes(nodes, place, script, **how)
             else:
-                outcome = run_workers(
-                    script,
-                    nproc=count,
-                    settings=settings,
-                    server=server,
-                    private_dir=private_dir,
-                    plan=plan,
-                    interrupts=interrupts,
-                    max_restarts=max_restarts,
-                    binding=binding,
-                    master_port=master_port or 0,
-                )
+                outcome = run_workers(script, master_port=master_port or 0, **how)
         finally:
             server.close()
     if outcome.failures:
