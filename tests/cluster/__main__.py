@@ -14,7 +14,7 @@ from host import Command, Host, HostError
 INTRO = """
 {hosts}
 From another terminal, a shell on a host (NUMBER is behind its address):
-  nsenter --all --wdns="$PWD" --target NUMBER env {variables} "$SHELL"
+  nsenter --all --wdns="$PWD" --target NUMBER env {variables} "${{SHELL:-sh}}"
 Here, "help" tells what can be done. Ctrl-C or "quit" ends the cluster, and all that runs in it.
 """
 

@@ -197,21 +197,18 @@ def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
         assert process.returncode == 0
 
 
-def test_the_way_in_that_the_tool_prints_leads_to_a_host():
+@pytest.mark.parametrize("shell", ["/bin/bash", None], ids=["their shell", "no shell told"])
+def test_the_way_in_that_the_tool_prints_leads_to_a_host(shell, monkeypatch):
+    monkeypatch.setenv("SHELL", shell) if shell else monkeypatch.delenv("SHELL", raising=False)
     command = [sys.executable, FOLDER, "--hosts", "2"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
-        told = [process.stdout.readline() for _ in range(5)]
-        number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
-        way = next(line for line in told if "nsenter" in line).replace("NUMBER", number)
-        found = subprocess.run(
-            way,
-            shell=True,
-            cwd=FOLDER,
-            input="hostname; pwd; command -v lockstep",
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-        assert found.stdout == f"host1\n{FOLDER}\n{Path(sys.executable).parent}/lockstep\n"
-        process.send_signal(signal.SIGINT)
+        try:
+            told = [process.stdout.readline() for _ in range(5)]
+            number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
+            way = next(line for line in told if "nsenter" in line).replace("NUMBER", number)
+            streams = {"input": "hostname; pwd; command -v lockstep", "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            found = subprocess.run(way, shell=True, cwd=FOLDER, text=True, timeout=20, check=False, **streams)
+            assert found.stdout == f"host1\n{FOLDER}\n{Path(sys.executable).parent}/lockstep\n"
+        finally:
+            process.send_signal(signal.SIGINT)
         assert process.wait(10) == 128 + signal.SIGINT

@@ -14,14 +14,20 @@ def wait_for_text(path, text, timeout_s=30.0):
         time.sleep(0.05)
 
 
+def wait_for_tasks(path, start=0):
+    """Both run: a task that is cancelled while Slurm still starts it can be overlooked, and stays for minutes."""
+    for task in range(2):
+        wait_for_text(path, f"task {task} of start {start} on host{task}")
+
+
 def batch(slurm, tmp_path, script, *options):
     return slurm.submit(script, f"--output={tmp_path}/log", "--open-mode=append", *options)
 
 
 LONG = """
 #!/bin/sh
-echo start $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST
-srun sh -c 'echo task $SLURM_PROCID on $(hostname); sleep 600'
+echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST
+srun sh -c 'echo task $SLURM_PROCID of start ${SLURM_RESTART_COUNT:-0} on $(hostname); sleep 600'
 """
 
 
@@ -40,10 +46,11 @@ def test_cards_are_given_out_that_are_not_there(slurm_cluster):
 def test_a_requeued_job_comes_again(slurm_cluster, tmp_path):
     slurm = slurm_cluster.slurm
     job = batch(slurm, tmp_path, LONG, "--nodes=2", "--requeue")
-    wait_for_text(tmp_path / "log", "task 1 on host1")
+    wait_for_tasks(tmp_path / "log")
     slurm.run(["scontrol", "requeue", str(job)])
     wait_for_text(tmp_path / "log", "start 1 on host[0-1]")
-    slurm.wait_for_job(job, "RUNNING")
+    wait_for_tasks(tmp_path / "log", 1)
+    assert slurm.job_state(job) == "RUNNING"
     slurm.run(["scancel", str(job)])
     slurm.wait_for_job(job, "CANCELLED")
 
@@ -51,8 +58,7 @@ def test_a_requeued_job_comes_again(slurm_cluster, tmp_path):
 def test_a_cancelled_job_leaves_no_process_on_any_host(slurm_cluster, tmp_path):
     slurm = slurm_cluster.slurm
     job = batch(slurm, tmp_path, LONG, "--nodes=2")
-    wait_for_text(tmp_path / "log", "task 0 on host0")
-    wait_for_text(tmp_path / "log", "task 1 on host1")
+    wait_for_tasks(tmp_path / "log")
     assert all(host.processes() for host in slurm_cluster.hosts)
     slurm.run(["scancel", str(job)])
     slurm.wait_for_job(job, "CANCELLED")  # that nothing is left is what the fixture looks for
@@ -100,11 +106,12 @@ def test_a_test_that_leaves_a_job_fails_and_the_next_gets_an_empty_queue(slurm_c
 def test_a_lost_host_is_noticed_and_taken_back_when_it_returns(slurm_cluster, tmp_path):
     slurm, (_, second) = slurm_cluster.slurm, slurm_cluster.hosts
     job = batch(slurm, tmp_path, LONG, "--nodes=2", "--requeue")
-    wait_for_text(tmp_path / "log", "task 1 on host1")
+    wait_for_tasks(tmp_path / "log")
     second.kill()
     wait_for_text(tmp_path / "log", "NODE FAILURE", timeout_s=60)
     slurm.wait_for_job(job, "PENDING", timeout_s=60)
     second.revive()
     wait_for_text(tmp_path / "log", "start 1 on host[0-1]", timeout_s=60)
+    wait_for_tasks(tmp_path / "log", 1)
     slurm.run(["scancel", str(job)])
     slurm.wait_for_job(job, "CANCELLED")
