@@ -66,7 +66,7 @@ def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last
     for name, words in {
         "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 15"),
         "stopped-1": ("interrupted in epoch 2", "0.75"),
-        "early-1": ("failed before its first checkpoint", "train.py --kill 3"),
+        "early-1": ("ended before its first checkpoint", "train.py --kill 3"),
         "going-1": ("running: process ", " 6 "),
     }.items():
         for word in words:

@@ -73,6 +73,7 @@ def compare(by_cell, wanted, by_rank):
             by_cell.setdefault((model, shards), set()).add(digest)
 
 
+@pytest.mark.long
 def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(crew, tmp_path):
     found = {}
     plans = {nproc: [(model, 4, workers, "exact") for model, workers in WAYS[nproc]] for nproc in WAYS}

@@ -297,6 +297,7 @@ def test_ctrl_c_at_one_node_ends_all(numbered, who):
     assert "stopped by signal 2 (Ctrl-C) on" in nodes[1 - who].err
 
 
+@pytest.mark.long
 def test_a_signal_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, hurry, tmp_path):
     check_stopped_and_resumed(numbered, alone, hurry, tmp_path, signal.SIGTERM, who=1)
 

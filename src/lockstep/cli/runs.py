@@ -115,7 +115,7 @@ def _state(run: Run) -> str:
         return f"running: {run.holder}"
     if run.state == INTERRUPTED and run.checkpoint is not None:
         return f"interrupted in epoch {run.checkpoint.epoch + 1}"
-    return "failed before its first checkpoint" if run.state == FAILED else run.state
+    return "ended before its first checkpoint" if run.state == FAILED else run.state
 
 
 def _processes(run: Run) -> str:
