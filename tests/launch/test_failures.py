@@ -177,7 +177,9 @@ def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, s
     with pytest.raises(LaunchError, match="fork server"):
         run_warm(
             f"""
-            import os, pathlib, signal, time
+            import ctypes, os, pathlib, signal, time
+            PR_SET_PDEATHSIG = 1
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # the kernel will not do it
             pathlib.Path(f"pid-{{os.getpid()}}").touch()
             if os.environ["RANK"] == "1":
                 os.kill({server.pid}, signal.{signal.SIGKILL.name})

@@ -6,7 +6,7 @@ that keeps message boundaries, JSON both ways::
     launcher -> server   {"key": K, "rank": R, "spec": PATH}   with four open files: stdin, stdout, stderr, failure pipe
                          {"warm": true}                         import what later workers may want, now
     server -> launcher   {"ready": true}                        the imports are done
-                         {"key": K, "pid": P}                   forked
+                         {"key": K, "pid": P}                   forked (the worker says so itself, before anything else)
                          {"key": K, "error": TEXT}              could not be forked
                          {"key": K, "status": S}                ended, with this exit code, or minus the signal
 """
@@ -148,13 +148,14 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
+        # Not the server: a worker may end it before it comes to that, and of each worker the launcher must know.
+        _tell(control, key=asked["key"], pid=os.getpid())
         return Request(spec_path=asked["spec"], rank=asked["rank"], fds=tuple(fds))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
     for fd in fds:
         os.close(fd)
     if pid > 0:
         keys[pid] = asked["key"]
-        _tell(control, key=asked["key"], pid=pid)
     return None
 
 

@@ -85,17 +85,16 @@ class ForkServer:
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
-        """Ask for one worker; returns the key under which ``receive`` speaks of it. Does not block.
+        """Ask for one worker; returns the key under which ``receive`` speaks of it (or says that there is no server any more).
+        Does not block.
 
         ``fds`` are its standard input, output and error, and the pipe on which it tells of a failure; they may be
         closed afterwards.
         """
         self._next_key += 1
         message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._gone() from None
         return self._next_key
 
     def warm(self) -> None:
@@ -109,28 +108,38 @@ class ForkServer:
         Raises:
             LaunchError: the server is gone, and with it all of its workers.
         """
-        try:
-            message = self._socket.recv(65536)
-        except ConnectionResetError:
-            message = b""
-        if not message:
-            raise self._gone()
-        answer: dict[str, Any] = json.loads(message)
-        self.is_ready = self.is_ready or "ready" in answer
-        return answer
+        message = self._read()
+        if message is None:
+            self.close()
+            raise LaunchError(
+                f"the fork server (process {self.pid}) ended unexpectedly, with status {self._process.returncode}, and "
+                "took its workers along. If nothing is printed above, it was killed: perhaps out of memory"
+            )
+        self.is_ready = self.is_ready or "ready" in message
+        return message
 
-    def close(self) -> None:
-        """End the server and all that it forked. May be called again."""
-        self._socket.close()
+    def close(self) -> set[int]:
+        """End the server and all that it forked. May be called again.
+
+        Returns the process ids of the workers that ``receive`` has not told of. Killed they are, like the others, but on a
+        machine with much to do perhaps not yet gone.
+        """
         self._process.kill()
         self._process.wait()
+        if self._socket.fileno() < 0:
+            return set()
+        unheard = {message["pid"] for message in iter(self._read, None) if "pid" in message}
+        self._socket.close()
+        return unheard
 
-    def _gone(self) -> LaunchError:
-        self.close()
-        return LaunchError(
-            f"the fork server (process {self.pid}) ended unexpectedly, with status {self._process.returncode}, and "
-            "took its workers along. If nothing is printed above, it was killed: perhaps out of memory"
-        )
+    def _read(self) -> dict[str, Any] | None:
+        """The next message; None once the server, and whoever it was forking, have ended or said all."""
+        try:
+            message = self._socket.recv(65536)
+        except ConnectionResetError:  # it left with words of ours unread: that is said first, and once
+            message = self._socket.recv(65536)
+        found: dict[str, Any] | None = json.loads(message) if message else None
+        return found
 
 
 _early: ForkServer | None = None

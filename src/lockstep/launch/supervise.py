@@ -75,7 +75,7 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
     except _StoppedEarlyError:
         server.close()
     except BaseException:
-        server.close()  # with it goes every worker, also those that we have not heard of yet
+        watch.sessions |= server.close()  # with it goes every worker, also those that we have not heard of yet
         raise
     finally:
         sweep(watch.sessions, spec.private_dir)

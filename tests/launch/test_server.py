@@ -1,0 +1,64 @@
+"""The launcher's handle on a fork server: whatever it forked is known, and ends with it."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launch_helpers import is_running, until
+
+from lockstep.errors import LaunchError
+from lockstep.launch.server import ForkServer
+
+pytestmark = pytest.mark.timeout(40)
+
+
+@pytest.fixture
+def server():
+    with contextlib.closing(ForkServer(1)) as server:
+        until(lambda: "ready" in server.receive())
+        yield server
+
+
+@pytest.fixture
+def start_stuck(server, tmp_path):
+    """``start_stuck(rank)``: a worker that waits for its spec, in vain; known to have come so far."""
+    with contextlib.ExitStack() as stack, Path(os.devnull).open("r+b") as nothing:
+
+        def open_once_read(fifo):
+            with contextlib.suppress(OSError):  # nobody reads it yet
+                return stack.enter_context(os.fdopen(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK), "wb"))
+
+        def start(rank):
+            fifo = tmp_path / f"spec-{rank}"
+            os.mkfifo(fifo)
+            server.start_worker(str(fifo), rank, [nothing.fileno()] * 4)
+            until(lambda: open_once_read(fifo))
+
+        yield start
+
+
+def test_closing_tells_of_the_workers_that_nobody_has_heard_of(server, start_stuck):
+    start_stuck(0)
+    heard = server.receive()["pid"]
+    start_stuck(1)
+    start_stuck(2)
+    children = {int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()}
+    assert server.close() == children - {heard}
+    assert len(children) == 3
+    until(lambda: not any(map(is_running, children)))
+    assert server.close() == set()
+
+
+def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(server, start_stuck):
+    start_stuck(0)
+    os.kill(server.pid, signal.SIGSTOP)
+    server.start_worker("not read", 1, [])
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not is_running(server.pid))
+    server.start_worker("not even sent", 2, [])
+    assert "pid" in server.receive()
+    with pytest.raises(LaunchError, match="ended unexpectedly, with status -9"):
+        server.receive()
+    assert not server.is_alive()
