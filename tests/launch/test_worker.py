@@ -1,6 +1,8 @@
 """A worker looks to the script like a process that ``python`` or torchrun has just started."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,35 @@ def test_exit_handlers_run_and_know_of_the_exception(run_warm):
         """
     assert run_warm(source, nproc=1).out == "thread done\nhandler saw None\n"
     assert run_warm(source, "fail", nproc=1).out == "thread done\nhandler saw KeyError('x')\n"
+
+
+def test_what_a_script_leaves_open_is_ended_as_under_python(run_warm, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    source = """
+        import logging.handlers, multiprocessing, sys, tempfile, time, weakref
+        from multiprocessing.util import get_temp_dir
+
+        class Logger: pass
+
+        def upload():
+            time.sleep(0.3)
+            print("uploaded")
+
+        if __name__ == "__main__":
+            logger = Logger()
+            weakref.finalize(logger, print, "finalized")
+            to_stdout = logging.StreamHandler(sys.stdout)
+            logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=to_stdout))
+            logging.warning("logged")
+            directory = tempfile.TemporaryDirectory()
+            get_temp_dir()  # queues and managers have their sockets there
+            multiprocessing.get_context("fork").Process(target=upload).start()  # and nobody joins it
+        """
+    lines = run_warm(source, nproc=1).lines
+    assert not list((tmp_path / "temporary").iterdir())
+    python = subprocess.run([sys.executable, "-Wignore", "script.py"], stdout=subprocess.PIPE, check=True, text=True)
+    assert lines == sorted(python.stdout.splitlines()) == ["finalized", "logged", "uploaded"]
 
 
 def test_scripts_for_torchrun_meet_at_the_reserved_port(run_warm):

@@ -36,10 +36,15 @@ PRELOAD_LATER = ("torch._dynamo",)
 """What is imported when the launcher says so: before the first workers if they will want it, else when there is time, for
 those that may follow. (PyTorch imports it with the first optimizer or DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
+_statuses: dict[int, int] = {}
+"""With which exit code a worker ends, by its process id: only in that worker."""
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve until the launcher closes its end; in a forked child: run the worker and exit with its code."""
+    # The first to be registered is the last to run: after those of the modules that workers find already imported, too
+    # (multiprocessing waits for the processes that a script has started, weakref and logging end what is not yet ended).
+    atexit.register(_leave)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored"; workers must not
     # What asks the run to stop may come to every process of a job; it is for the launcher, which ends this one.
     dispositions = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.getsignal(signal.SIGUSR1)}
@@ -53,32 +58,33 @@ def main(control_fd: int) -> NoReturn:
     # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process.
     for number, disposition in dispositions.items():
         signal.signal(number, disposition)
-    _end_quickly(request)
+    _run_to_end(request)
 
 
-def _end_quickly(request: Request) -> NoReturn:
-    """Be the worker, and end in the ordinary way, but for taking the interpreter apart.
-
-    Non-daemon threads are waited for and exit handlers run. What is left out takes a fifth of a second, and native threads
-    that want the interpreter meanwhile (Gloo's, with the tensors of the last collective) abort the process.
-    """
-    worker, status = os.getpid(), 1
-
-    def leave() -> None:
-        if os.getpid() != worker:  # a process that the script forked
-            return
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-    atexit.register(leave)  # the first to be registered is the last to run
+def _run_to_end(request: Request) -> NoReturn:
+    """Be the worker, and end in the ordinary way, but for taking the interpreter apart: see ``_leave``."""
+    worker = os.getpid()
+    _statuses[worker] = 1
     try:
-        status = run_worker(request)
+        _statuses[worker] = run_worker(request)
     except SystemExit as error:
-        status = 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
+        _statuses[worker] = 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
         raise
-    sys.exit(status)
+    sys.exit(_statuses[worker])
+
+
+def _leave() -> None:
+    """What a worker does last, once non-daemon threads have ended and all other exit handlers have run.
+
+    What is left out takes a fifth of a second, and native threads that want the interpreter meanwhile (Gloo's, with the
+    tensors of the last collective) abort the process.
+    """
+    if os.getpid() not in _statuses:  # a process that the script forked
+        return
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(_statuses[os.getpid()])
 
 
 def _preload(modules: tuple[str, ...]) -> None:
