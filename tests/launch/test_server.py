@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,20 @@ def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(se
     assert "pid" in server.receive()
     with pytest.raises(LaunchError, match="ended unexpectedly, with status -9"):
         server.receive()
+    assert not server.is_alive()
+
+
+def test_closing_does_not_wait_for_a_process_that_got_hold_of_the_servers_end(monkeypatch):
+    ends = []
+
+    def pair(*args, make=socket.socketpair):
+        ends.append(make(*args))
+        ends.append(ends[0][1].dup())  # what a fork in another thread would do
+        return ends[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", pair)
+        server = ForkServer(1)
+    with ends[1]:
+        assert server.close() == set()
     assert not server.is_alive()

@@ -27,6 +27,9 @@ from lockstep.launch.serve import main
 main(int(sys.argv[1]))
 """
 
+_LAST_WORDS_S = 1.0
+"""How long a server that was ended is listened to; mostly all has been said."""
+
 
 class ForkServer:
     """A process that has imported torch and forks workers.
@@ -128,7 +131,12 @@ class ForkServer:
         self._process.wait()
         if self._socket.fileno() < 0:
             return set()
-        unheard = {message["pid"] for message in iter(self._read, None) if "pid" in message}
+        unheard = set[int]()
+        # A process that another thread of ours forked while the server was started has the other end, too: it has no end then.
+        self._socket.settimeout(_LAST_WORDS_S)
+        with contextlib.suppress(TimeoutError):
+            for message in iter(self._read, None):
+                unheard |= {message["pid"]} if "pid" in message else set()
         self._socket.close()
         return unheard
 
