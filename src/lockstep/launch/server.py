@@ -88,11 +88,10 @@ class ForkServer:
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
-        """Ask for one worker; returns the key under which ``receive`` speaks of it (or says that there is no server any more).
-        Does not block.
+        """Ask for one worker; returns the key under which ``receive`` speaks of it. Does not block.
 
-        ``fds`` are its standard input, output and error, and the pipe on which it tells of a failure; they may be
-        closed afterwards.
+        If the server is gone, ``receive`` says that. ``fds`` are the worker's standard input, output and error, and the pipe on
+        which it tells of a failure; they may be closed afterwards.
         """
         self._next_key += 1
         message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
@@ -136,7 +135,8 @@ class ForkServer:
         self._socket.settimeout(_LAST_WORDS_S)
         with contextlib.suppress(TimeoutError):
             for message in iter(self._read, None):
-                unheard |= {message["pid"]} if "pid" in message else set()
+                if "pid" in message:
+                    unheard.add(message["pid"])
         self._socket.close()
         return unheard
 
