@@ -151,6 +151,7 @@ def test_what_the_cluster_does_not_have_is_said_before_submission(jobs, options,
     assert jobs.slurm.run(["squeue", "--noheader"]).stdout == ""
 
 
+@pytest.mark.long
 def test_a_job_on_two_nodes_has_the_answer_of_one_process_and_says_what_does_not_fit(jobs, undisturbed):
     job = jobs.submit(*WHOLE, "--threads", "1", "--gpus-per-node", "2", "--workers", "2", "--job-name", "train")
     jobs.ends(job)

@@ -232,6 +232,7 @@ def test_averages_in_every_precision(same_bits, precision):
     assert same_bits(features.train_averages, precision=precision)["updates"] == [2, 6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
 def test_compiled_models_in_every_precision(same_bits, precision):
     task = narrow(precision, model="compiled, aot_eager", length=32, epochs=1)
