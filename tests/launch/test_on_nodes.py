@@ -492,9 +492,10 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
 def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_noticed(numbered, alone, tmp_path):
     # For the other's processes nothing is wrong until rank 0 has slept: only its launcher can notice.
     slow = TRAIN.replace(
-        "        step += 1", "        step += 1\n        time.sleep(60 * (step == 4 and not seen))"
+        "        step += 1", "        step += 1\n        time.sleep(120 * (step == 4 and not seen))"
     ).replace("step = 0\n", "step = 0\nseen = os.path.exists('steps')\n")
-    options = ("--shards", "2", "--max-restarts", "1", "--timeout", "8", "--checkpoint-every", "2")
+    # That takes it 20 s, in which another launcher has to start: it is to come while they have not noticed.
+    options = ("--shards", "2", "--max-restarts", "1", "--timeout", "20", "--checkpoint-every", "2")
     first, second = (numbered(slow, rank, *options, args=(1, 0)) for rank in (0, 1))
     until(lambda: len(read_steps(tmp_path)) == 6, 60)
     second.kill()

@@ -39,7 +39,7 @@ class Claim:
     def has_ended(self, own: Claim) -> bool:
         """Whether that launcher is known to have ended, as seen from this process, whose claim is ``own``."""
         is_here = (self.host, self.processes_of) == (own.host, own.processes_of) and self.processes_of != ""
-        return is_here and not psutil.pid_exists(self.pid)
+        return is_here and not _runs(self.pid)
 
     def to_json(self) -> str:
         """For the store."""
@@ -49,3 +49,11 @@ class Claim:
     def from_json(text: str) -> Claim:
         """What ``to_json`` made."""
         return Claim(**json.loads(text))
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does. One that nobody has waited for yet has ended too (a zombie; for good in a container without an init)."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False

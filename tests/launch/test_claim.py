@@ -1,0 +1,48 @@
+"""A node's number is free again when the launcher that had it is known to have ended."""
+
+import dataclasses
+import subprocess
+import sys
+
+import psutil
+import pytest
+from launch_helpers import until
+
+from lockstep.launch.elastic.claim import Claim
+
+
+@pytest.fixture
+def other():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+@pytest.fixture
+def claim(other):
+    return dataclasses.replace(Claim.own(), pid=other.pid, token="other")
+
+
+def test_a_launcher_that_runs_has_not_ended(claim):
+    assert not Claim.own().has_ended(Claim.own())
+    assert not claim.has_ended(Claim.own())
+
+
+def test_one_that_was_killed_has_ended_also_while_nobody_has_waited_for_it(other, claim):
+    other.kill()
+    until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
+    assert claim.has_ended(Claim.own())
+    other.wait(10)
+    assert claim.has_ended(Claim.own())
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"processes_of": "elsewhere"}, {"processes_of": ""}])
+def test_of_a_launcher_whose_processes_cannot_be_seen_from_here_nothing_is_known(other, claim, elsewhere):
+    other.kill()
+    other.wait(10)
+    assert not dataclasses.replace(claim, **elsewhere).has_ended(Claim.own())
+
+
+def test_a_claim_is_the_same_after_the_store(claim):
+    assert Claim.from_json(claim.to_json()) == claim
