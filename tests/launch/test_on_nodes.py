@@ -490,14 +490,18 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
 
 @pytest.mark.long
 def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_noticed(numbered, alone, tmp_path):
-    # For the other's processes nothing is wrong until rank 0 has slept: only its launcher can notice.
+    # Nothing is wrong for the other's processes while they sleep: only its launcher can notice. That takes it 20 s, in which
+    # another launcher has to start.
     slow = TRAIN.replace(
-        "        step += 1", "        step += 1\n        time.sleep(120 * (step == 4 and not seen))"
+        "        step += 1",
+        """        step += 1
+        if step == 4 and not seen:
+            open(f"asleep-{team.rank}", "w").close()
+            time.sleep(120)""",
     ).replace("step = 0\n", "step = 0\nseen = os.path.exists('steps')\n")
-    # That takes it 20 s, in which another launcher has to start: it is to come while they have not noticed.
     options = ("--shards", "2", "--max-restarts", "1", "--timeout", "20", "--checkpoint-every", "2")
     first, second = (numbered(slow, rank, *options, args=(1, 0)) for rank in (0, 1))
-    until(lambda: len(read_steps(tmp_path)) == 6, 60)
+    until(lambda: (tmp_path / "asleep-0").exists(), 60)
     second.kill()
     again = numbered(slow, 1, *options, args=(1, 0))
     until(
