@@ -328,6 +328,7 @@ def test_a_test_that_leaves_a_process_fails_and_the_next_gets_the_cluster_whole(
 # What it is for
 
 
+@pytest.mark.long
 def test_plain_torchrun_sums_over_two_hosts(cluster):
     meeting = ["--master-addr", "host0", "--master-port", "29500"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *meeting]

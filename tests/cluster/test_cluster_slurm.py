@@ -43,6 +43,7 @@ def test_cards_are_given_out_that_are_not_there(slurm_cluster):
         slurm_cluster.slurm.run(["srun", "--nodes=1", "--gpus-per-node=5", *show])
 
 
+@pytest.mark.long
 def test_a_requeued_job_comes_again(slurm_cluster, tmp_path):
     slurm = slurm_cluster.slurm
     job = batch(slurm, tmp_path, LONG, "--nodes=2", "--requeue")

@@ -86,6 +86,7 @@ def run_cases(how):
         return [with_team(team, *case) for case in CASES]
 
 
+@pytest.mark.long
 def test_losses_accuracies_and_metrics_are_those_of_a_plain_loop_to_the_bit(crew):
     [expected] = crew(1, run_cases, "plain")
     assert 0 < expected[0][1]["top1"] < expected[0][1]["top5"] < 1

@@ -49,6 +49,7 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, tol
     assert float(accuracy_told) == pytest.approx(100 * accuracy.item(), abs=1e-2)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(archive, run_script, examples, tmp_path):
     script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
     options = ("--shards", "2", "--threads", "1", "--device", "cpu")

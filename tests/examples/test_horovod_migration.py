@@ -26,6 +26,7 @@ def assert_same_results(one, other):
         assert mine[1] == pytest.approx(theirs[1], abs=2e-4)
 
 
+@pytest.mark.long
 def test_it_needs_no_horovod_and_gives_the_same_on_one_and_on_two_processes(run_script):
     told = [run_script(EXAMPLE, "--nproc-per-node", nproc, args=EPOCHS, timeout=100) for nproc in ("1", "2")]
     assert [done.returncode for done in told] == [0, 0], told[0].stderr + told[1].stderr

@@ -17,6 +17,7 @@ def losses(text):
     return re.findall(r"^epoch \d+: loss ([\d.]+)", text, flags=re.MULTILINE)
 
 
+@pytest.mark.long
 def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_script):
     told = []
     for nproc in ("1", "2"):

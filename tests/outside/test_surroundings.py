@@ -71,6 +71,7 @@ def test_what_is_piped_in_reaches_the_attached_rank_instead(run_script):
     assert sorted(done.stdout.splitlines()) == ["0 ''", "1 'one'"]
 
 
+@pytest.mark.long
 def test_a_script_that_saves_on_sigterm_is_told_by_it_and_has_the_time(start_launch, here):
     launcher = start_launch(*TWO, "saver.py", "4")
     deadline = time.monotonic() + 60
