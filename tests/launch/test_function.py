@@ -1,5 +1,6 @@
 """``launch(fn, ...)``: the same from a script or a notebook."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -68,8 +69,8 @@ def test_results_are_those_of_the_last_start(warm, capfd):
     assert "lockstep: restart 1 of 1" in capfd.readouterr().err
 
 
-def test_a_closure_is_sent_by_value(warm):
-    pytest.importorskip("cloudpickle")
+def test_a_closure_is_sent_by_value(warm, require):
+    require("cloudpickle", None if importlib.util.find_spec("cloudpickle") else "cloudpickle is not installed")
     factor = 5
     assert launch(lambda: int(os.environ["RANK"]) + factor, nproc=2) == [5, 6]
 

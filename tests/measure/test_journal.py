@@ -44,7 +44,6 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_script):
     done = run_script(
         """

@@ -22,17 +22,15 @@ NO_ROOM = "No space left on device"
 
 
 @pytest.fixture
-def disk(tmp_path):
+def disk(tmp_path, require):
     """A small disk of its own, as far as this machine lets one have it."""
     place = tmp_path / "disk"
     place.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk to fill")
+    require("disk", None if os.geteuid() == 0 else "only root can mount a small disk to fill")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m", "lockstep-test", place], capture_output=True, text=True
     )
-    if mounted.returncode != 0:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    require("disk", f"no small disk can be mounted here: {mounted.stderr.strip()}" if mounted.returncode else None)
     yield place
     for directory in (*place.glob("*/checkpoints"), place):
         while os.path.ismount(directory):
