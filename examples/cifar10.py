@@ -115,12 +115,14 @@ def main():
 
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
     for epoch in team.epochs(args.epochs):
-        for images, labels in loader:
-            loss = criterion(model(images), labels)
-            team.backward(loss)
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = criterion(model(images), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-            team.log(loss=loss)
+            team.log(loss=batch["loss"])
         schedule.step()
         with team.evaluate(model, test_loader) as batches:
             for images, labels in batches:

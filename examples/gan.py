@@ -27,7 +27,7 @@ def make_painter():
 
 
 def make_judge():
-    """One number for a picture: above 0 for "real". (It sees three batches in a step, so it has no BatchNorm.)"""
+    """One number for a picture: above 0 for "real". (No BatchNorm: it sees digits and paintings apart.)"""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
         nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3),
@@ -70,20 +70,22 @@ def main():
         painter, judge, painter_optimizer, judge_optimizer, loader
     )
     for epoch in team.epochs(args.epochs):
-        for pictures in loader:
-            paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
-            judge_loss = judged(judge(pictures), True) + judged(judge(paintings.detach()), False)
-            team.backward(judge_loss)
-            judge.requires_grad_(False)  # the painter's loss is none of the judge's business
-            painter_loss = judged(judge(paintings), True)
-            team.backward(painter_loss)
-            judge.requires_grad_(True)
-            # Both step when both losses are known, so that it does not matter how many shards a process has.
+        for batch in loader:
+            for pictures in batch.shards:  # the judge learns
+                paintings = painter(torch.randn(len(pictures), NOISE, device=team.device)).detach()
+                loss = judged(judge(pictures), True) + judged(judge(paintings), False)
+                team.backward(loss)
+                batch.add(judge_loss=loss)
             judge_optimizer.step()
+            for pictures in batch.shards:  # and then the painter, from the judge as it is now
+                paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
+                loss = judged(judge(paintings), True)
+                team.backward(loss)
+                batch.add(painter_loss=loss)
             painter_optimizer.step()
-            judge_optimizer.zero_grad()
             painter_optimizer.zero_grad()
-            team.log(judge_loss=judge_loss, painter_loss=painter_loss)
+            judge_optimizer.zero_grad()  # of what the painter's loss has left there, too
+            team.log(judge_loss=batch["judge_loss"], painter_loss=batch["painter_loss"])
         with team.evaluate([painter, judge], test_loader) as batches:
             for pictures in batches:
                 paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))

@@ -63,9 +63,10 @@ def train_with_lockstep(model, train, test, epochs, lr):
     model, optimizer, loader = team.prepare(model, optimizer, loader)  # 4
 
     for epoch in team.epochs(epochs):  # 5
-        for images, labels in loader:
-            loss = nn.functional.cross_entropy(model(images), labels)
-            team.backward(loss)  # 6
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = nn.functional.cross_entropy(model(images), labels)
+                team.backward(loss)  # 6
             optimizer.step()
             optimizer.zero_grad()
         with team.evaluate(model, test_loader) as batches:  # 7

@@ -123,12 +123,14 @@ def main():
 
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
     for epoch in team.epochs(args.epochs):
-        for pixels, labels in loader:
-            loss = criterion(model(to_input(pixels)), labels)
-            team.backward(loss)
+        for batch in loader:
+            for pixels, labels in batch.shards:
+                loss = criterion(model(to_input(pixels)), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-            team.log(loss=loss)
+            team.log(loss=batch["loss"])
         schedule.step()
         with team.evaluate(model, val_loader) as batches:
             for pixels, labels in batches:

@@ -52,13 +52,15 @@ def main():
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for epoch in team.epochs(args.epochs):
-        for inputs, targets in loader:  # on team.device, which is team.devices[0]
-            outputs = model(inputs)
-            loss = criterion(outputs, targets.to(outputs.device))
-            team.backward(loss)
+        for batch in loader:
+            for inputs, targets in batch.shards:  # on team.device, which is team.devices[0]
+                outputs = model(inputs)
+                loss = criterion(outputs, targets.to(outputs.device))
+                team.backward(loss)
+                batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-            team.log(loss=loss)
+            team.log(loss=batch["loss"])
         with team.evaluate(model, DataLoader(make_data(200), args.batch_size)) as batches:
             for inputs, targets in batches:
                 outputs = model(inputs)

@@ -89,14 +89,16 @@ def main():
 
     model, optimizer, warm_up, loader = team.prepare(model, optimizer, warm_up, loader)
     for epoch in team.epochs(args.epochs):
-        for inputs, targets, num_characters in loader:
-            loss = mean_loss(model(inputs), targets)
-            team.backward(loss, weight=num_characters)
+        for batch in loader:
+            for inputs, targets, num_characters in batch.shards:
+                loss = mean_loss(model(inputs), targets)
+                team.backward(loss, weight=num_characters)
+                batch.add(loss=loss)
             team.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             warm_up.step()
             optimizer.zero_grad()
-            team.log(loss=loss)
+            team.log(loss=batch["loss"])
         with team.evaluate(model, test_loader) as batches:
             for inputs, targets, num_characters in batches:
                 logits = model(inputs)

@@ -1,6 +1,6 @@
 """Scripts that are started on several nodes, and what their output says.
 
-``TRAIN EPOCHS PACE_S`` sleeps so long at every batch, until there is a file ``hurry``.
+``TRAIN EPOCHS PACE_S`` sleeps so long at every shard, until there is a file ``hurry``.
 """
 
 TRAIN = """
@@ -14,15 +14,16 @@ loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
 model, optimizer, loader = team.prepare(model, optimizer, loader)
 step = 0
 for epoch in team.epochs(int(sys.argv[1])):
-    for x, y in loader:
-        team.backward((model(x) - y).square().mean())
+    for batch in loader:
+        step += 1
+        for x, y in batch.shards:
+            team.backward((model(x) - y).square().mean())
+            if not os.path.exists("hurry"):
+                time.sleep(float(sys.argv[2]))
+            with open("steps", "a") as file:
+                file.write(f"{team.rank} {team.world_size} {os.getpid()}\\n")
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
-        if not os.path.exists("hurry"):
-            time.sleep(float(sys.argv[2]))
-        with open("steps", "a") as file:
-            file.write(f"{team.rank} {team.world_size} {os.getpid()}\\n")
 # (Python's hash of numbers is the same in every process, unlike that of text.)
 weights = [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
 print(f"weights {hash(tuple(weights))} of rank {team.rank} of {team.world_size}", flush=True)
@@ -62,7 +63,7 @@ def read_weights(*outputs):
 
 
 def read_steps(directory):
-    """What TRAIN has left there at every step: rank, world size and process, of each rank."""
+    """What TRAIN has left there at every shard of every step: rank, world size and process."""
     path = directory / "steps"
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(map(int, line.split())) for line in lines]

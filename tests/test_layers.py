@@ -20,11 +20,12 @@ SPINE = (
     ("errors", "cores", "addresses", "stopping", "hostlist"),
     ("config", "job"),
     ("plan",),
-    ("world", "tcp_store"),
+    ("world", "tcp_store", "listener"),
     ("comm",),
     ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
+    ("ledger",),  # the numbers of a phase
     ("loop", "introduction", "alike", "allotment"),
     ("preparing",),  # how the script's objects come to the loop
     ("team",),  # the only composer

@@ -50,9 +50,10 @@ def main() -> None:
     next(epochs)
 
     def epoch() -> None:
-        for images, labels in loader:
-            loss = criterion(model(images), labels)
-            team.backward(loss)
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = criterion(model(images), labels)
+                team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
         next(epochs)

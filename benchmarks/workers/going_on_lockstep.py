@@ -25,12 +25,13 @@ model, optimizer, loader = team.prepare(*make_model(sys.argv[2]), loader)
 criterion = nn.CrossEntropyLoss()
 is_first = team.is_main
 for _epoch in team.epochs(1_000_000):
-    for tokens, targets in loader:
+    for batch in loader:
         if is_first:
             notes.write("ready", team.step - 1)
             is_first = False
-        loss = criterion(model(tokens), targets)
-        team.backward(loss)
+        for tokens, targets in batch.shards:
+            loss = criterion(model(tokens), targets)
+            team.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         if team.is_main:

@@ -83,9 +83,10 @@ def with_lockstep(args: argparse.Namespace) -> Epoch:
     next(epochs)
 
     def epoch() -> None:
-        for inputs, labels in loader:
-            loss = criterion(model(inputs), labels)
-            team.backward(loss)
+        for batch in loader:
+            for inputs, labels in batch.shards:
+                loss = criterion(model(inputs), labels)
+                team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
         next(epochs)  # what `for epoch in team.epochs(...)` does between two passes belongs to the first

@@ -166,12 +166,13 @@ def with_lockstep(args: argparse.Namespace) -> Train:
     def train(num_steps: int) -> list[Tensor]:
         losses = []
         source.num_steps = num_steps
-        for images, labels in loader:
-            loss = criterion(model(images).float(), labels)
-            team.backward(loss)
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = criterion(model(images).float(), labels)
+                team.backward(loss)
+                losses.append(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.detach())
         next(epochs)
         return losses
 

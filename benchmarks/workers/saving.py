@@ -218,12 +218,13 @@ def with_lockstep(args: argparse.Namespace) -> Iterator[None]:
     model, optimizer, loader = team.prepare(plain, optimizer, [make_batch()] * 1_000_000)
     clock = Clock(args, OfLockstep(team.run_dir, names), plain, optimizer)
     criterion = nn.CrossEntropyLoss()
-    for tokens, targets in loader:
+    for batch in loader:
         if clock.begins():
             yield
             clock.resumes()
-        loss = criterion(model(tokens), targets)
-        team.backward(loss)
+        for tokens, targets in batch.shards:
+            loss = criterion(model(tokens), targets)
+            team.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -57,9 +57,10 @@ def exact(args: argparse.Namespace) -> Callable[[], None]:
     criterion = nn.CrossEntropyLoss()
 
     def turn() -> None:
-        for tokens, targets in loader:
-            loss = criterion(model(tokens), targets)
-            team.backward(loss)
+        for batch in loader:
+            for tokens, targets in batch.shards:
+                loss = criterion(model(tokens), targets)
+                team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
 

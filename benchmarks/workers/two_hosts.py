@@ -40,9 +40,10 @@ def with_lockstep(args: argparse.Namespace) -> Callable[[], None]:
     next(epochs)
 
     def epoch() -> None:
-        for tokens, targets in loader:
-            loss = criterion(model(tokens), targets)
-            team.backward(loss)
+        for batch in loader:
+            for tokens, targets in batch.shards:
+                loss = criterion(model(tokens), targets)
+                team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
         next(epochs)  # what `for epoch in team.epochs(...)` does between two passes belongs to the first

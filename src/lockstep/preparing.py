@@ -23,10 +23,9 @@ from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.contents import options_of
 from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer
-from lockstep.prepare.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.remap import remap
-from lockstep.prepare.scaling import LossScaling
+from lockstep.prepare.watched import Watched, keep_formats, refuse_inside
 from lockstep.recovery.holdings import Holdings
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -43,30 +42,25 @@ class Preparation:
         devices: of this process.
         share: what is this process's of a loader, by the loader's number.
         sync: how gradients meet.
-        scaling: of the loss, if the precision wants it.
-        loop: tells when optimizers and schedules act.
+        loop: drives loaders, and says what may act.
         collectives: of all ranks.
-        parameters: those of all prepared models; more are put in.
-        formats: of all prepared models, as well.
+        watched: the objects that steps act on; more are put in.
         holdings: all whose state belongs to the run, as well.
-        recorder: of a trace.
     """
 
     def __init__(
         self,
-        *,
         config: RunConfig,
         devices: Sequence[torch.device],
         share: Callable[[int], Share],
         sync: Sync,
-        scaling: LossScaling | None,
         loop: Loop,
         collectives: Collectives,
-        parameters: set[nn.Parameter],
-        formats: list[Formats],
+        watched: Watched,
         holdings: Holdings,
-        recorder: Recorder | None,
     ) -> None:
+        self.recorder: Recorder | None = None
+        """Of a trace."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -75,16 +69,16 @@ class Preparation:
         """The devices that the script puts the parts of its models on; none: models are moved to the one there is."""
         self._make_share = share
         self._sync = sync
-        self._scaling = scaling
         self._loop = loop
         self._collectives = collectives
-        self._parameters = parameters
-        self._formats = formats
+        self._watched = watched
         self._holdings = holdings
-        self._recorder = recorder
         self._prepared: dict[int, Any] = {}
-        if scaling is not None:
-            self._keep(scaling.scaler)
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there is something to train."""
+        return bool(self._watched.parameters)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """What takes their places, in the same order. Every rank must call it. See ``Team.prepare``."""
@@ -119,7 +113,7 @@ class Preparation:
                 )
                 if self._places:
                     check_placed(thing, self._places)
-        check_optimizers(objects, self._parameters | self._sync.replaced.keys())
+        check_optimizers(objects, {*self._watched.parameters, *self._sync.replaced})
 
     def _prepare_one(self, thing: Any) -> Any:
         if isinstance(thing, AveragedModel):
@@ -129,13 +123,11 @@ class Preparation:
         elif isinstance(thing, Optimizer):
             remap(thing, self._sync.replaced)
             fit_optimizer(thing, self._precision)
-            gate_optimizer(thing, self._loop.optimizer_may_act, self._scaling)
+            self._watched.add_optimizer(thing, self._loop.before_optimizer, self._loop.check_outside)
         elif isinstance(thing, amp.GradScaler):
             check_scaler(self._precision)
-            gate_scaler(thing, self._may_act)
-        else:
-            gate_scheduler(thing, self._may_act, lambda: self._loop.turn is not None and self._loop.num_shards > 1)
-        self._keep(thing)
+            refuse_inside(thing, ("unscale_", "step", "update"), self._loop.check_outside)
+        self.keep(thing)
         return thing
 
     def _prepare_model(self, model: nn.Module) -> Any:
@@ -143,10 +135,9 @@ class Preparation:
             self._move(model)
         formats = Formats(model, self._precision, self._device)
         forward = self._sync.attach(model)
-        self._formats.append(formats)
-        self._parameters.update(model.parameters())
-        self._keep(model)
-        return stand_in(model, forward, formats)
+        self._watched.add_model(model, formats)
+        self.keep(model)
+        return stand_in(model, forward, formats, self._loop.check_outside)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
@@ -157,7 +148,8 @@ class Preparation:
         self._move(average)
         for tensor in (*average.parameters(), *average.buffers()):
             tensor.data.copy_(self._collectives.broadcast(tensor))
-        gate_average(average, self._may_act)
+        keep_formats(average)
+        refuse_inside(average, ("update_parameters",), self._loop.check_outside)
 
     def _move(self, model: nn.Module) -> None:
         if not self._places:
@@ -165,16 +157,13 @@ class Preparation:
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_workers(batches, self._config.workers)
-        if self._recorder is not None:
-            self._recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
+        if self.recorder is not None:
+            self.recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
         return PreparedLoader(batches, self._make_share(number), self._loop, self._device)
 
-    def _keep(self, thing: Any) -> None:
+    def keep(self, thing: Any) -> None:
+        """Make an object's state part of the run's."""
         self._holdings.options[len(self._holdings.objects)] = options_of(thing)
         self._holdings.objects.append(thing)
-        if self._recorder is not None:
-            self._recorder.watch(thing)
-
-    def _may_act(self) -> bool:
-        # What is done again before the place to go on from has no effect: its state is put back there.
-        return self._loop.ends_step and not self._loop.is_replaying
+        if self.recorder is not None:
+            self.recorder.watch(thing)

@@ -26,24 +26,26 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.occasions import Occasions
 from lockstep.data.sources import Share
 from lockstep.data.streams import Purpose, draw_on, reseed
-from lockstep.errors import ConfigError, PeerError, UsageError
+from lockstep.errors import ConfigError, PeerError, UsageError, unknown_name
 from lockstep.introduction import first_line, start_event
+from lockstep.ledger import Ledger
 from lockstep.loop import Loop
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
-from lockstep.measure.progress import choose_display
-from lockstep.plan.shards import MicroStep
+from lockstep.measure.passes import Meter
+from lockstep.measure.progress import Shown, choose_display
 from lockstep.precision import find_precision
-from lockstep.prepare.formats import Formats
-from lockstep.prepare.handover import load_state, state_of
 from lockstep.prepare.model import unwrap
+from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.registered import check_registered
 from lockstep.prepare.scaling import LossScaling
+from lockstep.prepare.watched import Watched
 from lockstep.preparing import Preparation
 from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.journey import Journey
 from lockstep.recovery.position import Route
-from lockstep.recovery.resuming import Checkpoint, Resumption
+from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.saving import Saver
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
@@ -87,7 +89,7 @@ class Team(Collectives):
     ) -> None:
         assert config.shards is not None
         assert config.threads is not None
-        super().__init__(default_group(), meeting, lambda what: self._loop.guard(what))
+        super().__init__(default_group(), meeting, lambda what: self._loop.check_outside(what))
         self.config = config
         """The settings of the run, all of them definite."""
         self.world = world
@@ -99,70 +101,42 @@ class Team(Collectives):
         """The devices of this process: one, or as many as ``devices_per_process`` says."""
         self.device = devices[0]
         """The first of them, where batches come."""
-        self.run_dir = run_dir = place.run_dir
+        self.run_dir = place.run_dir
         self.num_shards = config.shards
         torch.set_num_threads(config.threads)
         draw_on(devices)
         reseed(config.seed, Purpose.START)
         self._precision = find_precision(config.precision)
-        self._scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
-        self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
-        checkpoint = place.checkpoint
-        self._journal = Journal(run_dir if self.is_main else None, checkpoint.manifest.step if checkpoint else None)
-        self._log = MetricLog(self.world_size, config.log_every, lambda row: self._loop.values_arrived(row))
-        self._parameters: set[nn.Parameter] = set()
-        formats: list[Formats] = []
+        self._lock = place.lock
+        self._stop_watch = StopWatch(speaks=self.is_main)
         # Not guarded: the loop's own collectives come where all ranks are known to be.
         self._inner = Collectives(default_group(), meeting)
         self._recorder = None if config.trace == "off" else self._open_trace()
-        self._lock = place.lock
-        self._stop_watch = StopWatch(speaks=self.is_main)
+        checkpoint = place.checkpoint
+        self._journal = Journal(place.run_dir if self.is_main else None, checkpoint.manifest.step if checkpoint else None)
         self._holdings = Holdings()
         self._saver = self._make_saver(place)
-        self._resumption: Resumption | None = None
-        self._at_end: Resumption | None = None
-        if checkpoint is not None:
-            self._resumption = Resumption(
-                checkpoint=checkpoint, holdings=self._holdings, precision=config.precision, allow=config.allow
-            )
+        self._restorer = self._make_restorer(checkpoint)
+        self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
+        scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
+        watched = Watched(self.num_shards, scaling)
         self._loop = Loop(
-            seed=config.seed,
-            num_shards=self.num_shards,
-            sync=self._sync,
-            scaling=self._scaling,
-            log=self._log,
-            nan_watch=NanWatch(config.on_nan, self.rank, config.log_every),
-            journal=self._journal,
-            display=choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal),
-            collectives=self._inner,
-            parameters=self._parameters,
-            formats=formats,
-            state_of=lambda: [state_of(thing) for thing in self._holdings.objects],
-            load_state=self._load_state,
-            route=_route(checkpoint),
-            saver=self._saver,
-            resume=self._resume,
-            recorder=self._recorder,
+            config.seed,
+            self.num_shards,
+            self._sync,
+            Ledger(self._inner, config.accumulate * -(-self.num_shards // self.world_size)),
+            watched,
+            Journey(_route(checkpoint), self._restorer, self._saver, is_main=self.is_main),
         )
         self._preparation = Preparation(
-            config=config,
-            devices=devices,
-            share=self._share,
-            sync=self._sync,
-            scaling=self._scaling,
-            loop=self._loop,
-            collectives=self._inner,
-            parameters=self._parameters,
-            formats=formats,
-            holdings=self._holdings,
-            recorder=self._recorder,
+            config, devices, self._share, self._sync, self._loop, self._inner, watched, self._holdings
         )
+        self._preparation.recorder = self._recorder
+        if scaling is not None:
+            self._preparation.keep(scaling.scaler)
+        self._log = self._listen(on_terminal)
         self._occasions = Occasions()
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
-        self._any_so_far: dict[int, bool] = {}
-        """What ``any`` was given in this step, for each of its calls in the body."""
-        self._any_turn: MicroStep | None = None
-        self._any_calls = 0
         self._announced = False
         self._closed = False
         self._write_start()
@@ -187,16 +161,37 @@ class Team(Collectives):
             stop_watch=self._stop_watch,
         )
 
+    def _make_restorer(self, checkpoint: Checkpoint | None) -> Restorer | None:
+        if checkpoint is None:
+            return None
+        config = self.config
+        return Restorer(checkpoint=checkpoint, holdings=self._holdings, precision=config.precision, allow=config.allow)
+
+    def _listen(self, on_terminal: bool) -> MetricLog:
+        """Who is told of passes, steps and shards, in this order."""
+        config = self.config
+        display = choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal)
+
+        def publish(epoch: int, step: int, values: dict[str, float]) -> None:
+            self._journal.scalars("step", epoch, step, values)
+            display.values(values)
+
+        log = MetricLog(self.world_size, config.log_every, lambda row: publish(*row))
+        watch = NanWatch(config.on_nan, self.rank, config.log_every)
+        listeners = [watch, log, self._saver, Meter(self._journal, self._inner), Shown(display)]
+        self._loop.listeners = (*listeners, *([] if self._recorder is None else [self._recorder]))
+        return log
+
     # Preparing
 
     def prepare(self, *objects: Any) -> Any:
         """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
 
-        Models are moved to ``team.device`` (with several devices a process they stay where the script has put
-        them), and given rank 0's parameters and buffers; the returned model stands for the user's, with the same names,
-        methods and attributes. Optimizers, schedules and ``AveragedModel`` are returned themselves, and act once a step from
-        now on. A ``DataLoader``, or any iterable of ready batches, becomes a loader of this process's part of every global
-        batch. Loaders for evaluation are not prepared: see ``evaluate``.
+        Models are moved to ``team.device`` (with several devices a process they stay where the script has put them), and
+        given rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
+        attributes. Optimizers, schedules and ``AveragedModel`` are returned themselves. A ``DataLoader``, or any iterable of
+        ready batches, becomes a loader that yields a ``Batch`` a step: this process's shards of it. Loaders for evaluation are
+        not prepared: see ``evaluate``.
 
         Returns:
             What was given, prepared, in the same order: a tuple, or the one object if there was one.
@@ -209,9 +204,9 @@ class Team(Collectives):
             MismatchError: the ranks gave different objects.
         """
         prepared = self._preparation.prepare(objects)
-        if self._resumption is not None:
-            self._resumption.check_objects()
-            self._resumption.check_loaders()
+        if self._restorer is not None and not self._restorer.is_done:
+            self._restorer.check_objects()
+            self._restorer.check_loaders()
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self._announce(loader)
@@ -228,22 +223,6 @@ class Team(Collectives):
             loader=loader,
             accumulate=self.config.accumulate,
         )
-
-    def _load_state(self, states: list[Any]) -> None:
-        for thing, state in zip(self._holdings.objects, states, strict=True):
-            load_state(thing, state)
-
-    def _resume(self, is_final: bool) -> None:
-        """Put the state of the run's checkpoint back."""
-        resumption = self._resumption or self._at_end
-        assert resumption is not None
-        resumption.apply(is_final=is_final)
-        self._loop.step = resumption.checkpoint.manifest.step
-        self._saver.best = resumption.best
-        if is_final:
-            # What runs between the end of a run that had come to its end, and what is trained after that, must be undone.
-            is_end = resumption.checkpoint.manifest.finished
-            self._resumption, self._at_end = None, resumption if is_end else None
 
     def register(self, name: str, thing: Any) -> Any:
         """Make something of the script's own part of the run's state: it is in every checkpoint, and put back from it.
@@ -267,10 +246,28 @@ class Team(Collectives):
         self._holdings.registered[name] = thing
         return thing
 
+    def per_shard(self, name: str, start: Any) -> PerShard:
+        """State that goes from batch to batch, for each shard its own: an RNN's hidden state, say.
+
+        Every rank must call it, before the training loop. In the loop over ``batch.shards``, ``value`` of what is returned is
+        that of the shard that runs, to read and to set. It is in every checkpoint, and does not depend on the number of
+        processes.
+
+        Args:
+            name: by which it is found again.
+            start: what every shard begins with: each gets a copy. Tensors and plain values, and lists and dicts of them.
+        """
+        current = self._loop
+        made = PerShard(
+            name, start, self.num_shards, lambda: None if current.micro is None else current.micro.shard, self._inner
+        )
+        self.register(name, made)
+        return made
+
     def best(self, metric: float, mode: str = "max") -> bool:
         """Keep the weights of all models in ``<run>/best`` if the metric is better than ever before in this run.
 
-        Every rank must call it, outside of the loop's body, with the same value: a result of ``evaluate``, say. The weights
+        Every rank must call it, outside of ``batch.shards``, with the same value: a result of ``evaluate``, say. The weights
         are written while training goes on; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
 
         Args:
@@ -280,7 +277,7 @@ class Team(Collectives):
         Returns:
             Whether it was the best.
         """
-        self._loop.guard("best()")
+        self._loop.check_outside("team.best()")
         if self._loop.is_replaying:
             return False
         return self._saver.keep_best(float(metric), mode, self.step, self.epoch)
@@ -301,11 +298,6 @@ class Team(Collectives):
         """Number of the epoch at hand, from 0."""
         return self._loop.epoch
 
-    @property
-    def ends_step(self) -> bool:
-        """Whether the body that runs is the last of its step on this process, in which optimizers and schedules act."""
-        return self._loop.ends_step
-
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The epoch numbers, 0 to ``num_epochs - 1``. Every rank must iterate it to its end, or leave it alike.
 
@@ -324,39 +316,43 @@ class Team(Collectives):
         finally:
             self._loop.leave_epochs(max(first, num_epochs) if completed else None)
 
-    def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: Any) -> None:
-        """The backward pass of one shard, in place of ``loss.backward()``. Communicates in the last one of a step.
+    def backward(
+        self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str = "mean", **options: Any
+    ) -> None:
+        """The backward pass of one shard, in place of ``loss.backward()``. Called inside ``batch.shards``.
 
-        When the step ends, ``.grad`` is ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks.
+        When the phase ends, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added to ``.grad``.
 
         Args:
             loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
             weight: how much the shard counts, 0 or more; None: its number of samples. Give the number of tokens where the
                 loss is a mean over tokens. All shards give one, or none does. A number on the CPU costs no waiting.
+            reduction: ``mean``, or ``sum`` for a loss that is a sum over the shard's samples (``reduction="sum"`` of PyTorch's
+                losses): then the gradients of all shards are added up, and not divided.
             options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
 
         Raises:
-            UsageError: before ``prepare``, or outside of a loop over a prepared loader.
+            UsageError: before ``prepare``, or outside of ``batch.shards``.
+            ConfigError: an unknown reduction, or a sum with a weight.
             LossError: the loss is not a scalar, or is NaN.
             ModelError: the loss no longer depends on some parameters.
         """
-        if not self._parameters:
+        if not self._preparation.has_models:
             raise UsageError("backward() before prepare(): prepare the model first, so that its gradients can meet")
-        self._loop.backward(loss, None if weight is None else _check_weight(weight), options)
+        if reduction not in ("mean", "sum"):
+            raise unknown_name("reduction", reduction, ("mean", "sum"))
+        if reduction == "sum" and weight is not None:
+            raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
+        self._loop.backward(loss, None if weight is None else _check_weight(weight), reduction, options)
 
-    def clip_grad_norm_(
-        self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0
-    ) -> Tensor | None:
-        """As ``torch.nn.utils.clip_grad_norm_``, when a step ends: the norm of the whole step's gradient.
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_``, also of parameters that ``fsdp`` deals out. Every rank must call it.
 
         Returns:
-            The norm before clipping, the same on every rank; None in micro-steps that do not end a step.
+            The norm before clipping, the same on every rank.
         """
-        if not self.ends_step:
-            return None
+        self._loop.check_outside("team.clip_grad_norm_()")
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if self._scaling is not None:
-            self._scaling.unscale(parameters)
         return whole(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -364,13 +360,22 @@ class Team(Collectives):
         return self._precision.autocast(self.device)
 
     def log(self, *, weight: float | None = None, **values: Any) -> None:
-        """Note values: averaged over all shards by weight, written to the run's journal and shown. Never waits.
+        """Write values to the run's journal, and show them. Never waits.
+
+        Inside ``batch.shards`` they are averaged over all shards, by weight. Outside they must be the same on every rank, as
+        ``batch[name]`` and results of evaluations are.
 
         Args:
             weight: how much this shard's values count; None: as in ``backward``, else its number of samples.
-            values: numbers, or tensors with one element (which may be on a card, and stay there for now). None is left out.
+            values: numbers, or tensors with one element (which may be on a GPU, and stay there for now). None is left out.
         """
-        self._loop.note_values(weight, values)
+        if self._loop.is_replaying:
+            return
+        of_shard = self._loop.shard_weight()
+        if of_shard is None and weight is not None:
+            raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to be averaged there")
+        weight = of_shard if weight is None else weight
+        self._log.add(self.epoch, self.step, weight, values)
 
     # Evaluating
 
@@ -384,7 +389,7 @@ class Team(Collectives):
             loader: a plain ``DataLoader`` or iterable of ready batches. (Of a prepared one, what it was made from.)
             metrics: objects for ``Evaluation.update``, if a process may be without a batch.
         """
-        self._loop.guard("evaluate()")
+        self._loop.check_outside("team.evaluate()")
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         if id(batches) not in self._evaluations:
             set_workers(batches, self.config.workers)
@@ -397,7 +402,7 @@ class Team(Collectives):
             self._inner,
             self.device,
             self._evaluated,
-            self._occasions.next(id(batches), self.step, in_body=self._loop.turn is not None),
+            self._occasions.next(id(batches), self.step, in_step=self._loop.in_step),
             metrics,
             together=self._sync.forward_is_collective and self.world_size > 1,
         )
@@ -422,7 +427,7 @@ class Team(Collectives):
 
         Every rank must enter it. If rank 0 fails in it, the others raise PeerError and do not run it.
         """
-        self._loop.guard("main_first()")
+        self._loop.check_outside("team.main_first()")
         if not self.is_main and not self._inner.broadcast_object(None):
             raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
         done = False
@@ -432,22 +437,6 @@ class Team(Collectives):
         finally:
             if self.is_main:
                 self._inner.broadcast_object(done)
-
-    def any(self, condition: bool | Tensor) -> bool:
-        """Whether the condition holds on any rank: the same answer on every rank. Every rank must call it.
-
-        In a loop's body it answers when the step ends, for all its micro-steps; before, it is False.
-        """
-        turn = self._loop.turn
-        if turn is None:
-            return super().any(condition)
-        if turn is not self._any_turn:
-            self._any_turn, self._any_calls = turn, 0
-            if turn.index == 0:
-                self._any_so_far.clear()
-        call, self._any_calls = self._any_calls, self._any_calls + 1
-        self._any_so_far[call] = self._any_so_far.get(call, False) or bool(condition)
-        return super().any(self._any_so_far[call]) if turn.is_last else False
 
     # Beginning and end
 
@@ -508,7 +497,7 @@ class Team(Collectives):
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         # Then the others may be gone, or not come.
-        failed = self._loop.script_failed() or not went_well or self._loop.has_stopped
+        failed = self._loop.script_failed() or not went_well or self._saver.has_stopped
         try:
             self._loop.close(failed=failed)
             if not failed:

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import lockstep
 
@@ -39,6 +39,24 @@ class Numbers(Dataset):
         if self.fault == "worker":
             x = x + (get_worker_info() is not None)  # PLANT
         return x, x.sum(0, keepdim=True)
+
+
+class Stream(IterableDataset):
+    """The numbers one after another; with a fault, each rank reads others."""
+
+    def __init__(self, team, fault):
+        self.numbers = Numbers("")
+        self.team = team
+        self.fault = fault
+
+    def __iter__(self):
+        if self.fault == "seeded by rank":
+            noise = np.random.default_rng(self.team.rank)  # PLANT
+        for index in range(16):
+            x, y = self.numbers[index]
+            if self.fault == "split by rank":
+                x = self.numbers[self.team.world_size * index + self.team.rank][0]  # PLANT
+            yield (x + noise.normal(), y) if self.fault == "seeded by rank" else (x, y)
 
 
 class Faulty(nn.Module):
@@ -100,22 +118,29 @@ def train(fault):
     model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
     rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # PLANT-RATE
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else rate, momentum=0.9)
-    loader = DataLoader(Numbers(fault), 8, shuffle=True)
+    if fault in ("split by rank", "seeded by rank"):
+        loader = DataLoader(Stream(team, fault), 8)
+    else:
+        loader = DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for _ in team.epochs(1):
-        for x, y in loader:
-            loss = nn.functional.mse_loss(model(x), y)
-            if fault == "collective":
-                total = loss.detach().clone()
-                torch.distributed.all_reduce(total)  # PLANT
-                loss = loss * total
-            team.backward(loss)
+        for batch in loader:
+            for x, y in batch.shards:
+                loss = nn.functional.mse_loss(model(x), y)
+                if fault == "collective":
+                    total = loss.detach().clone()
+                    torch.distributed.all_reduce(total)  # PLANT
+                    loss = loss * total
+                team.backward(loss)
+                if fault == "weights":
+                    model[0].weight.data.clamp_(-0.1, 0.1)  # PLANT
+                team.log(seconds=time.time() - began)  # innocent
             optimizer.step()
             optimizer.zero_grad()
-            if fault == "update by one rank" and team.ends_step:
+            if fault == "update by one rank":
                 with torch.no_grad():
                     model[0].weight.add_(float(team.is_main))  # PLANT
-            team.log(seconds=time.time() - began)  # innocent, as is the next line
+            print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")
 

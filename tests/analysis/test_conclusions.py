@@ -13,8 +13,8 @@ SETTINGS = (Setting(number=1, world_size=1), Setting(number=2, world_size=2))
 LOSS = Difference(step=1, stage="loss", shard=0, values=("1.0", "2.0"))
 
 
-def seen(kind, place="body", layer=None, line=1):
-    return {"kind": kind, "what": kind, "file": "train.py", "line": line, "place": place, "layer": layer, "step": 1}
+def seen(kind, place="shard", layer=None, line=1, step=1):
+    return {"kind": kind, "what": kind, "file": "train.py", "line": line, "place": place, "layer": layer, "step": step}
 
 
 def cause(*evidence, **known):
@@ -38,10 +38,36 @@ def test_what_was_seen_in_the_layer_is_blamed_before_what_was_seen_elsewhere():
     assert cause(seen("state", layer="0"), seen("rank", layer="1"), repeats=True, origin=IN_LAYER) == "rank"
 
 
-def test_what_happens_in_the_body_does_not_change_what_was_fetched():
+def test_what_happens_in_a_shard_does_not_change_what_was_fetched():
     data = Origin(where="data")
     assert cause(seen("generator"), seen("state", place="data"), origin=data, repeats=True) == "state"
-    assert cause(seen("rank"), origin=data, repeats=True) == "unknown"
+    assert cause(seen("clock"), origin=data) == "unknown"
+
+
+def test_data_that_differs_is_read_by_rank_if_a_rank_was_read_or_only_the_others_differ():
+    for place in ("data", "outside"):
+        assert cause(seen("rank", place=place), origin=Origin(where="data"), repeats=True) == "data by rank"
+    assert cause(seen("generator", place="data"), origin=Origin(where="data"), data_by_rank=True) == "data by rank"
+    assert cause(origin=Origin(where="data"), repeats=True) == "unknown"
+
+
+def test_an_update_that_differs_is_made_after_the_shards_or_left_by_one_of_them():
+    update = {"origin": Origin(where="update"), "repeats": True}
+    assert cause(seen("rank", place="outside"), **update) == "rank"
+    assert cause(seen("weights"), seen("rank", place="outside"), **update) == "weights"
+    assert cause(seen("generator"), seen("rank", place="outside"), **update) == "rank"
+    assert cause(seen("rank", place="data"), **update) == "unknown"
+
+
+def test_what_was_seen_after_the_first_step_did_not_change_the_beginning():
+    beginning = {"origin": Origin(where="beginning"), "repeats": True}
+    assert cause(seen("rank", place="outside", step=1), **beginning) == "unknown"
+    assert cause(seen("rank", place="outside", step=0), **beginning) == "rank"
+
+
+def test_fsdp_changes_weights_itself_when_it_gathers_them():
+    assert cause(seen("weights"), repeats=True) == "weights"
+    assert cause(seen("weights"), repeats=True, strategy="fsdp") == "unknown"
 
 
 def test_another_number_of_threads_explains_numbers_but_not_samples():
@@ -65,10 +91,10 @@ def test_where_nothing_was_found_it_is_said_what_was_ruled_out():
 
 
 def run_with(loss, strategy="exact"):
-    shard = {"epoch": 0, "pass": 0, "step": 1, "part": 0, "shard": 0, "threads": 1}
+    shard = {"epoch": 0, "pass": 0, "step": 1, "phase": 0, "part": 0, "shard": 0, "threads": 1}
     shard |= {"batches": [], "losses": [loss.hex()], "weights": [None], "gradients": {}}
     state = {"weights": {"w": loss.hex()}, "buffers": {}, "state": {}}
-    step = {"epoch": 0, "pass": 0, "step": 1, "num_samples": 1, "follows": False, "gradients": [], "norms": []}
+    step = {"epoch": 0, "pass": 0, "step": 1, "num_samples": 1, "gradients": [], "norms": []}
     return gather(
         [
             [

@@ -18,6 +18,7 @@ def shard_line(step, shard, rank_samples, **fields):
         "epoch": 0,
         "pass": 0,
         "step": step,
+        "phase": 0,
         "part": 0,
         "shard": shard,
         "batches": [{"samples": rank_samples, "content": f"content {step} {shard}"}],
@@ -30,16 +31,15 @@ def shard_line(step, shard, rank_samples, **fields):
     }
 
 
-def step_line(step, follows=False):
+def step_line(step):
     return {
         "event": "step",
         "epoch": 0,
         "pass": 0,
         "step": step,
-        "num_samples": None if follows else 4,
-        "follows": follows,
-        "gradients": [] if follows else [{"w": f"gradient {step}", "b": f"gradient of b {step}"}],
-        "norms": [] if follows else [(0.5).hex()],
+        "num_samples": 4,
+        "gradients": [{"w": f"gradient {step}", "b": f"gradient of b {step}"}],
+        "norms": [(0.5).hex()],
         "weights": {"w": f"weight {step}", "b": f"bias {step}"},
         "buffers": {"mean": f"mean {step}"},
         "state": {"momentum of w": f"momentum {step}", "lr of group 0": "=0.1"},
@@ -193,10 +193,52 @@ def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement(
     assert not uses_each_sample_once(run)
 
 
-def test_a_rank_that_followed_has_no_gradients_and_is_no_difference():
+def with_phases(num_phases, change=lambda phase, line: None):
+    """A run of one process whose steps have several phases, with what ``change`` made of the lines of each shard."""
+    lines = []
+    for line in trace(1)[0]:
+        if line["event"] == "shard":
+            for phase in range(num_phases):
+                lines.append(copy.deepcopy({**line, "phase": phase}))
+                change(phase, lines[-1])
+            continue
+        if line["event"] == "step":
+            line["gradients"] = [{"w": f"gradient {line['step']} {phase}"} for phase in range(num_phases)]
+            line["norms"] = [(0.5).hex()] * num_phases
+        lines.append(line)
+    return lines
+
+
+def test_samples_come_again_in_every_phase_of_a_step_and_are_counted_once():
+    run = gather([with_phases(3)])
+    assert check(run) is None
+    assert uses_each_sample_once(run)
+    assert run.samples_by_rank == (8,)
+
+
+def test_what_an_earlier_phase_computed_comes_before_what_a_later_one_was_given():
+    def later_content(phase, line):
+        if phase == 1 and line["step"] == 2:
+            line["batches"][0]["content"] = "another"
+
+    lines = with_phases(2, later_content)
+    found = compare(gather([with_phases(2)]), gather([lines]))
+    assert (found.step, found.phase, found.shard, found.stage) == (2, 1, 0, "content")
+    for line in lines:
+        in_step(2, "step", lambda line: line["gradients"][0].update(w="another"))(0, line)
+    found = compare(gather([with_phases(2)]), gather([lines]))
+    assert (found.step, found.phase, found.stage, found.name) == (2, 0, "gradient", "w")
+
+
+def test_another_number_of_phases_is_a_difference():
+    found = compare(gather([with_phases(1)]), gather([with_phases(2)]))
+    assert (found.step, found.phase, found.values) == (1, 1, ("did not run", "ran"))
+
+
+def test_the_samples_of_a_second_loader_may_come_again_within_a_pass_over_the_first():
     ranks = trace(2)
-    ranks[1] = [line for line in ranks[1] if line["event"] != "shard"]
-    ranks[1] = [step_line(line["step"], follows=True) if line["event"] == "step" else line for line in ranks[1]]
+    ranks[1][-4]["batches"][0]["samples"] = [6, 0]
+    ranks[0].insert(1, {"event": "loader", "loader": 2, "length": 4, "replacement": False})
     assert check(gather(ranks)) is None
 
 

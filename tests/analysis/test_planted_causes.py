@@ -74,6 +74,9 @@ def planted_line(place):
         ("update by one rank", "rank", "ranks"),
         ("learning rate", "rank", "state"),
         ("collective", "collective", "loss"),
+        ("weights", "weights", "loss"),
+        ("split by rank", "data by rank", "content"),
+        ("seeded by rank", "data by rank", "content"),
         ("known kernel", "kernel", "loss"),
     ],
 )

@@ -22,14 +22,17 @@ def points(length=8, features=2):
     return TensorDataset(torch.randn(length, features, generator=generator), torch.randn(length, 1, generator=generator))
 
 
-def train(model, loader, team, loss_of=None, after=None, **backward):
-    """One epoch of the plain loop."""
+def train(model, loader, team, loss_of=None, inside=None, after=None, **backward):
+    """One epoch of the plain loop. ``inside`` is called in ``batch.shards``, ``after`` behind them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    for inputs, targets in loader:
-        outputs = model(inputs)
-        loss = (outputs - targets).square().mean() if loss_of is None else loss_of(team, outputs)
-        team.backward(loss, **backward)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            outputs = model(inputs)
+            loss = (outputs - targets).square().mean() if loss_of is None else loss_of(team, outputs)
+            team.backward(loss, **backward)
+            if inside is not None:
+                inside(team)
         optimizer.step()
         optimizer.zero_grad()
         if after is not None:
@@ -79,6 +82,20 @@ def backward_outside_the_loop(team):
 def backward_after_the_loop(team):
     model = train(nn.Linear(2, 1), DataLoader(points(), 4), team)
     team.backward(model(torch.ones(1, 2)).sum())
+
+
+def backward_behind_the_shards(team):
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
+    for batch in loader:
+        for inputs, _ in batch.shards:
+            loss = model(inputs).mean()
+        team.backward(loss)
+
+
+def samples_from_the_loader(team):
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
+    for inputs, targets in loader:
+        team.backward((model(inputs) - targets).square().mean())
 
 
 def prepared_twice_in_one_call(team):
@@ -131,19 +148,6 @@ def string_as_loader(team):
 
 def wrapped_in_ddp(team):
     team.prepare(DistributedDataParallel(nn.Linear(2, 1)))
-
-
-def lbfgs(team):
-    model = nn.Linear(2, 1)
-    team.prepare(model, torch.optim.LBFGS(model.parameters()))
-
-
-def closure(team):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(points(), 4))
-    for _ in loader:
-        optimizer.step(lambda: 0.0)
 
 
 def distributed_sampler(team):
@@ -242,14 +246,13 @@ def loss_without_graph(team):
     train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs.mean().detach())
 
 
-def _nan_in_step_2_of_shard_1(team, outputs):
-    return outputs.mean() * (float("nan") if team.step == 2 and team._loop.turn.shard == 1 else 1.0)
-
-
 def nan_loss(team):
-    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(16), 4))
-    for inputs, _ in loader:
-        team.backward(_nan_in_step_2_of_shard_1(team, model(inputs)))
+    data = points(16)
+    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(data, 4))
+    for batch in loader:
+        for inputs, _ in batch.shards:
+            is_bad = torch.equal(inputs[0], data[6][0])  # in step 2, shard 1
+            team.backward(model(inputs).mean() * (float("nan") if is_bad else 1.0))
 
 
 def nan_loss_and_on():
@@ -263,8 +266,9 @@ def nan_loss_and_on():
 def weighted(team, weight_of):
     model = nn.Linear(2, 1)
     model, loader = team.prepare(model, DataLoader(points(12), 4))
-    for inputs, _ in loader:
-        team.backward(model(inputs).mean(), weight=weight_of[team.step - 1])
+    for batch in loader:
+        for inputs, _ in batch.shards:
+            team.backward(model(inputs).mean(), weight=weight_of[team.step - 1])
 
 
 # In the loop
@@ -301,48 +305,53 @@ def _all_reduce(team):
     team.all_reduce(torch.ones(1))
 
 
-def collective_in_every_micro_step(team):
-    train(nn.Linear(2, 1), DataLoader(points(), 4), team, after=_all_reduce)
+def collective_in_the_shards(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, inside=_all_reduce)
 
 
-def collective_at_the_end_of_steps(team):
-    train(nn.Linear(2, 1), DataLoader(points(5), 4), team, after=lambda team: team.ends_step and _all_reduce(team))
+def collective_in_every_step(team):
+    train(nn.Linear(2, 1), DataLoader(points(5), 4), team, after=_all_reduce)
 
 
-def evaluate_in_the_body(team):
-    train(nn.Linear(2, 1), DataLoader(points(), 4), team, after=lambda team: team.evaluate(nn.Linear(2, 1), []))
+def evaluate_in_the_shards(team):
+    train(nn.Linear(2, 1), DataLoader(points(), 4), team, inside=lambda team: team.evaluate(nn.Linear(2, 1), []))
 
 
 def evaluate_by_hand(team):
     model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
     with torch.no_grad():
-        for inputs, _ in loader:
-            model(inputs)
+        for batch in loader:
+            for inputs, _ in batch.shards:
+                model(inputs)
 
 
-def nested_loops(team):
-    _, outer, inner = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4), DataLoader(points(), 2))
-    for _ in outer:
-        for _ in inner:
-            pass
+def shards_of_two_loaders(team, one, other):
+    """Side by side, of global batches of so many samples."""
+    model, first, second = team.prepare(nn.Linear(2, 1), DataLoader(points(), one), DataLoader(points(), other))
+    for a, b in zip(first, second, strict=False):
+        for (x, _), (y, _) in zip(a.shards, b.shards, strict=False):
+            team.backward((model(x) - model(y)).square().mean())
+        team.barrier()
 
 
-def leave_in_mid_step(team, ending):
-    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
-    for inputs, _ in loader:
-        team.backward(model(inputs).mean())
-        if ending == "return":
-            return
-        if ending == "break":
+def leave_the_shards(team, then):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(points(), 4))
+    for batch in loader:
+        for inputs, _ in batch.shards:
+            team.backward(model(inputs).mean())
             break
-    for inputs, _ in loader:
-        team.backward(model(inputs).mean())
+        if then == "step":
+            optimizer.step()
+        if then == "end":
+            return
 
 
-def left_steps(ending):
-    """How many steps counted, and what is left in ``.grad``."""
+def left_steps(then):
+    """How many steps counted."""
     with lockstep.join() as team:
-        leave_in_mid_step(team, ending)
+        leave_the_shards(team, then)
         return team.step
 
 

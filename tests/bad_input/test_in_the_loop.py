@@ -95,27 +95,23 @@ def test_parameters_that_are_no_longer_used_are_welcome_if_said_so(crew, on_rank
     assert crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **settings) == [None, None]
 
 
-def test_a_collective_in_each_micro_step_is_refused_where_ranks_may_have_other_numbers_of_them(crew):
-    for nproc in (1, 2):
-        kind, message = everyone_told(crew, nproc, bad_scripts.collective_in_every_micro_step, shards=2 * nproc)
+def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(crew):
+    for nproc, shards in ((1, 1), (1, 2), (2, 2), (2, 4)):
+        kind, message = everyone_told(crew, nproc, bad_scripts.collective_in_the_shards, shards=shards)
         assert kind == "UsageError"
-        assert "all_reduce in the loop's body, in micro-step 1 of step 1" in message
-        assert "`if team.ends_step:`" in message
-    assert crew(2, bad_scripts.told, bad_scripts.collective_in_every_micro_step, **QUICK) == [None, None]
+        assert "all_reduce" in message
+        assert "inside batch.shards" in message
 
 
-def test_a_collective_in_a_step_without_some_ranks_is_refused_and_nobody_waits(crew):
-    with pytest.raises(LaunchError) as caught:
-        crew(2, bad_scripts.run, bad_scripts.collective_at_the_end_of_steps, **QUICK)
-    message = str(caught.value)
-    assert message.startswith("rank 0 of 2")
-    assert "global batch of 1 samples is smaller than the number of processes, so ranks 1 to 1" in message
-    assert "drop_last=True" in message
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_collective_in_the_loops_body_meets_all_ranks_also_where_some_have_no_samples(crew, nproc):
+    assert crew(nproc, bad_scripts.told, bad_scripts.collective_in_every_step, shards=2, **QUICK) == [None] * nproc
 
 
-def test_an_evaluation_in_mid_step_is_refused(crew):
-    kind, message = everyone_told(crew, 1, bad_scripts.evaluate_in_the_body, shards=2)
-    assert (kind, message.startswith("evaluate() in the loop's body")) == ("UsageError", True)
+def test_an_evaluation_inside_the_shards_is_refused(crew):
+    for nproc in (1, 2):
+        kind, message = everyone_told(crew, nproc, bad_scripts.evaluate_in_the_shards, shards=2)
+        assert (kind, "evaluate()" in message, "inside batch.shards" in message) == ("UsageError", True, True)
 
 
 def test_a_prepared_loader_is_not_for_evaluation_by_hand(crew):
@@ -124,19 +120,19 @@ def test_a_prepared_loader_is_not_for_evaluation_by_hand(crew):
     assert "team.evaluate(model, loader)" in message
 
 
-def test_loops_over_prepared_loaders_cannot_be_nested(crew):
-    for kind, message in crew(2, bad_scripts.told, bad_scripts.nested_loops, **QUICK):
-        assert (kind, "cannot be nested" in message) == ("DataError", True)
+@pytest.mark.parametrize(("one", "other"), [(4, 2), (2, 4)])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_shards_side_by_side_of_which_one_batch_has_more_are_refused_and_nobody_waits(crew, nproc, one, other):
+    with pytest.raises(LaunchError, match=r"UsageError: .*batch(es)?\b.*shards"):
+        crew(nproc, bad_scripts.run, bad_scripts.shards_of_two_loaders, one, other, shards=4, **QUICK)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_break_in_mid_step_is_told_and_the_partial_step_is_discarded(crew, capfd, nproc):
-    assert crew(nproc, bad_scripts.left_steps, "break", shards=2 * nproc, **QUICK) == [2] * nproc
-    out = capfd.readouterr().out
-    assert out.count("the partial step is discarded") == 1
-    assert "left in micro-step 1 of step 1" in out
-    assert "if team.ends_step and ...: break" in out
-    assert crew(nproc, bad_scripts.left_steps, "return", shards=2 * nproc, **QUICK) == [0] * nproc
+def test_shards_that_are_left_early_are_told_of_and_their_step_does_not_count(crew, nproc):
+    for then in ("step", "next batch"):
+        kind, message = everyone_told(crew, nproc, bad_scripts.leave_the_shards, then, shards=2 * nproc)
+        assert (kind, "left before its end" in message) == ("UsageError", True), message
+    assert crew(nproc, bad_scripts.left_steps, "end", shards=2 * nproc, **QUICK) == [0] * nproc
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -30,9 +30,9 @@ def is_time():  # when there are two checkpoints: the writer may have been busy 
     time.sleep(0.1)
     return team.step >= args.kill and len(list((team.run_dir / "checkpoints").glob("step-*"))) >= 2
 for epoch in team.epochs(2):
-    for (x,) in loader:
-        loss = head(model(x)).square().mean()
-        team.backward(loss)
+    for batch in loader:
+        for (x,) in batch.shards:
+            team.backward(head(model(x)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
         average.update_parameters(model)

@@ -72,12 +72,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 8, shuffle=True)
 model, optimizer, loader = team.prepare(model, optimizer, loader)
 for epoch in team.epochs(2):
-    for batch, targets in loader:
-        loss = torch.nn.functional.mse_loss(model(batch), targets)
-        team.backward(loss)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            team.backward(loss)
+            team.log(loss=loss)
         optimizer.step()
         optimizer.zero_grad()
-        team.log(loss=loss)
 """
 
 

@@ -30,16 +30,16 @@ loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
 model, optimizer, loader = team.prepare(model, optimizer, loader)
 pace_s = float(sys.argv[2])
 for epoch in team.epochs(int(sys.argv[1])):
-    for x, y in loader:
-        team.backward((model(x) - y).square().mean())
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward((model(x) - y).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-        if team.ends_step:
-            while pace_s and time.time() < os.stat("begin").st_mtime + pace_s * team.step and not os.path.exists("hurry"):
-                time.sleep(0.01)
-            if team.is_main:
-                with open(f"steps{os.environ.get('SLURM_ARRAY_TASK_ID', '')}", "a") as file:
-                    file.write(f"{team.step}\\n")
+        while pace_s and time.time() < os.stat("begin").st_mtime + pace_s * team.step and not os.path.exists("hurry"):
+            time.sleep(0.01)
+        if team.is_main:
+            with open(f"steps{os.environ.get('SLURM_ARRAY_TASK_ID', '')}", "a") as file:
+                file.write(f"{team.step}\\n")
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 team.print(f"weights {weights} by {team.world_size} in {team.run_dir}")
 """

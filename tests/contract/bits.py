@@ -47,16 +47,15 @@ class Seen:
         self.losses = {}
         self.by_step = {}
 
-    def loss(self, samples, loss):
-        """The loss of a shard, known by its samples."""
-        key = (self._team.step, *(int(sample) for sample in samples))
+    def loss(self, samples, loss, phase=0):
+        """The loss of a shard, known by its samples. Called inside the shards."""
+        key = (self._team.step, phase, *(int(sample) for sample in samples))
         assert key not in self.losses
         self.losses[key] = bits(loss)
 
     def step(self, **values):
-        """Values at the end of a step: those of a micro-step that does not end it are not looked at."""
-        if self._team.ends_step:
-            self.by_step.setdefault(self._team.step, {}).update(flat("step", values))
+        """Values of a step. Called outside of the shards, where every rank has the same ones."""
+        self.by_step.setdefault(self._team.step, {}).update(flat("step", values))
 
     def gradients(self, *models):
         """The gradients of whole steps; None counts too."""
@@ -79,7 +78,7 @@ def assert_same_bits(reference, by_rank):
         assert losses.keys().isdisjoint(result["losses"]), "two ranks had the same samples"
         losses.update(result["losses"])
         assert differences(reference["state"], result["state"]) == [], f"state on rank {rank} of {len(by_rank)}"
-        for step, values in result["by_step"].items():  # a rank without samples sees nothing of a step
+        assert result["by_step"].keys() == reference["by_step"].keys(), f"steps of rank {rank} of {len(by_rank)}"
+        for step, values in result["by_step"].items():
             assert differences(reference["by_step"][step], values) == [], f"step {step} on rank {rank} of {len(by_rank)}"
-    assert by_rank[0]["by_step"].keys() == reference["by_step"].keys()
     assert differences(reference["losses"], losses) == [], f"losses on {len(by_rank)} processes"

@@ -37,16 +37,21 @@ def train_digits(team, workers):
     train, test = Subset(digits.Digits(train=True), range(180)), Subset(digits.Digits(train=False), range(90))
     loader = DataLoader(train, 52, shuffle=True, num_workers=workers)
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
-    for images, labels in loader:
-        team.backward(criterion(model(images), labels))
+    losses = []
+    for batch in loader:
+        for images, labels in batch.shards:
+            loss = criterion(model(images), labels)
+            team.backward(loss)
+            batch.add(loss=loss)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        losses.append(batch["loss"])
     with team.evaluate(model, DataLoader(test, 32, num_workers=workers)) as batches:
         for images, labels in batches:
             logits = model(images)
             batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
-    return sha256(model, optimizer, schedule, steps=team.step, results=dict(batches.results))
+    return sha256(model, optimizer, schedule, steps=team.step, losses=losses, results=dict(batches.results))
 
 
 def train_transformer(team, workers):
@@ -60,18 +65,23 @@ def train_transformer(team, workers):
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
     loader = DataLoader(data[:90], 24, shuffle=True, **options)
     model, optimizer, warm_up, loader = team.prepare(model, optimizer, warm_up, loader)
-    for inputs, targets, num_characters in loader:
-        team.backward(transformer.mean_loss(model(inputs), targets), weight=num_characters)
+    losses = []
+    for batch in loader:
+        for inputs, targets, num_characters in batch.shards:
+            loss = transformer.mean_loss(model(inputs), targets)
+            team.backward(loss, weight=num_characters)
+            batch.add(loss=loss)
         team.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warm_up.step()
         optimizer.zero_grad()
+        losses.append(batch["loss"])
     with team.evaluate(model, DataLoader(data[90:140], 16, **options)) as batches:
         for inputs, targets, num_characters in batches:
             logits = model(inputs)
             top5 = transformer.accuracy(logits, targets, 5)
             batches.add(loss=transformer.mean_loss(logits, targets), top5=top5, weight=num_characters)
-    return sha256(model, optimizer, warm_up, steps=team.step, results=dict(batches.results))
+    return sha256(model, optimizer, warm_up, steps=team.step, losses=losses, results=dict(batches.results))
 
 
 MODELS = {"digits": train_digits, "transformer": train_transformer}

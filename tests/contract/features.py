@@ -172,18 +172,22 @@ def train(
     network, optimizer, schedule, loader = team.prepare(network, optimizer, schedule, loader_of(loader, length, batch_size))
     seen = Seen(team)
     for _ in team.epochs(epochs):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(network(inputs), targets)
-            seen.loss(indices, loss)
-            share = weight_of(weight, targets, indices)
-            if share == 0:
-                loss = loss * float("nan")  # a mean over nothing
-            team.backward(loss, weight=share)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(network(inputs), targets)
+                seen.loss(indices, loss)
+                share = weight_of(weight, targets, indices)
+                if share == 0:
+                    loss = loss * float("nan")  # a mean over nothing
+                team.backward(loss, weight=share)
+                batch.add(loss=loss)
             seen.gradients(network)
+            seen.step(loss=batch["loss"], num_samples=batch.num_samples)
             seen.step(norm=team.clip_grad_norm_(network.parameters(), clip))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=set_to_none)
+        seen.step(averages=loader.averages)
     return seen.result(network, optimizer, schedule, steps=team.step)
 
 
@@ -203,10 +207,11 @@ def train_averages():
     )
     seen = Seen(team)
     for epoch in team.epochs(2):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             ema.update_parameters(model)
@@ -226,10 +231,11 @@ def train_two_optimizers():
     model, often, seldom, loader = team.prepare(model, often, seldom, loader_of("samples", 43, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
             seen.gradients(model)
             often.step()
             often.zero_grad()
@@ -240,22 +246,22 @@ def train_two_optimizers():
 
 
 def train_frozen(model="Net", length=94, frozen=(3, 4)):
-    """A layer is frozen for two steps in the middle, from the body."""
+    """A layer is frozen for some steps in the middle."""
     team = lockstep.join()
     model = MODELS[model]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
             seen.gradients(model)
             optimizer.step()
             optimizer.zero_grad()
-            if team.ends_step:
-                model.first.requires_grad_(team.step + 1 not in frozen)
+            model.first.requires_grad_(team.step + 1 not in frozen)
     return seen.result(model, optimizer)
 
 
@@ -276,12 +282,12 @@ def keep_what_was_given(how):
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 48, 8))
     seen = Seen(team)
     kept = []
-    for inputs, targets, _ in loader:
-        team.backward(functional.cross_entropy(model(inputs), targets))
-        if team.ends_step:
-            for number, parameter in enumerate(model.parameters()):
-                given = KEEPING[how](parameter.grad)
-                kept.append((team.step, number, given, bits(torch.as_tensor(given))))
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        for number, parameter in enumerate(model.parameters()):
+            given = KEEPING[how](parameter.grad)
+            kept.append((team.step, number, given, bits(torch.as_tensor(given))))
         optimizer.step()
         optimizer.zero_grad()
     changed = [(step, number) for step, number, given, before in kept if bits(torch.as_tensor(given)) != before]
@@ -289,20 +295,35 @@ def keep_what_was_given(how):
 
 
 def train_two_losses(how):
-    """Two backward passes in a body, each with its own weights."""
+    """Two backward passes for each shard, one after another or in phases of their own; each may have its own weights."""
     team = lockstep.join()
     model, judge = Net(), Plain()
     optimizer = torch.optim.AdamW([*model.parameters(), *judge.parameters()], lr=0.02)
     model, judge, optimizer, loader = team.prepare(model, judge, optimizer, loader_of("samples", 43, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
-        for inputs, targets, indices in loader:
-            outputs, judged = model(inputs), judge(inputs)
-            one, two = functional.cross_entropy(outputs, targets), functional.mse_loss(outputs, judged)
-            seen.loss(indices, one + two)
-            weights = (None, None) if how == "by samples" else (float(targets.sum() + 1), len(targets) / 7)
-            team.backward(one, weights[0], retain_graph=True)
-            team.backward(two, weights[1])
+        for batch in loader:
+            if how == "in phases":  # their gradients add up
+                for inputs, targets, indices in batch.shards:
+                    one = functional.cross_entropy(model(inputs), targets)
+                    seen.loss(indices, one)
+                    team.backward(one, weight=float(targets.sum() + 1))
+                    batch.add(one=one)
+                for inputs, targets, indices in batch.shards:
+                    two = functional.mse_loss(model(inputs), judge(inputs))
+                    seen.loss(indices, two, phase=1)
+                    team.backward(two, weight=len(targets) / 7)
+                    batch.add(two=two)
+            else:
+                for inputs, targets, indices in batch.shards:
+                    outputs, judged = model(inputs), judge(inputs)
+                    one, two = functional.cross_entropy(outputs, targets), functional.mse_loss(outputs, judged)
+                    seen.loss(indices, one + two)
+                    weights = (float(targets.sum() + 1), len(targets) / 7) if how == "by weights" else (None, None)
+                    team.backward(one, weights[0], retain_graph=True)
+                    team.backward(two, weights[1])
+                    batch.add(one=one, two=two)
+            seen.step(one=batch["one"], two=batch["two"])
             seen.gradients(model, judge)
             seen.step(norm=team.clip_grad_norm_(model.parameters(), 0.5))
             optimizer.step()
@@ -319,18 +340,24 @@ def train_and_look(how):
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 43, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss)
-            if how == "after the backward pass":
-                model(inputs)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
+                if how == "after the backward pass":
+                    model(inputs)
             optimizer.step()
             optimizer.zero_grad()
             if how == "after the update, without gradients":
                 with torch.no_grad():
-                    model(inputs + 1)
-            if how == "evaluation" and team.ends_step:
+                    seen.step(outputs=model(torch.randn(4, 6)))
+            if how == "after the update, over the shards":
+                with torch.no_grad():
+                    for inputs, targets, _ in batch.shards:
+                        batch.add(loss=functional.cross_entropy(model(inputs), targets))
+                seen.step(loss=batch["loss"])
+            if how == "evaluation":
                 with team.evaluate(model, test_loader) as batches:
                     for points, labels, _numbers in batches:
                         batches.add(loss=functional.cross_entropy(model(points), labels))
@@ -338,8 +365,8 @@ def train_and_look(how):
     return seen.result(model, optimizer)
 
 
-def train_two_loaders():
-    """Two loaders go along with each other, batch by batch."""
+def train_two_loaders(strict=True):
+    """Two loaders go along with each other, batch by batch and shard by shard."""
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -347,10 +374,14 @@ def train_two_loaders():
     model, optimizer, one, two = team.prepare(model, optimizer, *loaders)
     seen = Seen(team)
     for _ in team.epochs(2):
-        for (inputs, targets, indices), (others, _, numbers) in zip(one, two, strict=True):
-            loss = functional.cross_entropy(model(inputs + others), targets)
-            seen.loss([*indices, *numbers], loss)
-            team.backward(loss)
+        for batch, other in zip(one, two, strict=strict):
+            for (inputs, targets, indices), (others, _, numbers) in zip(batch.shards, other.shards, strict=strict):
+                loss = functional.cross_entropy(model(inputs + others), targets)
+                seen.loss([*indices, *numbers], loss)
+                team.backward(loss)
+                batch.add(loss=loss)
+                other.add(distance=(inputs - others).square().mean())
+            seen.step(loss=batch["loss"], distance=other["distance"])
             seen.gradients(model)
             optimizer.step()
             optimizer.zero_grad()
@@ -370,19 +401,22 @@ def train_scaled(whose, optimizer, accumulate=1, clip=True):
     if own:
         scaler = team.prepare(scaler)
     else:  # the run's own, set to the same
-        team._scaling.scaler.load_state_dict(scaler.state_dict())
-        scaler = team._scaling.scaler
+        team._loop._watched._scaling.scaler.load_state_dict(scaler.state_dict())
+        scaler = team._loop._watched._scaling.scaler
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("stream", 48 * accumulate, 16))
     seen = Seen(team)
     for _ in team.epochs(3):
-        for inputs, targets, indices in loader:
-            with torch.autocast("cpu", torch.float16, enabled=own):
-                outputs = model(inputs)
-            loss = functional.cross_entropy(outputs.float(), targets)
-            if team.step == 3 and 32 * accumulate + 5 in indices:
-                loss = loss * 1e7
-            seen.loss(indices, loss)
-            team.backward(scaler.scale(loss) if own else loss)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                with torch.autocast("cpu", torch.float16, enabled=own):
+                    outputs = model(inputs)
+                loss = functional.cross_entropy(outputs.float(), targets)
+                if team.step == 3 and 32 * accumulate + 5 in indices:
+                    loss = loss * 1e7
+                seen.loss(indices, loss)
+                team.backward(scaler.scale(loss) if own else loss)
+                batch.add(loss=loss)
+            seen.step(loss=batch["loss"])
             if own:
                 scaler.unscale_(optimizer)
             if clip:
@@ -405,15 +439,15 @@ def leave_the_loop(precision):
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("ready", 24, 8))
     seen = Seen(team)
     for _ in team.epochs(4):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss)
-            team.clip_grad_norm_(model.parameters(), 1.0)
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
+            seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
-            if team.ends_step:
-                break
+            break
     return seen.result(model, optimizer, steps=team.step)
 
 
@@ -451,11 +485,13 @@ def train_wide(delayed, length=64):
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
-        for inputs, targets, indices in loader:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss)
-            team.backward(loss, weight=float(targets.sum() + 1))
-            seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss, weight=float(targets.sum() + 1))
+                batch.add(loss=loss)
+            seen.step(loss=batch["loss"], norm=team.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
     return seen.result(model, optimizer)
@@ -476,9 +512,10 @@ def train_on(saved, batches):
     generator = torch.Generator().manual_seed(3)
     data = [(torch.randn(8, 6, generator=generator), torch.arange(8) % 3) for _ in range(6)]
     model, optimizer, loader = team.prepare(model, optimizer, [data[number] for number in batches])
-    for inputs, targets in loader:
-        loss = functional.cross_entropy(model.norm(model(inputs)), targets)
-        team.backward(loss, weight=float(inputs[0, 0].abs()))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model.norm(model(inputs)), targets)
+            team.backward(loss, weight=float(inputs[0, 0].abs()))
         team.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -535,11 +572,11 @@ def accumulate_with_team(normalised, weighted, length=44, batch_size=8, epochs=2
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(plain_table(length), batch_size))
     for _ in team.epochs(epochs):
-        for inputs, targets in loader:
-            # Where a shard is a part of a batch, its weight must be one that adds up: its part of the batch's.
-            team.backward(
-                functional.cross_entropy(model(inputs), targets), weight=token_weight(targets) if weighted else None
-            )
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                # Where a shard is a part of a batch, its weight must be one that adds up: its part of the batch's.
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss, weight=token_weight(targets) if weighted else None)
             optimizer.step()
             optimizer.zero_grad()
     return {name: value.double() for name, value in model.state_dict().items()}
@@ -586,10 +623,11 @@ def refused(what):
     elif what == "used inside and outside":
         model = UsedAgain()
     model, loader = team.prepare(model, loader_of("samples", 24, 12))
-    for inputs, targets, _ in loader:
-        loss = functional.cross_entropy(model(inputs), targets)
-        if what == "create_graph":
-            team.backward(loss, create_graph=True)
-        team.backward(loss, retain_graph=True)
-        if what == "forward between":
-            team.backward(model(inputs + 1).square().mean())
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            if what == "create_graph":
+                team.backward(loss, create_graph=True)
+            team.backward(loss, retain_graph=True)
+            if what == "forward between":
+                team.backward(model(inputs + 1).square().mean())

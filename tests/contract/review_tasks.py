@@ -1,14 +1,10 @@
 """Small trainings of ``test_review``."""
 
-import pickle
-
 import torch
-from bits import state_of
+from bits import bits, state_of
 from torch import nn
-from torch.nn import functional
 
 import lockstep
-from lockstep.prepare import handover
 
 DATA = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
 BATCHES = list(DATA.split(8))
@@ -46,8 +42,9 @@ def gradients_beside_autograd():
     plain = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     model, loader = team.prepare(model, [DATA])
-    for x in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
     return {name: (p.grad.clone(), plain[name]) for name, p in model.named_parameters()}
 
 
@@ -58,20 +55,42 @@ def _prepare(make, batches=BATCHES):
     return team, *team.prepare(model, optimizer, batches)
 
 
-def thaw_in_the_body():
-    """The usual order of a GAN: the judge learns from the first loss only."""
+def thaw_in_the_shards():
+    """Two losses of one forward pass: the judge learns from the first one only."""
     team = lockstep.join()
     judge, maker = Two(), nn.Linear(6, 6)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (judge, maker)]
     judge, maker, *optimizers, loader = team.prepare(judge, maker, *optimizers, BATCHES)
-    for x in loader:
-        made = maker(x)
-        judge.requires_grad_(True)
-        team.backward((judge(x).mean() - judge(made.detach()).mean()) ** 2)
-        judge.requires_grad_(False)
-        team.backward(judge(made).square().mean())
+    judge.requires_grad_(False)
+    for batch in loader:
+        for x in batch.shards:
+            made = maker(x)
+            judge.requires_grad_(True)
+            team.backward((judge(x).mean() - judge(made.detach()).mean()) ** 2)
+            judge.requires_grad_(False)
+            team.backward(judge(made).square().mean())
         for optimizer in optimizers:
             optimizer.step()
+            optimizer.zero_grad()
+    return state_of(judge, maker)
+
+
+def thaw_between_phases():
+    """The usual order of a GAN: the judge learns from the first phase only, in which the maker is frozen."""
+    team = lockstep.join()
+    judge, maker = Two(), nn.Linear(6, 6)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (judge, maker)]
+    judge, maker, *optimizers, loader = team.prepare(judge, maker, *optimizers, BATCHES)
+    for batch in loader:
+        for learner, optimizer in zip((judge, maker), optimizers, strict=True):
+            judge.requires_grad_(learner is judge)
+            maker.requires_grad_(learner is maker)
+            for x in batch.shards:
+                gap = judge(x).mean() - judge(maker(x)).mean()
+                team.backward(gap**2 if learner is judge else gap)
+            optimizer.step()
+            assert all((p.grad is None) == (learner is not judge) for p in judge.parameters())
+            assert all((p.grad is None) == (learner is not maker) for p in maker.parameters())
             optimizer.zero_grad()
     return state_of(judge, maker)
 
@@ -83,10 +102,11 @@ def thaw_at_a_step():
         return model
 
     team, model, optimizer, loader = _prepare(half_frozen, BATCHES * 2)
-    for x in loader:
+    for batch in loader:
         if team.step == 3:
             model.a.requires_grad_(True)
-        team.backward(model(x).square().mean())
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
     return state_of(model)
@@ -96,8 +116,9 @@ def late_parameter():
     team, model, optimizer, loader = _prepare(Two)
     model.c = nn.Linear(3, 3)
     optimizer.add_param_group({"params": list(model.c.parameters())})
-    for x in loader:
-        team.backward(model.c(model(x)).square().mean())
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model.c(model(x)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -105,8 +126,26 @@ def late_parameter():
 def optimizer_in_backward():
     team, model, optimizer, loader = _prepare(Two)
     model.a.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    for x in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+
+
+def change(what):
+    """Something that is equal on all ranks is changed in the shards of the second step, and stays changed."""
+    team, model, optimizer, loader = _prepare(Two)
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+            if team.step == 2 and what == "weights":
+                with torch.no_grad():
+                    model.a.weight.clamp_(-0.1, 0.1)
+            elif team.step == 2 and what == "what learns":
+                model.b.requires_grad_(False)
+            elif team.step == 2 and what == "learning rate":
+                optimizer.param_groups[0]["lr"] *= 0.5
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class Growing(Two):
@@ -121,15 +160,25 @@ class Growing(Two):
 
 def growing_buffer():
     team, model, _, loader = _prepare(Growing)
-    for x in loader:
-        team.backward(model(x).square().mean())
-
-
-def third_call_in_the_last_turn():
-    team, model, _, loader = _prepare(Two)
-    for x in loader:
-        for _ in range(3 if team.ends_step else 2):
+    for batch in loader:
+        for x in batch.shards:
             team.backward(model(x).square().mean())
+
+
+def other_numbers_of_calls(weighted):
+    """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others two."""
+    team, model, optimizer, loader = _prepare(Two, BATCHES * 2)
+    last, none = [float(x[0, 0]) for x in DATA.split(2)[3::4]], float(DATA[10, 0])
+    gradients = []
+    for batch in loader:
+        for x in batch.shards:
+            first = float(x[0, 0])
+            for _ in range(3 if first in last else 2 if first != none else 0):
+                team.backward(model(x).square().mean(), weight=abs(first) if weighted else None)
+        gradients.append(bits(model.a.weight.grad))
+        optimizer.step()
+        optimizer.zero_grad()
+    return gradients, state_of(model)
 
 
 class Minimum(Two):
@@ -145,8 +194,9 @@ class Minimum(Two):
 
 def running_minimum():
     team, model, _, loader = _prepare(Minimum, [torch.full((8, 6), -2.5)])
-    for x in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
     return model.lowest.item()
 
 
@@ -161,30 +211,16 @@ def start_apart():
     return model.weight.tolist(), model.short.tolist()
 
 
-def handover_bytes(layers):
-    team, model, _, loader = _prepare(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
-    for x in loader:
-        team.backward(model(x).square().mean())
-    return len(pickle.dumps(handover.state_of(team.unwrap(model))))
-
-
-def any_after_a_break():
-    team, model, _, loader = _prepare(Two)
-    said = []
-    for first in (True, False):
-        for x in loader:
-            team.backward(functional.mse_loss(model(x), torch.zeros(len(x), 3)))
-            answer = team.any(first)
-            if first:
-                break
-            if team.ends_step:
-                said.append(answer)
-                break
-    return said
-
-
 def clip_without_a_step():
+    """The norm and the gradient that is left, of each step."""
     team, model, _, loader = _prepare(Two)
-    for x in loader:
-        team.backward(model(x).square().mean())
-        team.clip_grad_norm_(model.parameters(), 1.0)
+    found = []
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+        whole = [p.grad.clone() for p in model.parameters()]
+        norm = team.clip_grad_norm_(model.parameters(), 0.01)
+        found.append((norm.item(), torch.nn.utils.get_total_norm(whole).item()))
+        found.append((0.01, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()))
+        model.zero_grad()
+    return found

@@ -138,49 +138,53 @@ def classify(
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     loader = DataLoader(Points(length), batch_size, shuffle=True, num_workers=workers, drop_last=drop_last)
     model, optimizer, scheduler, loader = team.prepare(model, optimizer, scheduler, loader)
-    seen, norms, losses = [], [], []
+    seen, norms, losses, means = [], [], [], []
     for _ in team.epochs(epochs):
-        for inputs, targets, indices in loader:
+        for batch in loader:
             if zero_at == "start":
                 optimizer.zero_grad()
-            loss = functional.cross_entropy(model(inputs), targets)
-            team.backward(loss, weight=float(targets.sum() + 1) if weighted else None)
-            norm = team.clip_grad_norm_(model.parameters(), 1.0)
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                weight = float(targets.sum() + 1) if weighted else float(len(targets))
+                team.backward(loss, weight=weight if weighted else None)
+                batch.add(loss=loss)
+                seen.append((team.step, indices.tolist()))
+                losses.append((team.step, weight, loss.item()))
+            norms.append(team.clip_grad_norm_(model.parameters(), 1.0).item())
             optimizer.step()
             scheduler.step()
             if zero_at == "end":
                 optimizer.zero_grad()
-            seen.append((team.step, indices.tolist()))
-            losses.append((team.step, len(targets), loss.item()))
-            if norm is not None:
-                norms.append(norm.item())
+            means.append(batch["loss"])
     return {
         "state": state(model, optimizer),
         "rate": scheduler.get_last_lr(),
         "seen": seen,
         "losses": losses,
+        "means": means,
         "norms": norms,
         "steps": team.step,
     }
 
 
 def train_gan(length, batch_size):
-    """Two models and two optimizers, with both losses computed before either steps."""
+    """Two models and two optimizers, with the gradients of both losses before either steps."""
     team = lockstep.join()
     generator, judge = nn.Linear(4, 6), Plain()
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (generator, judge)]
     data = TensorDataset(torch.randn(length, 6, generator=torch.Generator().manual_seed(1)))
     generator, judge, *optimizers, loader = team.prepare(generator, judge, *optimizers, DataLoader(data, batch_size))
     for _ in team.epochs(2):
-        for (real,) in loader:
-            fake = generator(torch.randn(len(real), 4))
-            judged = (judge(real).mean() - judge(fake.detach()).mean()) ** 2
-            fooled = judge(fake).square().mean()
+        for batch in loader:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            team.backward(judged)
-            kept = [p.grad.clone() if p.grad is not None else None for p in judge.parameters()]
-            team.backward(fooled)
+            for (real,) in batch.shards:
+                fake = generator(torch.randn(len(real), 4)).detach()
+                team.backward((judge(real).mean() - judge(fake).mean()) ** 2)
+            kept = [p.grad.clone() for p in judge.parameters()]
+            for (real,) in batch.shards:
+                fake = generator(torch.randn(len(real), 4))
+                team.backward(judge(fake).square().mean())
             for parameter, gradient in zip(judge.parameters(), kept, strict=True):
                 parameter.grad = gradient
             for optimizer in optimizers:
@@ -194,10 +198,10 @@ def train_unused(length, batch_size, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
     without = []
-    for inputs, targets, _ in loader:
-        team.backward(functional.cross_entropy(model(inputs), targets))
-        if team.ends_step:
-            without.append(sorted(name for name, p in model.named_parameters() if p.grad is None))
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        without.append(sorted(name for name, p in model.named_parameters() if p.grad is None))
         optimizer.step()
         optimizer.zero_grad()
     return {"state": state(model), "without": without}
@@ -210,8 +214,9 @@ def train_sparse(length, batch_size):
     words = torch.randint(0, 20, (length, 5), generator=torch.Generator().manual_seed(2))
     data = TensorDataset(words, words[:, 0] % 3)
     model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, batch_size))
-    for inputs, targets in loader:
-        team.backward(functional.cross_entropy(model(inputs), targets))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -228,8 +233,9 @@ def train_average(length, batch_size):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(Points(length), batch_size, shuffle=True)
     model, average, optimizer, loader = team.prepare(model, average, optimizer, loader)
-    for inputs, targets, _ in loader:
-        team.backward(functional.cross_entropy(model(inputs), targets))
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
         optimizer.step()
         optimizer.zero_grad()
         average.update_parameters(model)
@@ -245,8 +251,9 @@ def train_thawed(length, batch_size):
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
     for epoch in team.epochs(3):
         model.first.requires_grad_(epoch > 0)
-        for inputs, targets, _ in loader:
-            team.backward(functional.cross_entropy(model(inputs), targets))
+        for batch in loader:
+            for inputs, targets, _ in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
     return {"state": state(model)}
@@ -257,22 +264,24 @@ def keep_gradients(length, batch_size):
     team = lockstep.join()
     model = Plain()
     model, loader = team.prepare(model, DataLoader(Points(length), batch_size))
-    for inputs, targets, _ in loader:
-        team.backward(functional.cross_entropy(model(inputs), targets))
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
     return {"state": {name: p.grad.double() for name, p in model.named_parameters()}}
 
 
 def backward_twice(length, batch_size):
-    """Two losses through one forward pass, and a second forward pass in the same body."""
+    """Two losses through one forward pass, and a second forward pass in the same shard."""
     team = lockstep.join()
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
-    for inputs, targets, _ in loader:
-        outputs = model(inputs)
-        team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
-        team.backward(outputs.square().mean())
-        team.backward(model(inputs + 1).square().mean())
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            outputs = model(inputs)
+            team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
+            team.backward(outputs.square().mean())
+            team.backward(model(inputs + 1).square().mean())
         optimizer.step()
         optimizer.zero_grad()
     return {"state": state(model)}
@@ -284,49 +293,64 @@ def backward_twice_through_batch_norm(length, batch_size):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
-    for inputs, targets, _ in loader:
-        outputs = model(inputs)
-        team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
-        team.backward(outputs.square().mean())
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            outputs = model(inputs)
+            team.backward(functional.cross_entropy(outputs, targets), retain_graph=True)
+            team.backward(outputs.square().mean())
         optimizer.step()
         optimizer.zero_grad()
     return {"state": state(model)}
 
 
-def _loop(kind, length=24, batch_size=8, loss_of=None):
-    """The plainest loop, with what else a body may do."""
+def _loop(kind, length=24, batch_size=8, in_shard=None):
+    """The plainest loop, with what else a step may do."""
     team = lockstep.join()
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
-    for inputs, targets, _ in loader:
+    for batch in loader:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(inputs), targets) if loss_of is None else loss_of(model, inputs, targets)
-        team.backward(loss)
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            if in_shard is not None:
+                in_shard(model, inputs)
         optimizer.step()
-        yield team, model, optimizer, inputs, targets
-    yield None, model, optimizer, None, None
+        yield model
+    yield model
+
+
+def forward_after_the_backward_pass(length, batch_size):
+    """A forward pass with gradients that no backward pass follows."""
+    *_, model = _loop(Plain, length, batch_size, lambda model, inputs: model(inputs).sum())
+    return {"state": state(model)}
+
+
+def forward_after_the_backward_pass_with_batch_norm(length, batch_size):
+    """The same for a model whose every forward pass changes buffers: those of the next shard begin without it."""
+    *_, model = _loop(Net, length, batch_size, lambda model, inputs: model(inputs + 1))
+    return {"state": state(model)}
 
 
 def forward_after_the_update(length, batch_size):
-    """A forward pass with gradients that no backward pass follows."""
-    for team, model, _, inputs, _ in _loop(Plain, length, batch_size):
-        if team is not None:
-            model(inputs).sum()
+    """A forward pass outside of the shards, with gradients that no backward pass follows."""
+    for model in _loop(Plain, length, batch_size):
+        model(torch.randn(5, 6)).sum()
     return {"state": state(model)}
 
 
 def forward_after_the_update_with_batch_norm(length, batch_size):
-    """The same for a model whose every forward pass changes buffers: those of the next shard begin without it."""
-    for team, model, _, inputs, _ in _loop(Net, length, batch_size):
-        if team is not None:
-            model(inputs + 1)
+    """The same for a model whose every forward pass changes buffers: the next step begins with them."""
+    for model in _loop(Net, length, batch_size):
+        before = model.norm.running_mean.clone()
+        model(torch.randn(5, 6))
+        assert not torch.equal(model.norm.running_mean, before)
     return {"state": state(model)}
 
 
 def main_alone_afterwards(length, batch_size):
     """Rank 0 alone runs the model after the loop."""
-    *_, (_, model, *_) = _loop(Plain, length, batch_size)
+    *_, model = _loop(Plain, length, batch_size)
     if torch.distributed.get_rank() == 0:
         model(torch.zeros(2, 6)).sum().backward()
     return {"state": state(model)}
@@ -348,7 +372,7 @@ class CodeBook(Plain):
 
 
 def train_code_book(length, batch_size):
-    *_, (_, model, *_) = _loop(CodeBook, length, batch_size)
+    *_, model = _loop(CodeBook, length, batch_size)
     return {"state": {**state(model), "mean": model.mean.double()}}
 
 
@@ -365,7 +389,7 @@ class HandNorm(Plain):
 
 
 def train_hand_norm(length, batch_size):
-    *_, (_, model, *_) = _loop(HandNorm, length, batch_size)
+    *_, model = _loop(HandNorm, length, batch_size)
     return {"state": state(model)}
 
 
@@ -376,14 +400,15 @@ def train_shared(length, batch_size):
     two.first = one.first
     optimizer = torch.optim.SGD([*one.parameters(), *two.last.parameters()], lr=0.1)
     one, two, optimizer, loader = team.prepare(one, two, optimizer, DataLoader(Points(length), batch_size))
-    for inputs, targets, _ in loader:
+    for batch in loader:
         optimizer.zero_grad()
-        team.backward(functional.cross_entropy(one(inputs), targets) + functional.cross_entropy(two(inputs), targets))
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(one(inputs), targets) + functional.cross_entropy(two(inputs), targets))
         optimizer.step()
     return {"state": {**state(one), **{f"two {k}": v for k, v in state(two).items()}}}
 
 
-def freeze_in_the_body(length, batch_size):
+def freeze_in_the_shards(length, batch_size):
     """The judge is frozen for the generator's loss, and thawed again."""
     team = lockstep.join()
     generator, judge = nn.Linear(6, 6), Plain()
@@ -391,12 +416,13 @@ def freeze_in_the_body(length, batch_size):
     generator, judge, *optimizers, loader = team.prepare(
         generator, judge, *optimizers, DataLoader(Points(length), batch_size)
     )
-    for inputs, targets, _ in loader:
-        fake = generator(inputs)
-        team.backward(functional.cross_entropy(judge(fake.detach()), targets))
-        judge.requires_grad_(False)
-        team.backward(judge(fake).square().mean())
-        judge.requires_grad_(True)
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            fake = generator(inputs)
+            team.backward(functional.cross_entropy(judge(fake.detach()), targets))
+            judge.requires_grad_(False)
+            team.backward(judge(fake).square().mean())
+            judge.requires_grad_(True)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -418,23 +444,20 @@ def average_of_another_start(length, batch_size):
 
 def wrong(kind, length=24, batch_size=8):
     """Loops whose answer would depend on the number of processes."""
-    if kind == "plain backward":
-        team = lockstep.join()
-        model = Plain()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
-        for inputs, targets, _ in loader:
-            functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-        return
-    scheduler = None
-    for team, model, optimizer, inputs, targets in _loop(Plain, length, batch_size):
-        if team is None:
-            return
-        if kind == "backward after step":
-            team.backward(functional.cross_entropy(model(inputs), targets))
-        elif kind == "plateau":
-            if scheduler is None:
-                scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-                team.prepare(scheduler)
-            scheduler.step(1.0)
+    team = lockstep.join()
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            if kind == "plain backward":
+                loss.backward()
+            elif kind == "update in the shards":
+                team.backward(loss)
+                optimizer.step()
+            elif kind == "backward behind the shards":
+                team.backward(loss, retain_graph=True)
+        if kind == "backward behind the shards":
+            team.backward(loss)
+        optimizer.step()

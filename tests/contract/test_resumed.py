@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import features
+import idioms
 import pytest
 from bits import differences
 from seeds import seeds
@@ -27,37 +28,30 @@ def trained(**options):
 
 def killed_after(step, task, *args):
     """The task, in a process that dies when the step after this one begins, with a checkpoint written just then."""
-    begin, follow = Loop.begin, Loop.follow
+    begin_step = Loop.begin_step
 
-    def die(loop):
-        loop._saver.cut(loop._route.here(), loop.step, loop.epoch)
-        loop._saver.settle()
-        os._exit(7)
+    def dying_begin_step(self, plan):
+        if self.step == step:
+            saver, here = self._journey._saver, self._journey._route.here()
+            saver.cut(here, self.step, self.epoch)
+            saver.settle()
+            os._exit(7)
+        begin_step(self, plan)
 
-    def dying_begin(self, turn):
-        if turn.step > step:
-            die(self)
-        begin(self, turn)
-
-    def dying_follow(self, absence):
-        if absence.step > step:
-            die(self)
-        return follow(self, absence)
-
-    Loop.begin, Loop.follow = dying_begin, dying_follow
+    Loop.begin_step = dying_begin_step
     return task(*args)
 
 
 def asked_to_stop_in(step, task, *args):
     """The task, in processes of which the first is sent SIGTERM in this step."""
-    begin = Loop.begin
+    begin_step = Loop.begin_step
 
-    def interrupted_begin(self, turn):
-        if (turn.step, turn.index) == (step, 0) and os.environ["RANK"] == "0":
+    def interrupted_begin_step(self, plan):
+        begin_step(self, plan)
+        if self.step == step and os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGTERM)
-        begin(self, turn)
 
-    Loop.begin = interrupted_begin
+    Loop.begin_step = interrupted_begin_step
     return task(*args)
 
 
@@ -96,6 +90,12 @@ def test_averages_several_optimizers_and_kept_gradients_go_on(crew, seed):
     assert_goes_on(crew, seed, (features.train_averages, features.train_two_optimizers)[seed])
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_the_states_of_shards_and_several_phases_go_on(crew, seed):
+    task = (partial(idioms.train_in_words, "samples", True), idioms.train_gan)[seed]
+    assert_goes_on(crew, seed, task, num_steps=10)
+
+
 LONG = {
     **{f"optimizer {name}": (trained(optimizer=name), {}) for name in features.OPTIMIZERS},
     **{f"schedule {name}": (trained(schedule=name), {}) for name in features.SCHEDULES},
@@ -112,6 +112,16 @@ LONG = {
     "unused parameters": (trained(model="SometimesUnused", batch_size=8, epochs=3), {"num_steps": 18}),
     "frozen": (features.train_frozen, {"num_steps": 12}),
     "two losses": (partial(features.train_two_losses, "by weights"), {}),
+    "two phases": (partial(features.train_two_losses, "in phases"), {}),
+    "a GAN": (idioms.train_gan, {"num_steps": 10}),
+    "sharpness": (partial(idioms.train_sharp, "Net", 43, 16), {}),
+    **{f"closures of {kind}": (partial(idioms.train_with_closures, kind), {"num_steps": 10}) for kind in idioms.CLOSURES},
+    "states of shards": (partial(idioms.train_in_words, "ready", False), {"num_steps": 10}),
+    "random numbers": (idioms.draw_everywhere, {"num_steps": 10}),
+    **{
+        idiom: (partial(idioms.train_idiom, idiom), {"num_steps": 9 if idiom == "islice" else 15})
+        for idiom in ("noise on gradients", "ReduceLROnPlateau on the loss", "islice", "steps left out at random")
+    },
     "looked at": (partial(features.train_and_look, "evaluation"), {}),
     "two loaders": (features.train_two_loaders, {"shards": 3, "num_steps": 12}),
     "many dtypes": (trained(model="Mixed", weight="tokens"), {}),

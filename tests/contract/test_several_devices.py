@@ -37,9 +37,10 @@ def train(num_devices, epochs=2):
         loader = DataLoader(Points(56), 16, shuffle=True)
         model, average, optimizer, schedule, loader = team.prepare(model, average, optimizer, schedule, loader)
         for _ in team.epochs(epochs):
-            for inputs, targets, _ in loader:
-                outputs = model(inputs)
-                team.backward(nn.functional.cross_entropy(outputs, targets.to(outputs.device)))
+            for batch in loader:
+                for inputs, targets, _ in batch.shards:
+                    outputs = model(inputs)
+                    team.backward(nn.functional.cross_entropy(outputs, targets.to(outputs.device)))
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()

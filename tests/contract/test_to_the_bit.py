@@ -1,12 +1,14 @@
 """The contract, to the bit: with ``shards=`` every feature gives the same answer at every number of processes.
 
 The same are weights, buffers, the state of optimizers, schedules, averages and scalers on every rank, the loss of every
-shard of every step, and the gradients and their norm at the end of every step.
+shard of every step, and in every step, on every rank, with samples or without, the gradients, their norm, and the values
+that were added to the batch.
 """
 
 from functools import partial
 
 import features
+import idioms
 import pytest
 import torch
 from bits import assert_same_bits, differences
@@ -79,8 +81,8 @@ def test_averages_of_weights_and_buffers(same_bits):
     assert same_bits(features.train_averages)["updates"] == [2, 6]
 
 
-@pytest.mark.parametrize("how", ["by samples", "by weights"])
-def test_two_backward_passes_in_a_body(same_bits, how):
+@pytest.mark.parametrize("how", ["by samples", "by weights", "in phases"])
+def test_two_backward_passes_for_each_shard(same_bits, how):
     same_bits(features.train_two_losses, how)
 
 
@@ -99,7 +101,7 @@ def test_parameters_that_are_frozen_and_thawed_between_steps(same_bits):
 
 @pytest.mark.parametrize("frozen", [(4, 5), (4, 5, 6, 7)])
 def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(same_bits, frozen):
-    # Steps 3 and 6 have one sample each: most processes do not run the body that freezes and thaws.
+    # Steps 3 and 6 have one sample each: most processes have none.
     same_bits(features.train_frozen, "Plain", 33, frozen, nprocs=(2, 4))
 
 
@@ -117,8 +119,11 @@ def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(crew, str
             assert result["changed"] == []
 
 
-@pytest.mark.parametrize("how", ["after the backward pass", "after the update, without gradients", "evaluation"])
-def test_models_that_run_again_in_the_same_body(same_bits, how):
+@pytest.mark.parametrize(
+    "how",
+    ["after the backward pass", "after the update, without gradients", "after the update, over the shards", "evaluation"],
+)
+def test_models_that_run_again_in_the_same_step(same_bits, how):
     same_bits(features.train_and_look, how)
 
 
@@ -126,9 +131,9 @@ def test_constant_buffers_that_are_made_in_the_first_forward_pass(same_bits):
     same_bits(trained(model="LateBuffer"), nprocs=(2, 4))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_two_loaders_side_by_side(same_bits, accumulate):
-    alone = same_bits(features.train_two_loaders, accumulate=accumulate, shards=3)
+@pytest.mark.parametrize(("accumulate", "strict"), [(1, True), (2, True), (1, False)])
+def test_two_loaders_side_by_side(same_bits, accumulate, strict):
+    alone = same_bits(features.train_two_loaders, strict, accumulate=accumulate, shards=3)
     assert alone["steps"] == 2 * 6 / accumulate
 
 
@@ -137,6 +142,51 @@ def test_checkpointing(same_bits, model):
     checkpointed = same_bits(trained(model=model))
     plain = same_bits(trained(model="Deep"), nprocs=())
     assert differences(plain["state"], checkpointed["state"]) == []
+
+
+# Phases, and what stands between the shards of two steps
+
+
+def test_phases_of_a_gan_with_ranks_without_samples(same_bits):
+    alone = same_bits(idioms.train_gan, nprocs=(2, 3, 4))
+    assert alone["by_step"].keys() == set(range(1, 11))
+
+
+@pytest.mark.parametrize(("model", "length", "batch_size"), [("Net", 43, 16), ("Quiet", 33, 8)])
+def test_a_second_gradient_over_the_same_samples(same_bits, model, length, batch_size):
+    alone = same_bits(idioms.train_sharp, model, length, batch_size)
+    assert all(values["step.first"] != values["step.second"] for values in alone["by_step"].values())
+
+
+@pytest.mark.parametrize("kind", idioms.CLOSURES)
+def test_closures(same_bits, kind):
+    alone = same_bits(idioms.train_with_closures, kind, nprocs=(3,))
+    phases = [int(values["step.phases"]) for values in alone["by_step"].values()]
+    assert (max(phases) > 1) == kind.startswith("LBFGS")
+
+
+@pytest.mark.parametrize(("loader", "weight"), [("ready", False), ("samples", True)])
+def test_a_state_that_each_shard_carries_from_batch_to_batch(same_bits, loader, weight):
+    same_bits(idioms.train_in_words, loader, weight, nprocs=(2, 3, 4))
+
+
+def test_random_numbers_drawn_outside_of_the_shards_are_those_of_the_step_on_every_rank(same_bits):
+    alone = same_bits(idioms.draw_everywhere)
+    drawn = [value for values in alone["by_step"].values() for value in values.values()]
+    assert len({*drawn, *alone["losses"].values()}) == len(drawn) + len(alone["losses"]), "a number was drawn twice"
+
+
+@pytest.mark.parametrize("idiom", idioms.IDIOMS)
+def test_what_scripts_do_between_two_steps(same_bits, idiom):
+    alone = same_bits(idioms.train_idiom, idiom, nprocs=(3,))
+    if idiom == "islice":
+        assert alone["steps"] == 3 * 3
+    elif idiom == "early stopping on the loss":
+        assert alone["steps"] < 3 * 5, "nothing stops: a weak test"
+    else:
+        assert alone["steps"] == 3 * 5
+    if idiom == "ReduceLROnPlateau on the loss":
+        assert len({values["step.rate"] for values in alone["by_step"].values()}) > 2, "the rate stays: a weak test"
 
 
 # Accumulation
@@ -263,7 +313,7 @@ def test_an_overflow_in_one_shard_skips_the_step_everywhere_and_training_goes_on
     assert alone["scale"] == 2.0**10  # halved in step 3, doubled after steps 4 to 7
     scales = [float.fromhex(values["step.scale"]) for values in alone["by_step"].values()]
     halved = [step for step, scale in enumerate(scales, 1) if scale < 2.0**10]
-    assert halved[0] == (3 if whose == "script" else 4)  # the run's own changes when the step is over
+    assert halved[0] == 3
     losses = {key: value for key, value in alone["losses"].items() if key[0] != 3}
     assert len(losses) == 8 * 4
 

@@ -14,11 +14,12 @@ UNUSUAL = [
     tasks.keep_gradients,
     tasks.backward_twice,
     tasks.backward_twice_through_batch_norm,
+    tasks.forward_after_the_backward_pass_with_batch_norm,
     tasks.forward_after_the_update_with_batch_norm,
     tasks.train_code_book,
     tasks.train_hand_norm,
     tasks.train_shared,
-    tasks.freeze_in_the_body,
+    tasks.freeze_in_the_shards,
 ]
 
 
@@ -94,8 +95,9 @@ def spectrum():
     data = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 4))
-    for (inputs,) in loader:
-        team.backward(model(inputs + 1j))
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            team.backward(model(inputs + 1j))
         optimizer.step()
         optimizer.zero_grad()
     return {"state": {"weight": torch.view_as_real(model.weight.detach().clone())}}

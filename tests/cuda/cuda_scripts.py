@@ -36,21 +36,25 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
         loader = DataLoader(Points(length), batch_size, shuffle=True, pin_memory=pin_memory)
         test_loader = DataLoader(Points(10), 4)
         model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
-        dropped, losses = [], []
+        drawn, outside, losses, means = [], [], [], []
         for _ in team.epochs(epochs):
-            for inputs, targets in loader:
-                outputs = model(inputs)
-                loss = nn.functional.cross_entropy(outputs, targets)
-                if team.step == nan_in_step:
-                    loss = loss * float("nan")
-                team.backward(loss)
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    outputs = model(inputs)
+                    loss = nn.functional.cross_entropy(outputs, targets)
+                    if team.step == nan_in_step:
+                        loss = loss * float("nan")
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                    team.log(loss=loss, weight=float(len(inputs)))
+                    losses.append((team.step, len(inputs), loss.detach()))
+                    drawn.append(torch.rand(3, device=team.device))
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-                team.log(loss=loss, weight=float(len(inputs)))
-                losses.append((team.step, len(inputs), loss.detach()))
-                dropped.append(torch.rand(3, device=team.device))
+                means.append((team.step, batch["loss"]))
+                outside.append(torch.rand(3, device=team.device))
             with team.evaluate(model, test_loader) as batches:
                 for inputs, targets in batches:
                     batches.add(accuracy=model(inputs).argmax(1) == targets)
@@ -61,7 +65,9 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
             "output": str(outputs.dtype),
             "state": {name: tensor.cpu() for name, tensor in model.state_dict().items()},
             "losses": [(step, weight, loss.item()) for step, weight, loss in losses],
-            "drawn": [tensor.cpu() for tensor in dropped],
+            "means": means,
+            "drawn": [tensor.cpu() for tensor in drawn],
+            "drawn outside": [tensor.cpu() for tensor in outside],
             "accuracy": batches["accuracy"],
             "sum": team.all_reduce(torch.ones(2, device=team.device)).tolist(),
             "sum on the CPU": team.all_reduce(torch.ones(2)).tolist(),
@@ -77,7 +83,7 @@ def train_clipped(parts):
     torch.use_deterministic_algorithms(True)
     generator = torch.Generator().manual_seed(3)
     batches = [(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3) for _ in range(sum(parts))]
-    kept, norms = None, []
+    kept, norms, means = None, [], []
     for first, length in zip(itertools.accumulate([0, *parts]), parts, strict=False):
         with lockstep.join() as team:
             torch.manual_seed(0)
@@ -89,18 +95,20 @@ def train_clipped(parts):
             model, optimizer, loader = team.prepare(model, optimizer, batches[first : first + length])
             if kept is not None:
                 optimizer.load_state_dict(kept[1])
-            for inputs, targets in loader:
-                team.backward(nn.functional.cross_entropy(model(inputs), targets))
-                norm = team.clip_grad_norm_(model.parameters(), 0.5)
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    loss = nn.functional.cross_entropy(model(inputs), targets)
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                norms.append(team.clip_grad_norm_(model.parameters(), 0.5).item())
+                means.append(batch["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
-                if norm is not None:
-                    norms.append(norm.item())
             kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     state = {name: tensor.cpu() for name, tensor in kept[0].items()}
     for index, slots in kept[1]["state"].items():
         state.update({f"optimizer {index} {name}": torch.as_tensor(value).cpu() for name, value in slots.items()})
-    return {"state": state, "norms": norms}
+    return {"state": state, "norms": norms, "means": means}
 
 
 def count_waits(steps):
@@ -110,12 +118,14 @@ def count_waits(steps):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(4, 6)] * steps)
         try:
-            for inputs in loader:
-                loss = model(inputs).square().mean()
-                team.backward(loss)
+            for batch in loader:
+                for inputs in batch.shards:
+                    loss = model(inputs).square().mean()
+                    team.backward(loss)
+                    batch.add(loss=loss)  # to read it would wait
+                    team.log(loss=loss)
                 optimizer.step()
                 optimizer.zero_grad()
-                team.log(loss=loss)
                 if team.step == 3:
                     torch.cuda.set_sync_debug_mode("error")  # from now on, to wait is an error
         finally:

@@ -50,16 +50,18 @@ def train_parts(epochs=2, **settings):
         model, average, optimizer, loader = team.prepare(model, average, optimizer, loader)
         losses = []
         for _ in team.epochs(epochs):
-            for inputs, targets in loader:
-                outputs = model(inputs)
-                loss = nn.functional.cross_entropy(outputs, targets.to(outputs.device))
-                team.backward(loss)
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    outputs = model(inputs)
+                    loss = nn.functional.cross_entropy(outputs, targets.to(outputs.device))
+                    team.backward(loss)
+                    batch.add(loss=loss, size=inputs.square().mean())  # from both devices
+                    team.log(loss=loss, size=inputs.square().mean())
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 average.update_parameters(model)
                 optimizer.zero_grad()
-                team.log(loss=loss, size=inputs.square().mean())  # from both devices
-                losses.append(loss.item())
+                losses.append((batch["loss"], batch["size"]))
         state = {name: tensor.cpu() for name, tensor in [*model.state_dict().items(), *average.state_dict().items()]}
         for index, slots in optimizer.state_dict()["state"].items():
             state.update({f"optimizer {index} {name}": torch.as_tensor(value).cpu() for name, value in slots.items()})
@@ -76,9 +78,10 @@ def train_whole(**settings):
         loader = DataLoader(Points(40), 16, shuffle=True)
         prepared, optimizer, loader = team.prepare(model, optimizer, loader)
         for _ in team.epochs(2):
-            for inputs, targets in loader:
-                outputs = prepared(inputs)
-                team.backward(nn.functional.cross_entropy(outputs, targets))
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    outputs = prepared(inputs)
+                    team.backward(nn.functional.cross_entropy(outputs, targets))
                 optimizer.step()
                 optimizer.zero_grad()
         dtypes = [(str(dtype), card, length) for dtype, card, length in model.dtypes]

@@ -35,15 +35,17 @@ def train():
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16))
         losses = []
         for _ in team.epochs(3):
-            for inputs, targets in loader:
-                outputs = model(inputs)
-                loss = nn.functional.cross_entropy(outputs, targets)
-                team.backward(loss)
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    outputs = model(inputs)
+                    loss = nn.functional.cross_entropy(outputs, targets)
+                    team.backward(loss)
+                    batch.add(loss=loss)
                 team.clip_grad_norm_(model.parameters(), 5.0)
-                gradients = {str(p.grad.dtype) for p in model.parameters()} if team.ends_step else set()
+                gradients = {str(p.grad.dtype) for p in model.parameters()}
                 optimizer.step()
                 optimizer.zero_grad()
-                losses.append(loss.item())
+                losses.append(batch["loss"])
         with team.evaluate(model, DataLoader(data, 16)) as batches:
             for inputs, targets in batches:
                 batches.add(loss=nn.functional.cross_entropy(model(inputs), targets))

@@ -69,7 +69,7 @@ def test_the_fixed_tree_gives_the_same_bits_on_the_card(crew, whole, shards, npr
     if shards not in whole:
         (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
     for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
-        assert one["norms"] == whole[shards]["norms"]
+        assert (one["norms"], one["means"]) == (whole[shards]["norms"], whole[shards]["means"])
         assert one["state"].keys() == whole[shards]["state"].keys()
         assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
@@ -81,6 +81,8 @@ def test_random_streams_on_the_card_belong_to_shards(crew):
     for rank in (0, 1):
         assert len(two[rank]["drawn"]) == len(by_shard[rank])
         assert all(torch.equal(a, b) for a, b in zip(two[rank]["drawn"], by_shard[rank], strict=True))
+        drawn_alike = zip(two[rank]["drawn outside"], alone["drawn outside"], strict=True)
+        assert all(torch.equal(a, b) for a, b in drawn_alike)
     assert not torch.equal(alone["drawn"][0], alone["drawn"][1])
 
 
@@ -107,6 +109,7 @@ def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_card(crew):
         for step, value in logged.items():
             parts = [(weight, loss) for one in by_rank for number, weight, loss in one["losses"] if number == step]
             assert value == pytest.approx(sum(w * v for w, v in parts) / sum(w for w, _ in parts), rel=1e-5)
+            assert all(dict(one["means"])[step] == pytest.approx(value, rel=1e-5) for one in by_rank)
     assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
 
 

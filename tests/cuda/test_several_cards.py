@@ -76,6 +76,7 @@ def test_two_processes_with_two_devices_each_give_the_answer_of_one_to_the_bit(c
     assert len(expected["team"]) == 2
     for one in crew(2, device_scripts.train_parts, shards=2, **SHARED):
         assert_equal(one["state"], expected["state"])
+        assert one["losses"] == expected["losses"]
 
 
 def test_ddp_over_parts_gives_the_answer_up_to_rounding(crew, alone):

@@ -16,13 +16,14 @@ CPU = torch.device("cpu")
 class FakeDriver:
     """Moves the steps as a loop does, without anything to synchronise. Notes what it is told."""
 
-    def __init__(self, seed=0, stop_following_at=None):
+    def __init__(self, seed=0):
         self.seed = seed
         self.step = 0
-        self.turn = None
+        self.micro = None
         self.told = []
         self._leader = None
-        self._stop = stop_following_at
+        self._phase = -1
+        self._batch = None
 
     @property
     def next_step(self):
@@ -40,31 +41,52 @@ class FakeDriver:
         self.told.append("enter")
         return True
 
-    def begin(self, turn):
-        self.turn, self.step = turn, turn.step
-        self.told.append(("begin", turn.step, turn.shard))
+    def begin_step(self, plan):
+        self.step, self._phase = plan.number, -1
+        self.told.append(("step", plan.number, plan.num_samples))
         self.resume_stream()
 
+    def end_step(self):
+        self.told.append(("step over", self.step))
+
+    def begin_phase(self, batch):
+        if self._batch is None:
+            self._batch = batch
+            self._phase += 1
+            self.told.append(("phase", self._phase))
+        return self._batch
+
+    def begin_shard(self, micro):
+        self.micro = micro
+        self.told.append(("shard", micro.shard))
+        self.resume_stream()
+
+    def received(self, micro, data):
+        assert (micro.shard, micro.part) == (self.micro.shard, self.micro.part)
+
+    def end_shard(self):
+        assert self.micro is not None
+        self.micro = None
+
+    def end_phase(self):
+        assert self.micro is None
+        self._batch = None
+        self.told.append(("phase over", self._phase))
+        self.resume_stream()
+
+    def add(self, weight, values):
+        self.told.append((weight, values))
+
+    def check_outside(self, what):
+        assert self._batch is None, what
+
     def resume_stream(self):
-        reseed(self.seed, Purpose.TRAIN, self.step, self.turn.shard)
-
-    def received(self, turn, batch):
-        assert turn.step == self.step
-
-    def end_turn(self):
-        assert self.turn is not None
-        self.told.append(("end", self.turn.step, self.turn.shard))
-        self.turn = None
-
-    def follow(self, absence):
-        self.step = absence.step
-        self.told.append(("follow", absence.step, absence.num_active_ranks))
-        return absence.step != self._stop
+        inside = () if self.micro is None else (self.micro.shard, self.micro.part)
+        reseed(self.seed, Purpose.TRAIN, self.step, self._phase + 1, *inside)
 
     def leave(self, loader, *, exhausted, failed):
         if self._leader is loader:
-            self._leader = None
-            self.turn = None
+            self._leader = self._batch = self.micro = None
             self.told.append(("leave", "exhausted" if exhausted else "failed" if failed else "left"))
 
 
@@ -88,12 +110,12 @@ def deal_all(make, world_size, num_shards, epochs=1, **place):
         counted, first = [], 1
         for epoch in range(epochs):
             last = first - 1
-            for turn, batch in source.deal(first, epoch):
-                assert turn.step in (last, last + 1), "a step was skipped"
-                last = turn.step
-                if batch is not None:
-                    assert (turn.step, turn.shard) not in seen, "two ranks had the same shard"
-                    seen[turn.step, turn.shard] = batch
+            for plan, data in source.deal(first, epoch):
+                assert plan.number == last + 1, "a step was skipped"
+                last = plan.number
+                for micro, batch in zip(plan.micro_steps, data, strict=True):
+                    assert (last, micro.shard) not in seen, "two ranks had the same shard"
+                    seen[last, micro.shard] = batch
             counted.append(last - first + 1)
             first = last + 1
         steps.append(counted)

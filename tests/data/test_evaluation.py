@@ -266,9 +266,11 @@ def train_around_evaluation(evaluate):
     plain, seen = DataLoader(Noisy(7), 2), []
     for _ in team.epochs(2):
         for batch in loader:
-            seen.append(batch.sum().item())
-            team.backward(model(batch.float()).mean())
-            if evaluate and team.ends_step and team.step % 2:
+            for inputs in batch.shards:
+                seen.append(inputs.sum().item())
+                team.backward(model(inputs.float()).mean())
+                seen.append(draw())
+            if evaluate and team.step % 2:
                 with team.evaluate(model, plain) as batches:
                     for values in batches:
                         batches.add(x=values)

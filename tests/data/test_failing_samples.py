@@ -412,7 +412,8 @@ def run(loader, evaluate):
         return
     optimizer, loader = team.prepare(torch.optim.SGD(model.parameters(), lr=0.1), loader)
     for batch in loader:
-        team.backward(model(batch).mean())
+        for inputs in batch.shards:
+            team.backward(model(inputs).mean())
         optimizer.step()
 
 
@@ -459,7 +460,8 @@ SCRIPT = """
     loader = DataLoader(Pictures(), 8, shuffle=True, num_workers=int(sys.argv[1]))
     model, optimizer, loader = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     for batch in loader:
-        team.backward(model(batch).mean())
+        for inputs in batch.shards:
+            team.backward(model(inputs).mean())
         optimizer.step()
     print("not reached")
 """

@@ -21,19 +21,37 @@ def numbers(length=8, batch_size=4, **options):
     return DataLoader(Numbers(length), batch_size, collate_fn=list, **options)
 
 
+def samples_of(batches):
+    """Of each batch, those of each shard."""
+    return [list(batch.shards) for batch in batches]
+
+
+def steps_of(driver):
+    return [told[1] for told in driver.told if told[0] == "step"]
+
+
 # The clock
 
 
-def test_one_iteration_is_one_micro_step_and_a_step_ends_when_the_next_batch_is_asked_for():
+def test_one_iteration_is_one_step_and_it_ends_when_the_next_batch_is_asked_for():
     driver = FakeDriver()
-    for batch in prepared(numbers(), 0, 1, 2, driver):
-        driver.told.append(batch)
+    for batch in prepared(numbers(6), 0, 1, 2, driver):
+        for samples in batch.shards:
+            driver.told.append(samples)
     assert driver.told == [
         "enter",
-        *(("begin", 1, 0), [0, 1], ("end", 1, 0), ("begin", 1, 1), [2, 3], ("end", 1, 1)),
-        *(("begin", 2, 0), [4, 5], ("end", 2, 0), ("begin", 2, 1), [6, 7], ("end", 2, 1)),
+        *(("step", 1, 4), ("phase", 0), ("shard", 0), [0, 1], ("shard", 1), [2, 3], ("phase over", 0), ("step over", 1)),
+        *(("step", 2, 2), ("phase", 0), ("shard", 0), [4], ("shard", 1), [5], ("phase over", 0), ("step over", 2)),
         ("leave", "exhausted"),
     ]
+
+
+def test_the_shards_of_a_batch_can_be_run_again_and_each_time_is_a_phase_on_the_same_samples():
+    driver = FakeDriver()
+    for batch in prepared(numbers(4), 0, 1, 2, driver):
+        assert [list(batch.shards) for _ in range(3)] == [[[0, 1], [2, 3]]] * 3
+    assert [told for told in driver.told if told[0] == "phase"] == [("phase", number) for number in range(3)]
+    assert steps_of(driver) == [1]
 
 
 @pytest.mark.parametrize(("rank", "shards", "steps"), [(0, 1, 3), (0, 4, 3), (1, 4, 3)])
@@ -46,20 +64,18 @@ def test_steps_go_on_from_epoch_to_epoch():
     loader = prepared(numbers(), 0, 1, 1, driver)
     for _ in range(3):
         list(loader)
-    assert [told[1] for told in driver.told if told[0] == "begin"] == [1, 2, 3, 4, 5, 6]
+    assert steps_of(driver) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_rank_without_samples_follows_and_runs_no_body():
+def test_a_rank_without_samples_has_the_step_and_its_phases_too_with_no_shard_in_them():
     driver = FakeDriver()
-    assert list(prepared(numbers(5), 2, 3, 3, driver)) == [[3]]
-    assert driver.told == ["enter", ("begin", 1, 2), ("end", 1, 2), ("follow", 2, 1), ("leave", "exhausted")]
-
-
-def test_a_rank_that_follows_leaves_the_loop_with_the_others():
-    driver = FakeDriver(stop_following_at=2)
-    batches = DataLoader(Numbers(12), batch_sampler=[[0, 1, 2], [3], [4, 5, 6]], collate_fn=list)
-    assert list(prepared(batches, 2, 3, 3, driver)) == [[2]]
-    assert driver.told[-1] == ("leave", "left")
+    assert samples_of(prepared(numbers(5), 2, 3, 3, driver)) == [[[3]], []]
+    assert driver.told == [
+        "enter",
+        *(("step", 1, 4), ("phase", 0), ("shard", 2), ("phase over", 0), ("step over", 1)),
+        *(("step", 2, 1), ("phase", 0), ("phase over", 0), ("step over", 2)),
+        ("leave", "exhausted"),
+    ]
 
 
 # Random numbers
@@ -67,14 +83,15 @@ def test_a_rank_that_follows_leaves_the_loop_with_the_others():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_what_the_body_draws_depends_on_the_shard_alone(world_size, num_workers):
+def test_what_is_drawn_for_a_shard_depends_on_the_shard_alone(world_size, num_workers):
     def drawn_by(size, workers):
         found = {}
         for rank in range(size) if not workers else (size - 1,):
             driver = FakeDriver()
             batches = DataLoader(Noisy(12), 4, collate_fn=noisy_collate, num_workers=workers)
-            for _ in prepared(batches, rank, size, 4, driver):
-                found[driver.turn.step, driver.turn.shard] = draw()
+            for batch in prepared(batches, rank, size, 4, driver):
+                for _ in batch.shards:
+                    found[driver.step, driver.micro.shard] = draw()
         return found
 
     expected, found = drawn_by(1, 0), drawn_by(world_size, num_workers)
@@ -100,10 +117,11 @@ def test_iter_and_next_over_several_epochs():
     batches, seen = iter(loader), []
     for _ in range(5):
         try:
-            seen.append(next(batches))
+            batch = next(batches)
         except StopIteration:
             batches = iter(loader)
-            seen.append(next(batches))
+            batch = next(batches)
+        seen += batch.shards
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2 + [[0, 1, 2, 3]]
     assert driver.step == 5
     batches.close()
@@ -116,11 +134,11 @@ def test_an_abandoned_iterator_ends_its_pass_when_the_next_begins_and_does_no_ha
     old = iter(loader)
     next(old)
     new = iter(loader)
-    assert next(new) == [0, 1, 2, 3]
-    assert driver.told == ["enter", ("begin", 1, 0), ("leave", "left"), "enter", ("begin", 2, 0)]
+    first = next(new)
+    assert driver.told == ["enter", ("step", 1, 4), ("leave", "left"), "enter", ("step", 2, 4)]
     del old
-    assert next(new) == [4, 5, 6, 7]
-    assert driver.told[5:] == [("end", 2, 0), ("begin", 3, 0)]
+    assert samples_of([first, next(new)]) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+    assert driver.told[5:7] == [("step over", 2), ("step", 3, 4)]
 
 
 def test_an_iterator_used_after_a_newer_one_is_refused():
@@ -129,7 +147,7 @@ def test_an_iterator_used_after_a_newer_one_is_refused():
     next(old), next(new)
     with pytest.raises(UsageError, match="after a newer one"):
         next(old)
-    assert next(new) == [4, 5, 6, 7]
+    assert list(next(new).shards) == [[4, 5, 6, 7]]
 
 
 def test_two_loaders_go_together_and_draw_from_their_own_streams():
@@ -139,7 +157,8 @@ def test_two_loaders_go_together_and_draw_from_their_own_streams():
             prepared(DataLoader(Noisy(8), 4, shuffle=True, num_workers=workers), 0, 1, 2, driver, loader=number)
             for number in (1, 2)
         )
-        return [(a, b, draw()) for a, b in zip(one, two, strict=False)]
+        pairs = zip(one, two, strict=False)
+        return [(x, y, draw()) for a, b in pairs for x, y in zip(a.shards, b.shards, strict=False)]
 
     found = run()
     assert len(found) == 4
@@ -151,30 +170,28 @@ def test_the_first_loader_of_two_moves_the_steps():
     driver = FakeDriver()
     one, two = (prepared(numbers(12), 0, 1, 1, driver, loader=number) for number in (1, 2))
     assert len(list(zip(one, two, strict=False))) == 3
-    assert [told for told in driver.told if told[0] == "begin"] == [("begin", step, 0) for step in (1, 2, 3)]
+    assert steps_of(driver) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_nested_loops_are_refused(shards):
+def test_a_loop_within_a_loop_runs_phases_of_the_outer_loops_steps_and_begins_anew_in_each(shards):
     driver = FakeDriver()
     one, two = (prepared(numbers(), 0, 1, shards, driver, loader=number) for number in (1, 2))
-    with pytest.raises(DataError, match="cannot be nested"):
-        [(a, b) for a in one for b in two]
-
-
-def test_a_second_loader_without_a_batch_for_a_shard_is_refused():
-    driver = FakeDriver()
-    one = prepared(numbers(8, 4), 0, 1, 4, driver)
-    two = prepared(numbers(8, 2), 0, 1, 4, driver, loader=2)
-    with pytest.raises(DataError, match="with a batch for every shard"):
-        list(zip(one, two, strict=False))
+    inner = [[sample for samples in batch.shards for sample in samples] for _ in one for batch in two]
+    assert inner == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    of_step = [("phase", 0), ("phase over", 0), ("phase", 1), ("phase over", 1)]
+    told = [told for told in driver.told if told[0] in ("step", "phase", "phase over", "step over")]
+    assert told == [
+        *(("step", 1, 4), *of_step, ("step over", 1)),
+        *(("step", 2, 4), *of_step, ("step over", 2)),
+    ]
 
 
 def test_a_loader_can_be_used_again_after_it_went_along():
     driver = FakeDriver()
     one, two = (prepared(numbers(), 0, 1, 1, driver, loader=number) for number in (1, 2))
     list(zip(one, two, strict=False))
-    assert list(two) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert samples_of(two) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
     assert driver.step == 4
 
 
@@ -207,7 +224,7 @@ def leave_by_islice(loader):
 def test_a_loop_that_is_left_is_told_so_at_once(leave):
     driver = FakeDriver()
     leave(prepared(numbers(), 0, 1, 1, driver))
-    assert driver.told == ["enter", ("begin", 1, 0), ("leave", "left")]
+    assert driver.told == ["enter", ("step", 1, 4), ("leave", "left")]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
@@ -216,7 +233,7 @@ def test_after_a_break_the_next_epoch_is_whole(options):
     for batch in loader:
         if batch:
             break
-    assert sorted(sample for batch in loader for sample in batch) == list(range(40))
+    assert sorted(sample for batch in loader for samples in batch.shards for sample in samples) == list(range(40))
 
 
 class Failing(Numbers):
@@ -257,8 +274,31 @@ def test_a_loader_of_unknown_length_can_be_listed():
 
 def test_batches_are_on_the_device():
     loader = PreparedLoader([{"x": torch.arange(4)}], share(), FakeDriver(), torch.device("meta"))
-    assert next(iter(loader))["x"].device.type == "meta"
-    assert next(iter(PreparedLoader([torch.arange(4)], share(), FakeDriver(), CPU))).device == CPU
+    ((samples,),) = samples_of(loader)
+    assert samples["x"].device.type == "meta"
+    ((samples,),) = samples_of(PreparedLoader([torch.arange(4)], share(), FakeDriver(), CPU))
+    assert samples.device == CPU
+
+
+def unpack(batch):
+    _images, _labels = batch
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        unpack,
+        lambda batch: batch[0],
+        lambda batch: batch.to(CPU),
+        lambda batch: batch["pixels"],
+        lambda batch: list(batch),
+    ],
+)
+def test_a_batch_that_is_taken_for_its_samples_is_refused_with_the_line_to_write(use):
+    batch = next(iter(prepared(numbers(), 0, 1, 2)))
+    with pytest.raises(UsageError, match=r"for images, labels in batch\.shards"):
+        use(batch)
+    assert not hasattr(batch, "__array__")
 
 
 # In real processes, with a real loop
@@ -272,16 +312,20 @@ def start(length=12, batch_size=4, **options):
 
 
 def step_of(team, model, batch):
-    team.backward(model(batch[:, None].float()).mean())
+    """The samples of this process."""
+    seen = []
+    for samples in batch.shards:
+        team.backward(model(samples[:, None].float()).mean())
+        seen += samples.tolist()
+    return seen
 
 
 def train_and_peek():
     team, model, loader = start(shuffle=True)
-    peeked = next(iter(loader)).tolist()
+    peeked = next(iter(loader)).num_samples
     seen = []
     for batch in loader:
-        step_of(team, model, batch)
-        seen.append((team.step, batch.tolist(), float(torch.rand(()))))
+        seen.append((team.step, step_of(team, model, batch), float(torch.rand(()))))
     return peeked, seen
 
 
@@ -293,14 +337,28 @@ def train_with_a_shorter_second():
     return team.step
 
 
+def train_side_by_side(strict):
+    team = lockstep.join()
+    model, one, two = team.prepare(nn.Linear(1, 1), DataLoader(Numbers(9), 4), DataLoader(Numbers(9), 4, shuffle=True))
+    seen = []
+    for a, b in zip(one, two, strict=strict):
+        for x, y in zip(a.shards, b.shards, strict=strict):
+            team.backward(model((x - y)[:, None].float()).mean())
+            a.add(x=x.double())
+            b.add(y=y.double())
+        seen.append((a["x"], a["y"], b["x"], b["y"], a.num_samples, team.step))
+    return seen
+
+
 def train_until_break(shuffle, when):
     team, model, loader = start(20, shuffle=shuffle)
     seen = []
     for _ in team.epochs(2):
         for batch in loader:
-            step_of(team, model, batch)
-            seen.append((team.step, batch.tolist()))
-            if team.step == 2 and (team.ends_step or when == "middle"):
+            if team.step == 2 and when == "before its phase":
+                break
+            seen.append((team.step, step_of(team, model, batch)))
+            if team.step == 2:
                 break
     return team.step, seen
 
@@ -325,28 +383,41 @@ def together(by_rank):
     return seen
 
 
-def test_a_break_at_the_end_of_a_step_leaves_every_world_size_alike(crew):
-    results = [crew(nproc, train_until_break, True, "end", shards=4) for nproc in (1, 2)]
+def test_a_break_after_a_phase_leaves_every_world_size_alike_and_the_step_counts(crew):
+    results = [crew(nproc, train_until_break, True, "after its phase", shards=4) for nproc in (1, 2)]
     assert {one[0] for by_rank in results for one in by_rank} == {7}  # 2 steps, then 5
     first, other = [together(one[1] for one in by_rank) for by_rank in results]
     assert [len(batch) for batch in first.values()] == [4] * 7
     assert other == first
 
 
-def test_a_break_in_mid_step_discards_the_partial_step(crew):
-    (step, seen) = crew(1, train_until_break, False, "middle", shards=2)[0]
-    assert step == 1
-    assert seen == [(1, [0, 1]), (1, [2, 3]), (2, [4, 5]), (2, [0, 1])]  # the second epoch begins with step 2 again
+def test_a_step_that_is_left_before_a_phase_of_it_does_not_count(crew):
+    for step, seen in crew(2, train_until_break, False, "before its phase", shards=2):
+        assert step == 1
+        assert [number for number, _ in seen] == [1]  # the second epoch begins with step 2 again
 
 
 def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(crew):
     alone, two = crew(1, train_and_peek, shards=2), crew(2, train_and_peek, shards=2)
-    assert [step for step, *_ in alone[0][1]] == sorted(step for one in two for step, *_ in one[1])
+    assert [peeked for peeked, _ in alone + two] == [4] * 3
+    assert together([seen for _, seen in two]) == together([seen for _, seen in alone])
+    drawn = [[(step, number) for step, _, number in seen] for _, seen in alone + two]
+    assert [step for step, _ in drawn[0]] == [1, 2, 3]
+    assert drawn[0] == drawn[1] == drawn[2], "outside of batch.shards every rank draws the same"
 
 
 def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps_on_every_world_size(crew):
     assert crew(1, train_with_a_shorter_second, shards=2) == [2]
     assert crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_shards_side_by_side_are_one_phase_with_one_mean_also_where_a_process_has_no_samples(crew, strict):
+    found = [seen for nproc in (1, 2, 3) for seen in crew(nproc, train_side_by_side, strict, shards=3, timeout_s=20.0)]
+    assert all(seen == found[0] for seen in found)
+    assert [(samples, step) for *_, samples, step in found[0]] == [(4, 1), (4, 2), (1, 3)]
+    assert [(x, y) for x, y, *_ in found[0]] == [(x, y) for _, _, x, y, *_ in found[0]]
+    assert [x for x, *_ in found[0]] == [1.5, 5.5, 8.0]
 
 
 def test_a_loop_by_next_is_reported_whole_although_its_iterator_lives_on(crew):

@@ -30,12 +30,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.randn(32, 4))
 model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
 for epoch in team.epochs(args.epochs):
-    for (x,) in loader:
-        loss = model(x).square().mean()
-        team.backward(loss)
+    for batch in loader:
+        for (x,) in batch.shards:
+            loss = model(x).square().mean()
+            team.backward(loss)
+            batch.add(loss=loss)
         optimizer.step()
         optimizer.zero_grad()
-        team.log(loss=loss)
+        team.log(loss=batch["loss"])
 """
 
 BY_HAND = """

@@ -23,8 +23,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.randn(30, 4))
 model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8, shuffle=True))
 for epoch in team.epochs(1):
-    for (x,) in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for (x,) in batch.shards:
+            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
 weights = b"".join(value.detach().numpy().tobytes() for value in model.parameters())

@@ -122,7 +122,7 @@ def test_tracing_changes_nothing(crew, tmp_path, level):
 def test_every_shard_of_every_step_is_there_once_with_its_samples(crew, tmp_path):
     run = gather(traced(crew, tmp_path, 2, tracing_scripts.weights, 20, shards=2)[1])
     assert run.is_complete
-    assert sorted(run.shards) == [(step, 0, shard) for step in range(1, 7) for shard in (0, 1)]
+    assert sorted(run.shards) == [(step, 0, shard, 0) for step in range(1, 7) for shard in (0, 1)]
     by_pass = collections.defaultdict(list)
     for ((_, line),) in run.shards.values():
         by_pass[line["pass"], line["epoch"]] += line["batches"][0]["samples"]
@@ -149,21 +149,43 @@ def test_it_ends_in_order_after_the_step_asked_for_on_every_rank(crew, tmp_path)
 
 
 def test_it_ends_also_if_the_loop_was_left_in_that_step(crew, tmp_path):
-    results, ranks = traced(crew, tmp_path, 1, tracing_scripts.weights, 24, None, 2, shards=2, trace_until=2)
+    results, ranks = traced(crew, tmp_path, 1, tracing_scripts.weights, 24, 2, shards=2, trace_until=2)
     assert results[0][1:] == ([0], 0)
     assert gather(ranks).num_steps == 2
 
 
-def test_ranks_without_samples_record_the_step_as_well(crew, tmp_path):
+def test_a_rank_without_samples_records_the_step_as_the_others_do(crew, tmp_path):
     run = gather(traced(crew, tmp_path, 2, tracing_scripts.small, 5, shards=2)[1])
-    assert [line["follows"] for line in run.steps[2]] == [False, True]
-    assert run.steps[2][0]["weights"] == run.steps[2][1]["weights"]
+    first, second = run.steps[2]
+    assert first == second
+    assert first["num_samples"] == 1
+    assert set(first["gradients"][0]) == {"weight", "bias"}
     assert run.samples_by_rank == (3, 2)
 
 
-def test_every_loader_of_the_loop_and_evaluations_are_recorded(crew, tmp_path):
+def test_every_phase_has_its_shards_and_the_gradients_at_its_end(crew, tmp_path):
+    run = gather(traced(crew, tmp_path, 2, tracing_scripts.phases, 8, shards=2)[1])
+    assert sorted(run.shards) == [(step, phase, shard, 0) for step in (1, 2) for phase in (0, 1) for shard in (0, 1)]
+    assert run.samples_by_rank == (4, 4)
+    line = run.steps[2][0]
+    assert len(line["norms"]) == 2
+    own = {"weight", "bias"}, {"Linear 2: weight", "Linear 2: bias"}
+    for phase, gradients in enumerate(line["gradients"]):
+        assert own[phase] <= set(gradients)
+        assert all(
+            set(found["gradients"]) == own[phase] for place, ((_, found),) in run.shards.items() if place.phase == phase
+        )
+
+
+def test_a_step_that_was_discarded_is_not_in_the_trace(crew, tmp_path):
+    run = gather(traced(crew, tmp_path, 2, tracing_scripts.left_in_a_step, 8, shards=2)[1])
+    assert [(step, line["pass"]) for step, (line, _) in run.steps.items()] == [(1, 0), (2, 1)]
+    assert sorted(run.shards) == [(step, 0, shard, 0) for step in (1, 2) for shard in (0, 1)]
+
+
+def test_every_loader_of_a_phase_and_evaluations_are_recorded(crew, tmp_path):
     run = gather(traced(crew, tmp_path, 1, tracing_scripts.two_loaders_and_evaluation, shards=1)[1])
-    ((_, line),) = run.shards[1, 0, 0]
+    ((_, line),) = run.shards[1, 0, 0, 0]
     assert [batch["samples"] for batch in line["batches"]] == [[0, 1, 2, 3]] * 2
     assert line["batches"][0]["content"] != line["batches"][1]["content"]
     assert [(found["step"], list(found["values"])) for found in run.evaluations] == [(2, ["loss"])]

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 
 
-def weights(length, world_ends=False, stop_after=None, **_):
+def weights(length, stop_after=None):
     """Train on ``length`` samples; the final weights, and what came after the loop."""
     team = lockstep.join()
     inputs = torch.linspace(-1, 1, 4 * length).reshape(length, 4)
@@ -18,11 +18,12 @@ def weights(length, world_ends=False, stop_after=None, **_):
     after, ended = [], None
     try:
         for epoch in team.epochs(2):
-            for x, y in loader:
-                team.backward(nn.functional.mse_loss(model(x), y))
+            for batch in loader:
+                for x, y in batch.shards:
+                    team.backward(nn.functional.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
-                if stop_after is not None and team.step == stop_after and team.ends_step:
+                if stop_after is not None and team.step == stop_after:
                     break
             after.append(epoch)
     except SystemExit as error:
@@ -39,10 +40,43 @@ def small(length):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(TensorDataset(inputs), 4))
-    for (x,) in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for (x,) in batch.shards:
+            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
+
+
+def phases(length):
+    """Two phases a step, each with a model and an update of its own."""
+    team = lockstep.join()
+    inputs = torch.linspace(-1, 1, 4 * length).reshape(length, 4)
+    models = nn.Linear(4, 1), nn.Linear(4, 2)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    *models, first, second, loader = team.prepare(*models, *optimizers, DataLoader(TensorDataset(inputs), 4))
+    for batch in loader:
+        for model, optimizer in zip(models, (first, second), strict=True):
+            optimizer.zero_grad()
+            for (x,) in batch.shards:
+                team.backward(model(x).square().mean())
+            optimizer.step()
+
+
+def left_in_a_step(length):
+    """Left in the second step before anything was learnt in it; then another pass."""
+    team = lockstep.join()
+    inputs = torch.linspace(-1, 1, 4 * length).reshape(length, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(TensorDataset(inputs), 4))
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            if number == 1:
+                break
+            for (x,) in batch.shards:
+                team.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def two_loaders_and_evaluation():
@@ -52,8 +86,9 @@ def two_loaders_and_evaluation():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first, second = (DataLoader(TensorDataset(values), 4) for values in (inputs, 2 * inputs))
     model, optimizer, first, second = team.prepare(model, optimizer, first, second)
-    for (x,), (y,) in zip(first, second, strict=True):
-        team.backward((model(x) - model(y)).square().mean())
+    for one, two in zip(first, second, strict=True):
+        for (x,), (y,) in zip(one.shards, two.shards, strict=True):
+            team.backward((model(x) - model(y)).square().mean())
         optimizer.step()
     with team.evaluate(model, DataLoader(TensorDataset(inputs), 4)) as batches:
         for (x,) in batches:
@@ -64,6 +99,7 @@ def seen_workers():
     team = lockstep.join()
     loader = DataLoader(TensorDataset(torch.zeros(8, 1)), 4, num_workers=1)
     model, prepared = team.prepare(nn.Linear(1, 1), loader)
-    for (x,) in prepared:
-        team.backward(model(x).mean())
+    for batch in prepared:
+        for (x,) in batch.shards:
+            team.backward(model(x).mean())
     return loader.num_workers

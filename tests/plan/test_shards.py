@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import ConfigError
-from lockstep.plan.shards import block, deal, micro_steps, num_active_ranks, shard_slice
+from lockstep.plan.shards import block, deal, num_active_ranks, plan_step, shard_slice
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -15,8 +15,13 @@ worlds = st.tuples(shards, shards).map(lambda pair: (min(pair), max(pair)))  # w
 quick = settings(deadline=None, max_examples=150)
 
 
-def turns(num_samples, world_size, num_shards, step=3):
-    return [micro_steps(step, (num_samples,), rank, world_size, num_shards) for rank in range(world_size)]
+def plans(num_samples, world_size, num_shards, step=3):
+    sizes = num_samples if isinstance(num_samples, tuple) else (num_samples,)
+    return [plan_step(step, sizes, rank, world_size, num_shards) for rank in range(world_size)]
+
+
+def micro_steps(*numbers):
+    return [plan.micro_steps for plan in plans(*numbers)]
 
 
 @quick
@@ -63,17 +68,17 @@ def test_more_processes_than_shards_is_an_error_with_the_remedy(world_size):
 @given(samples, worlds)
 def test_how_a_global_batch_is_cut_does_not_depend_on_the_number_of_processes(num_samples, world):
     world_size, num_shards = world
-    alone = turns(num_samples, 1, num_shards)[0]
-    together = [turn for own in turns(num_samples, world_size, num_shards) for turn in own]
-    what = [(turn.shard, turn.num_samples, turn.step_samples, turn.step, turn.fraction) for turn in alone]
-    assert [(turn.shard, turn.num_samples, turn.step_samples, turn.step, turn.fraction) for turn in together] == what
-    assert [turn.shard for turn in alone] == list(range(min(num_samples, num_shards)))
+    alone = micro_steps(num_samples, 1, num_shards)[0]
+    together = [micro for own in micro_steps(num_samples, world_size, num_shards) for micro in own]
+    what = [(micro.shard, micro.num_samples, micro.step_samples, micro.step, micro.fraction) for micro in alone]
+    assert [(m.shard, m.num_samples, m.step_samples, m.step, m.fraction) for m in together] == what
+    assert [micro.shard for micro in alone] == list(range(min(num_samples, num_shards)))
 
 
 @quick
 @given(samples.filter(bool), worlds)
 def test_fractions_sum_to_one(num_samples, world):
-    fractions = [turn.fraction for own in turns(num_samples, *world) for turn in own]
+    fractions = [micro.fraction for own in micro_steps(num_samples, *world) for micro in own]
     assert sum(fractions) == pytest.approx(1, abs=1e-12)
     assert all(fraction > 0 for fraction in fractions)
 
@@ -82,18 +87,35 @@ def test_fractions_sum_to_one(num_samples, world):
 @given(samples, worlds)
 def test_the_ranks_with_samples_are_a_prefix_and_all_ranks_know_how_many(num_samples, world):
     world_size, num_shards = world
-    by_rank = turns(num_samples, world_size, num_shards)
+    by_rank = plans(num_samples, world_size, num_shards)
     active = num_active_ranks(num_samples, world_size, num_shards)
-    assert [bool(own) for own in by_rank] == [rank < active for rank in range(world_size)]
-    assert all(turn.num_active_ranks == active for own in by_rank for turn in own)
+    assert [bool(plan.micro_steps) for plan in by_rank] == [rank < active for rank in range(world_size)]
+    assert {(plan.number, plan.num_samples, plan.num_active_ranks) for plan in by_rank} == {(3, num_samples, active)}
 
 
 @quick
 @given(samples.filter(bool), worlds)
-def test_exactly_the_last_turn_of_a_rank_ends_its_step(num_samples, world):
-    for own in turns(num_samples, *world):
-        assert [turn.index for turn in own] == list(range(len(own)))
-        assert [turn.is_last for turn in own] == [False] * (len(own) - 1) + [True] * bool(own)
+def test_exactly_the_last_micro_step_of_a_rank_is_marked_so(num_samples, world):
+    for own in micro_steps(num_samples, *world):
+        assert [micro.index for micro in own] == list(range(len(own)))
+        assert [micro.is_last for micro in own] == [False] * (len(own) - 1) + [True] * bool(own)
+
+
+@quick
+@given(st.lists(samples, min_size=1, max_size=4).map(tuple).filter(sum), worlds)
+def test_the_parts_of_an_accumulated_step_come_shard_by_shard_each_cut_as_a_global_batch_of_its_own(sizes, world):
+    world_size, num_shards = world
+    together = [micro for own in micro_steps(sizes, world_size, num_shards) for micro in own]
+    assert [(m.shard, m.part) for m in together] == sorted((m.shard, m.part) for m in together)
+    for part, size in enumerate(sizes):
+        cut = [(m.shard, m.num_samples, m.batch_samples) for m in together if m.part == part]
+        assert cut == [(m.shard, m.num_samples, size) for m in micro_steps(size, 1, num_shards)[0]]
+    assert sum(micro.fraction for micro in together) == pytest.approx(1, abs=1e-12)
+    for shard in {micro.shard for micro in together}:
+        own = [micro for micro in together if micro.shard == shard]
+        assert [micro.begins_shard for micro in own] == [True] + [False] * (len(own) - 1)
+        assert [micro.ends_shard for micro in own] == [False] * (len(own) - 1) + [True]
+    assert {plan.num_samples for plan in plans(sizes, world_size, num_shards)} == {sum(sizes)}
 
 
 @quick

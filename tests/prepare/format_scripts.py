@@ -45,12 +45,12 @@ def where_what_is():
         model, optimizer, loader = team.prepare(model, optimizer, data())
         assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
         assert all(one is other for one, other in zip(parameters, optimizer.param_groups[0]["params"], strict=True))
-        for inputs, targets in loader:
-            outputs = model(inputs)
-            team.backward(functional.cross_entropy(outputs, targets))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                outputs = model(inputs)
+                team.backward(functional.cross_entropy(outputs, targets))
             in_passes = dict(model.seen)
-            if team.ends_step:
-                gradients = formats(parameter.grad for parameter in model.parameters())
+            gradients = formats(parameter.grad for parameter in model.parameters())
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
@@ -74,8 +74,9 @@ def kinds_of_reduction():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = team.prepare(model, optimizer, data())
         launched = []
-        for inputs, targets in loader:
-            team.backward(functional.cross_entropy(model(inputs), targets))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
             launched.append(team._sync._engines[0].launched)
@@ -90,14 +91,14 @@ def averaged(use_buffers):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, average, optimizer, loader = team.prepare(model, average, optimizer, data())
         by_hand = None
-        for inputs, targets in loader:
-            team.backward(functional.cross_entropy(model(inputs), targets))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
             average.update_parameters(model)
-            if team.ends_step:
-                now = model.first.weight.detach().float()
-                by_hand = now.clone() if by_hand is None else by_hand.lerp_(now, 1 - 0.999)
+            now = model.first.weight.detach().float()
+            by_hand = now.clone() if by_hand is None else by_hand.lerp_(now, 1 - 0.999)
         assert average(torch.zeros(2, 6)).dtype == torch.float32
         return formats(average.parameters()), torch.equal(average.module.first.weight, by_hand)
 
@@ -109,8 +110,9 @@ def small_gradients():
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1024.0)
         model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(4, 4)])
-        for inputs in loader:
-            team.backward(model(inputs).sum(1).mean() * 2.0**-26)
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs).sum(1).mean() * 2.0**-26)
             optimizer.step()
         return model.weight.detach().float().tolist()
 
@@ -124,8 +126,9 @@ def resumed_state():
         optimizer.step()
         optimizer.zero_grad()
         model, optimizer, loader = team.prepare(model, optimizer, data())
-        for inputs, targets in loader:
-            team.backward(functional.cross_entropy(model(inputs), targets))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
         return formats(value for slots in optimizer.state.values() for value in slots.values() if value.ndim)
@@ -155,10 +158,11 @@ def checkpointed():
         for model in models:
             model.load_state_dict(models[0].state_dict())
         *models, loader = team.prepare(*models, [torch.ones(4, 4)])
-        for inputs in loader:
-            outputs = [model(inputs) for model in models]
-            for output in outputs:
-                team.backward(output.square().mean())
+        for batch in loader:
+            for inputs in batch.shards:
+                outputs = [model(inputs) for model in models]
+                for output in outputs:
+                    team.backward(output.square().mean())
         return [[parameter.grad.flatten().tolist() for parameter in model.parameters()] for model in models]
 
 

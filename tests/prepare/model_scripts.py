@@ -17,9 +17,10 @@ def compiled(backend):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = TensorDataset(torch.randn(16, 2, generator=torch.Generator().manual_seed(1)))
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 8))
-        for (inputs,) in loader:
-            outputs = model(inputs)
-            team.backward(outputs.square().mean())
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                outputs = model(inputs)
+                team.backward(outputs.square().mean())
             optimizer.step()
             optimizer.zero_grad()
         state = {name.removeprefix("_orig_mod."): tensor.tolist() for name, tensor in model.state_dict().items()}

@@ -44,15 +44,14 @@ model, optimizer, batches = team.prepare(model, optimizer, samples())
 place = Path(team.run_dir)
 
 for _epoch in team.epochs(NUM_EPOCHS):
-    for features, labels in batches:
-        loss = nn.functional.cross_entropy(model(features), labels)
-        team.backward(loss)
+    for batch in batches:
+        for features, labels in batch.shards:
+            loss = nn.functional.cross_entropy(model(features), labels)
+            team.backward(loss)
+            # Some kilobytes a step: TensorBoard's and the journal's files need room all the time.
+            team.log(**{f"{'a value with a name that is very long indeed ' * 2}{number}": loss for number in range(30)})
         optimizer.step()
         optimizer.zero_grad()
-        # Some kilobytes a step: TensorBoard's and the journal's files need room all the time.
-        team.log(**{f"{'a value with a name that is very long indeed ' * 2}{number}": loss for number in range(30)})
-        if not team.ends_step:
-            continue
         if HOW != "never" and team.is_main and team.step == FROM:
             if HOW == "full":
                 fill(place / "ballast")

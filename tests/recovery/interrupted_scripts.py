@@ -14,13 +14,15 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, W
 import lockstep
 
 def learn(model, optimizer, batch):
-    features, labels = batch
-    loss = nn.functional.cross_entropy(model(features), labels)
-    team.backward(loss)
+    for features, labels in batch.shards:
+        loss = nn.functional.cross_entropy(model(features), labels)
+        team.backward(loss)
+        batch.add(loss=loss)
+        strike(team, "shard")
     optimizer.step()
     optimizer.zero_grad()
     strike(team)
-    return loss
+    return batch["loss"]
 """
 
 BEGIN = """
@@ -71,7 +73,7 @@ SCRIPTS = {
         for epoch in team.epochs(4):
             for batch in batches:
                 learn(model, optimizer, batch)
-                if team.ends_step and team.step % 7 == 0:
+                if team.step % 7 == 0:
                     break
         say_last_words(team, model)
         """,
@@ -84,7 +86,7 @@ SCRIPTS = {
         for epoch in range(4):
             for batch in batches:
                 learn(model, optimizer, batch)
-                if team.ends_step and team.step % 7 == 0:
+                if team.step % 7 == 0:
                     break
         say_last_words(team, model)
         """,
@@ -97,8 +99,13 @@ SCRIPTS = {
             model, optimizer, samples(40, 8), samples(24, 4, generator=torch.Generator().manual_seed(4))
         )
         for epoch in team.epochs(3):
-            for (features, labels), (others, _) in zip(first, second):
-                learn(model, optimizer, (features + others.mean(), labels))
+            for one, other in zip(first, second):
+                for (features, labels), (others, _) in zip(one.shards, other.shards):
+                    team.backward(nn.functional.cross_entropy(model(features + others.mean()), labels))
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
         say_last_words(team, model)
         """,
     ),
@@ -128,21 +135,210 @@ SCRIPTS = {
         of_judge = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
         made, judge, of_made, of_judge, batches = team.prepare(made, judge, of_made, of_judge, samples())
         for epoch in team.epochs(3):
-            for real, _ in batches:
-                fake = made(torch.randn(len(real), 4))
-                truth, lie = judge(real), judge(fake.detach())
-                team.backward(nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean())
-                for parameter in judge.parameters():
-                    parameter.requires_grad_(False)
-                team.backward(nn.functional.softplus(-judge(fake)).mean())
-                for parameter in judge.parameters():
-                    parameter.requires_grad_(True)
+            for batch in batches:
+                for real, _ in batch.shards:
+                    fake = made(torch.randn(len(real), 4))
+                    truth, lie = judge(real), judge(fake.detach())
+                    team.backward(nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean())
+                    for parameter in judge.parameters():
+                        parameter.requires_grad_(False)
+                    team.backward(nn.functional.softplus(-judge(fake)).mean())
+                    for parameter in judge.parameters():
+                        parameter.requires_grad_(True)
+                    strike(team, "shard")
                 of_judge.step()
                 of_made.step()
                 of_judge.zero_grad()
                 of_made.zero_grad()
                 strike(team)
         say_last_words(team, made, judge, of_made, of_judge)
+        """,
+    ),
+    "two phases a step": (
+        15,
+        """
+        team = lockstep.join()
+        arm(team)
+        made = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
+        judge = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+        """,
+        """
+        of_made = torch.optim.Adam(made.parameters(), lr=0.01)
+        of_judge = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
+        made, judge, of_made, of_judge, batches = team.prepare(made, judge, of_made, of_judge, samples())
+        drawn = team.register("drawn", torch.zeros(()))
+        for epoch in team.epochs(3):
+            for batch in batches:
+                for real, _ in batch.shards:
+                    truth, lie = judge(real), judge(made(torch.randn(len(real), 4)).detach())
+                    loss = nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean()
+                    team.backward(loss)
+                    batch.add(judge=loss)
+                of_judge.step()
+                of_judge.zero_grad()
+                drawn += torch.rand(())
+                for real, _ in batch.shards:
+                    loss = nn.functional.softplus(-judge(made(torch.randn(len(real), 4)))).mean()
+                    team.backward(loss)
+                    batch.add(made=loss)
+                    strike(team, "shard")
+                of_made.step()
+                of_made.zero_grad()
+                of_judge.zero_grad()
+                drawn += torch.rand(()) + batch["judge"] * batch["made"]
+                strike(team)
+        say_last_words(team, made, judge, of_made, of_judge, drawn=drawn.item(), averages=batches.averages)
+        """,
+    ),
+    "a closure that goes over the shards": (
+        15,
+        BEGIN,
+        """
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in team.epochs(3):
+            for batch in batches:
+
+                def closure():
+                    optimizer.zero_grad()
+                    for features, labels in batch.shards:
+                        loss = nn.functional.cross_entropy(model(features), labels)
+                        team.backward(loss)
+                        batch.add(loss=loss)
+                        strike(team, "shard")
+                    return batch["loss"]
+
+                optimizer.step(closure)
+                strike(team)
+        say_last_words(team, model)
+        """,
+    ),
+    "averages of a pass": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(37))
+        plateau = team.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.1))
+        kept = team.register("kept", [])
+        for epoch in team.epochs(3):
+            for batch in batches:
+                for features, labels in batch.shards:
+                    losses = nn.functional.cross_entropy(model(features), labels, reduction="none")
+                    tokens = 1.0 + labels.sum()
+                    team.backward(losses.sum() / tokens, weight=tokens)
+                    batch.add(loss=losses.sum() / tokens, norm=features.norm())
+                    batch.add(weight=len(labels), share=labels.float().mean())
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                kept.append([batch["loss"], batch["norm"], batch["share"], batch.num_samples])
+                strike(team)
+            plateau.step(batches.averages["loss"])
+            kept.append(batches.averages)
+            strike(team, "tail")
+        say_last_words(team, model, plateau, kept=kept, averages=batches.averages)
+        """,
+    ),
+    "averages of a pass in a range": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(37))
+        for epoch in range(3):
+            for batch in batches:
+                learn(model, optimizer, batch)
+            strike(team, "tail")
+            averages = batches.averages
+        say_last_words(team, model, optimizer, averages=averages)
+        """,
+    ),
+    "state of each shard": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples(35))
+        hidden = team.per_shard("hidden", torch.zeros(FEATURES))
+        pairs = team.per_shard("pairs", {"steps": 0, "parts": [torch.ones(2), 0.5]})
+        for epoch in team.epochs(3):
+            for batch in batches:
+                for features, labels in batch.shards:
+                    state = hidden.value
+                    loss = nn.functional.cross_entropy(model(features + pairs.value["parts"][1] * state), labels)
+                    team.backward(loss)
+                    batch.add(loss=loss, steps=pairs.value["steps"])
+                    hidden.value = 0.5 * state + features.detach().mean(0)
+                    pairs.value = {"steps": pairs.value["steps"] + 1, "parts": [state[:2], 0.9 * pairs.value["parts"][1]]}
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+            strike(team, "tail")
+        say_last_words(team, model, optimizer, averages=batches.averages)
+        """,
+    ),
+    "a loop within the loop": (
+        10,
+        BEGIN,
+        """
+        made = torch.Generator().manual_seed(7)
+        model, optimizer, outer, inner = team.prepare(
+            model, optimizer, samples(37), samples(22, 8, generator=made)
+        )
+        for epoch in team.epochs(2):
+            for batch in outer:
+                learn(model, optimizer, batch)
+                for other in inner:
+                    for features, labels in other.shards:
+                        loss = nn.functional.cross_entropy(model(features), labels)
+                        team.backward(0.1 * loss)
+                        other.add(loss=loss)
+                        strike(team, "shard")
+                    optimizer.step()
+                    optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer, averages=[outer.averages, inner.averages])
+        """,
+    ),
+    "a second loader that goes round by itself": (
+        15,
+        BEGIN,
+        """
+        def endless(loader):
+            while True:
+                yield from loader
+
+        second = samples(44, 8, generator=torch.Generator().manual_seed(8))
+        model, optimizer, first, second = team.prepare(model, optimizer, samples(37), second)
+        others = endless(second)
+        for epoch in team.epochs(3):
+            for batch in first:
+                other = next(others)
+                for (features, labels), (unlabelled, _) in zip(batch.shards, other.shards):
+                    certain = model(unlabelled).softmax(1).square().sum(1).mean()
+                    team.backward(nn.functional.cross_entropy(model(features), labels) - 0.1 * certain)
+                    other.add(certain=certain)
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer, certain=other["certain"])
+        """,
+    ),
+    "zip that ends with its second loader": (
+        9,
+        BEGIN,
+        """
+        made = torch.Generator().manual_seed(9)
+        model, optimizer, first, second = team.prepare(model, optimizer, samples(40), samples(24, generator=made))
+        for epoch in team.epochs(3):
+            for one, other in zip(first, second):
+                for (features, labels), (others, _) in zip(one.shards, other.shards):
+                    team.backward(nn.functional.cross_entropy(model(features - others), labels))
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer)
         """,
     ),
     "registered things": (
@@ -168,13 +364,12 @@ SCRIPTS = {
         for epoch in team.epochs(3):
             for batch in batches:
                 learn(model, optimizer, batch)
-                if team.ends_step:
-                    mean += torch.rand(3, generator=generator)
-                    table["steps"] += 1
-                    table["tensor"] = table["tensor"] * 0.5 + numbers.random()
-                    history.append((team.step, plain.random()))
-                    counter.seen += team.step
-                    counter.last = counter.last + mean[:2]
+                mean += torch.rand(3, generator=generator)
+                table["steps"] += 1
+                table["tensor"] = table["tensor"] * 0.5 + numbers.random()
+                history.append((team.step, plain.random()))
+                counter.seen += team.step
+                counter.last = counter.last + mean[:2]
             history.append("tail")
             strike(team, "tail")
         say_last_words(
@@ -216,10 +411,11 @@ SCRIPTS = {
         """
         model, optimizer, batches = team.prepare(model, optimizer, samples())
         for epoch in team.epochs(3):
-            for features, labels in batches:
+            for batch in batches:
                 factor = 3000.0 if team.step % 6 == 2 else 1.0
-                loss = nn.functional.cross_entropy(factor * model(features).float(), labels)
-                team.backward(loss)
+                for features, labels in batch.shards:
+                    team.backward(nn.functional.cross_entropy(factor * model(features).float(), labels))
+                    strike(team, "shard")
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -341,7 +537,7 @@ SCRIPTS = {
         model, optimizer, batches = team.prepare(model, optimizer, samples())
         for batch in endless():
             learn(model, optimizer, batch)
-            if team.ends_step and team.step == 14:
+            if team.step == 14:
                 break
         say_last_words(team, model)
         """,
@@ -372,7 +568,7 @@ SCRIPTS = {
             for batch in batches:
                 loss = learn(model, optimizer, batch)
                 team.log(loss=loss)
-                if team.ends_step and team.step % 2 == 0:
+                if team.step % 2 == 0:
                     with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
                         for features, labels in evaluation:
                             evaluation.add(accuracy=model(features).argmax(1) == labels)
@@ -393,14 +589,16 @@ SCRIPTS = {
         of_student = torch.optim.SGD(student.parameters(), lr=0.1, momentum=0.9)
         student, of_student, others = team.prepare(student, of_student, samples(24, 4))
         for epoch in team.epochs(2):
-            for features, labels in others:
-                with torch.no_grad():
-                    taught = model(features).softmax(1)
-                team.backward(nn.functional.cross_entropy(student(features), taught))
+            for batch in others:
+                for features, labels in batch.shards:
+                    with torch.no_grad():
+                        taught = model(features).softmax(1)
+                    team.backward(nn.functional.cross_entropy(student(features), taught))
+                    strike(team, "shard")
                 of_student.step()
                 of_student.zero_grad()
                 strike(team)
-                if team.ends_step and team.step in (15, 20):
+                if team.step in (15, 20):
                     break
             strike(team, "tail")
         say_last_words(team, model, student, optimizer, of_student)
@@ -479,10 +677,12 @@ SCRIPTS = {
         """
         model, optimizer, batches = team.prepare(model, optimizer, samples())
         for epoch in team.epochs(3):
-            for features, labels in batches:
-                team.backward(nn.functional.cross_entropy(model(features), labels))
+            for batch in batches:
+                for features, labels in batch.shards:
+                    team.backward(nn.functional.cross_entropy(model(features), labels))
+                    strike(team, "shard")
                 optimizer.step()
-                if team.ends_step and team.step % 3 == 0:
+                if team.step % 3 == 0:
                     optimizer.zero_grad()
                 strike(team)
         say_last_words(team, model)
@@ -553,6 +753,9 @@ LONGER = {
 # Those with something after the loop, and after which steps that is.
 TAILS = {
     "range, with a tail": (5, 10, 15),
+    "averages of a pass": (5, 10, 15),
+    "averages of a pass in a range": (5, 10, 15),
+    "state of each shard": (5, 10, 15),
     "registered things": (5, 10, 15),
     "schedules in the tail": (5, 10, 15),
     "early stopping": (5, 10, 15),

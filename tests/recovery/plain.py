@@ -61,22 +61,24 @@ def pause():
 
 for _epoch in team.epochs(ASKED["epochs"]):
     model.train()
-    for features, labels in batches:
-        loss = nn.functional.cross_entropy(model(features), labels)
-        team.backward(loss)
+    for batch in batches:
+        for features, labels in batch.shards:
+            loss = nn.functional.cross_entropy(model(features), labels)
+            team.backward(loss)
+            if ASKED["log"]:
+                team.log(loss=loss)
+            strike(team, "shard")
+            time.sleep(ASKED["step_s"])
         optimizer.step()
         if ASKED["schedule"]:
             schedule.step()
         optimizer.zero_grad()
-        if ASKED["log"]:
-            team.log(loss=loss)
         rates.append(optimizer.param_groups[0]["lr"])
         strike(team)
-        if ASKED["pause"] == team.step and team.ends_step:
+        if ASKED["pause"] == team.step:
             pause()
         if ASKED["pause"] + 1 == team.step:
             say("went-on")
-        time.sleep(ASKED["step_s"])
     strike(team, "tail")
 
 strike(team, "end")

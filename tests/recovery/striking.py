@@ -3,14 +3,15 @@
 The fault is in the environment, as JSON: ``FAULT={"at": "step", "number": 5, "rank": 1, "what": "kill"}``. It strikes in the
 first start of a launch only, never after a restart.
 
-- ``at``: ``step``, ``tail`` or another word (in the body of the loop, after it: where the script calls ``strike``), or what the
-  writing of a checkpoint calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``), ``save`` (of a safetensors file).
+- ``at``: ``shard``, ``step``, ``tail`` or another word (inside ``batch.shards``, in the loop's body, after the loop: where the
+  script calls ``strike``), or what the writing of a checkpoint calls: ``replace`` (``os.replace``), ``fsync`` (``os.fsync``),
+  ``save`` (of a safetensors file).
 - ``number``: of the step, or of the call, from 1, counted in this process since the run was joined.
 - ``when``: ``before`` or ``after`` the call; ``within`` (a file of which half was written).
 - ``what``: ``kill`` or ``stop`` this process (SIGKILL, SIGSTOP), ``kill all``, ``kill launcher``; or ``fail``: the call raises
   the error of a full disk, ``times`` times in a row. Or the name of a signal, for all in ``to``: ``me``, ``ranks``,
   ``launcher``, ``tree`` (launcher, fork server, ranks, loader workers).
-- ``first``: of ``step`` and ``tail``: wait until so many checkpoints are there.
+- ``first``: of ``shard``, ``step`` and ``tail``: wait until so many checkpoints are there.
 """
 
 import errno
@@ -94,7 +95,8 @@ def arm(team):
 
 
 def strike(team, at="step"):
-    """To be called in the body of the loop; with ``tail`` after it, where the number is that of the last step."""
+    """To be called in the loop's body; with ``shard`` inside ``batch.shards``; with ``tail`` after the loop, where the number
+    is that of the last step."""
     if FAULT is None or "everybody" not in FAULT or (FAULT["at"], FAULT["number"]) != (at, team.step):
         return
     wait_for_checkpoints(team, FAULT.get("first", 0))

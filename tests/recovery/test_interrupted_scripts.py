@@ -14,7 +14,11 @@ QUICK = {
     "for epoch in range",
     "break at a step",
     "zip of two loaders",
-    "two models and two optimizers",
+    "two phases a step",
+    "averages of a pass",
+    "state of each shard",
+    "a loop within the loop",
+    "a second loader that goes round by itself",
     "registered things",
     "schedules in the tail",
     "16-mixed, with steps that overflow",
@@ -37,8 +41,12 @@ def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
     assert words["step"] == steps_of(name)
     nproc = place.choice([1, 2])
     for _ in range(num_kills):
-        number = place.choice(TAILS[name]) if at == "tail" else place.randint(3, steps_of(name))
-        fault = {"at": at, "number": number, "rank": place.randrange(nproc), "what": "kill", "first": 1}
+        if at == "tail":
+            where, number = at, place.choice(TAILS[name])
+        else:
+            where, number = place.choice(["shard", "step"]), place.randint(3, steps_of(name))
+        rank = 0 if where == "shard" else place.randrange(nproc)  # another may be without samples in that step
+        fault = {"at": where, "number": number, "rank": rank, "what": "kill", "first": 1}
         ended = lab.run(script, nproc=nproc, fault=fault)
         told += f"\n{ended}\nthere are {lab.names()}"
         assert ended.status in (KILLED, 0), told

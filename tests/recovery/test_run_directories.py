@@ -136,8 +136,9 @@ def train(kill_at):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, batches = team.prepare(model, optimizer, samples())
     for _ in team.epochs(2):
-        for features, labels in batches:
-            team.backward(nn.functional.cross_entropy(model(features), labels))
+        for batch in batches:
+            for features, labels in batch.shards:
+                team.backward(nn.functional.cross_entropy(model(features), labels))
             optimizer.step()
             optimizer.zero_grad()
             if team.step == kill_at and team.rank == 0:

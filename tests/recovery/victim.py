@@ -91,7 +91,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 model, optimizer, schedule, average, batches = team.prepare(model, optimizer, schedule, average, loader())
-mine = team.register("mine", {"epochs": 0, "seen": torch.zeros(())})
+mine = team.register("mine", {"epochs": 0, "seen": torch.zeros(()), "losses": []})
 
 attempt = f"{os.environ.get('VICTIM_LAUNCH', '0')}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 notes = Path(os.environ.get("VICTIM_NOTES", "notes"))
@@ -101,20 +101,22 @@ used = (notes / f"used-{attempt}-{team.rank}").open("a", buffering=1)
 
 for epoch in team.epochs(EPOCHS):
     model.train()
-    for features, labels, index in batches:
-        loss = nn.functional.cross_entropy(model(features), labels)
-        team.backward(loss)
+    for batch in batches:
+        for features, labels, index in batch.shards:
+            loss = nn.functional.cross_entropy(model(features), labels)
+            team.backward(loss)
+            batch.add(loss=loss)
+            used.write(json.dumps([epoch, team.step, index.tolist()]) + "\n")
+            time.sleep(STEP_S)
         norm = team.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         average.update_parameters(model)
         optimizer.zero_grad()
-        if team.ends_step:
-            mine["seen"] += 1
-        team.log(loss=loss, norm=norm)
-        used.write(json.dumps([epoch, team.step, index.tolist()]) + "\n")
-        time.sleep(STEP_S)
+        mine["seen"] += batch.num_samples
+        team.log(loss=batch["loss"], norm=norm)
     mine["epochs"] += 1
+    mine["losses"].append(batches.averages["loss"])
     with team.evaluate(model, DataLoader(Samples(), batch_size=50)) as evaluation:
         for features, labels, _ in evaluation:
             evaluation.add(accuracy=model(features).argmax(1) == labels)
@@ -125,5 +127,6 @@ words = {
     "accuracy": evaluation["accuracy"],
     "epochs": mine["epochs"],
     "seen": mine["seen"].item(),
+    "losses": mine["losses"],
 }
 team.print("last words", json.dumps(words, sort_keys=True))

@@ -1,6 +1,7 @@
 """Trainings for ``test_fsdp``: the same under every strategy, in float64, so that rounding is far below any mistake."""
 
 import os
+import time
 
 import torch
 from torch import nn
@@ -8,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.comm.spread import is_spread, own_part, whole
-from lockstep.loop import Loop
 
 NUM_STEPS = 8
 
@@ -66,20 +66,19 @@ def numbers(model, optimizer):
 
 def train(die_after=None, weight=None):
     """Two epochs with clipping and an evaluation. Returns what came of it."""
-    with lockstep.join(checkpoint_every="1h") as team:
+    with lockstep.join(checkpoint_every=die_after or "1h") as team:
         model, optimizer, schedule = made()
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
         model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
-        if die_after is not None:
-            _die_after(die_after)
         norms = []
         for _ in team.epochs(2):
-            for x, y in loader:
-                loss = nn.functional.mse_loss(model(x), y)
-                team.backward(loss, weight=None if weight is None else weight * float(len(x)))
-                norm = team.clip_grad_norm_(model.parameters(), 1.0)
-                if norm is not None:
-                    norms.append(float(norm))
+            for batch in loader:
+                if die_after is not None and team.step > die_after:
+                    _die_with_a_checkpoint(team, die_after)
+                for x, y in batch.shards:
+                    loss = nn.functional.mse_loss(model(x), y)
+                    team.backward(loss, weight=None if weight is None else weight * float(len(x)))
+                norms.append(float(team.clip_grad_norm_(model.parameters(), 1.0)))
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -99,17 +98,12 @@ def train(die_after=None, weight=None):
         }
 
 
-def _die_after(step):
-    begin = Loop.begin
-
-    def dying(self, turn):
-        if turn.step > step:
-            self._saver.cut(self._route.here(), self.step, self.epoch)
-            self._saver.settle()
-            os._exit(7)
-        begin(self, turn)
-
-    Loop.begin = dying
+def _die_with_a_checkpoint(team, step):
+    deadline = time.monotonic() + 20
+    while not (team.run_dir / "checkpoints" / f"step-{step:08d}").exists():
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.005)
+    os._exit(7)
 
 
 def keep_best():
@@ -117,8 +111,9 @@ def keep_best():
     with lockstep.join(checkpoint_every="off") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
-        for x, y in loader:
-            team.backward(nn.functional.mse_loss(model(x), y))
+        for batch in loader:
+            for x, y in batch.shards:
+                team.backward(nn.functional.mse_loss(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
         team.best(1.0)
@@ -165,8 +160,9 @@ def train_narrow():
                 for inputs, targets in batches:
                     batches.add(loss=nn.functional.mse_loss(model(inputs), targets))
             found.append(batches["loss"])
-            for inputs, targets in loader:
-                team.backward(nn.functional.mse_loss(model(inputs), targets))
+            for batch in loader:
+                for inputs, targets in batch.shards:
+                    team.backward(nn.functional.mse_loss(model(inputs), targets))
                 optimizer.step()
                 optimizer.zero_grad()
         return found
@@ -187,11 +183,12 @@ def try_to(what):
         if what == "sharded before":
             torch.distributed.fsdp.fully_shard(model)
         model, optimizer, loader = team.prepare(model, optimizer, loader)
-        for x, y in loader:
-            loss = nn.functional.mse_loss(model(x), y)
-            if what == "absent shard":
-                team.backward(loss * float("nan"), weight=0.0)
-            else:
-                team.backward(loss)
+        for batch in loader:
+            for x, y in batch.shards:
+                loss = nn.functional.mse_loss(model(x), y)
+                if what == "absent shard":
+                    team.backward(loss * float("nan"), weight=0.0)
+                else:
+                    team.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

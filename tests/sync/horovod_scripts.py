@@ -24,8 +24,9 @@ def train(folder):
     data = TensorDataset(torch.randn(33, 6, generator=generator), torch.arange(33) % 3)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 8, shuffle=True))
     for _ in team.epochs(2):
-        for inputs, targets in loader:
-            team.backward(functional.cross_entropy(model(inputs), targets))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
     state = dict(model.state_dict())
@@ -62,8 +63,9 @@ def join_twice():
         with lockstep.join(strategy="horovod", seed=seed) as team:
             model = nn.Linear(2, 2)
             model, loader = team.prepare(model, DataLoader(TensorDataset(torch.ones(4, 2)), 4))
-            for (inputs,) in loader:
-                team.backward(model(inputs).sum())
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).sum())
             results.append((model.weight.tolist(), model.weight.grad.tolist()))
     return results
 
@@ -73,11 +75,12 @@ def stay_away():
     team = lockstep.join(strategy="horovod", timeout_s=2)
     model = nn.Linear(2, 2)
     model, loader = team.prepare(model, DataLoader(TensorDataset(torch.ones(8, 2)), 4))
-    for (inputs,) in loader:
-        outputs = model(inputs)
-        if team.rank == 1 and team.step == 2:
-            outputs.register_hook(lambda gradient: time.sleep(60))
-        team.backward(outputs.sum())
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            outputs = model(inputs)
+            if team.rank == 1 and team.step == 2:
+                outputs.register_hook(lambda gradient: time.sleep(60))
+            team.backward(outputs.sum())
 
 
 def reentrant():
@@ -96,8 +99,9 @@ def reentrant():
             return self.inner(checkpoint(self.inner, x, use_reentrant=True))
 
     model, loader = team.prepare(Model(), DataLoader(TensorDataset(torch.ones(8, 2)), 4))
-    for (inputs,) in loader:
-        team.backward(model(inputs).sum())
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            team.backward(model(inputs).sum())
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.plan.shards import micro_steps, num_active_ranks
-from lockstep.sync.ddp import DataParallel
-from lockstep.sync.dp import OneProcess
-from lockstep.sync.exact import Exact
-from lockstep.sync.horovod import Horovod
-from lockstep.sync.single import Single
+from lockstep.ledger import Ledger
+from lockstep.plan.shards import block, plan_step
+from lockstep.sync.ddp import DDPSync
+from lockstep.sync.dp import DataParallelSync
+from lockstep.sync.exact import ExactSync
+from lockstep.sync.horovod import HorovodSync
+from lockstep.sync.single import SingleSync
 
 
 class Model(nn.Module):
@@ -37,49 +38,66 @@ def samples(step, number):
 
 def make(kind, team, **options):
     if kind == "single":
-        return Single(team.num_shards)
+        return SingleSync(team.num_shards)
     if kind == "horovod":
-        return Horovod(team.num_shards, team._meeting, timeout_s=60)
+        return HorovodSync(team.num_shards, timeout_s=60)
     if kind == "dp":
-        return OneProcess(team.num_shards, 1, team.devices)
+        return DataParallelSync(team.num_shards, 1, team.devices)
     if kind == "exact":
-        return Exact(team.rank, team.world_size, team.num_shards)
+        return ExactSync(team.rank, team.world_size, team.num_shards)
     if kind == "exact, by collectives":
-        return Exact(team.rank, team.world_size, team.num_shards, cards=[torch.device("cpu")])
+        return ExactSync(team.rank, team.world_size, team.num_shards, cards=[torch.device("cpu")])
     if kind == "exact, between hosts":
-        return Exact(team.rank, team.world_size, team.num_shards, between_hosts=True)
-    return DataParallel(team.num_shards, team._meeting, **{"find_unused": False, **options})
+        return ExactSync(team.rank, team.world_size, team.num_shards, between_hosts=True)
+    return DDPSync(team.num_shards, **{"find_unused": False, **options})
 
 
-def walk(kind, sizes, weights=None, drops=()):
-    """The gradients and buffers after each step whose global batch has so many samples. ``weights``: by shard."""
+PLAIN = (((1.0, None, "mean"),),)
+"""One phase with one backward call."""
+
+
+def walk(kind, sizes, phases=PLAIN, drops=()):
+    """The gradients and buffers after each phase of each step whose global batch has so many samples.
+
+    Args:
+        kind: of sync.
+        sizes: of the global batches.
+        phases: for each phase of a step its backward calls: what the loss is multiplied by, the weights by shard (None: by
+            samples), and the reduction.
+        drops: steps that are dropped after their first shard.
+    """
     with lockstep.join() as team:
         sync, model = make(kind, team), Model()
+        ledger = Ledger(team, len(block(team.world_size - 1, team.world_size, team.num_shards)))
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):
-            turns = micro_steps(step, (size,), team.rank, team.world_size, team.num_shards)
-            inputs = samples(step, size)
-            if not turns:
-                sync.absent(num_active_ranks(size, team.world_size, team.num_shards))
-            for turn in turns:
-                sync.begin(turn)
-                first = sum(len(range(s, size, team.num_shards)) for s in range(turn.shard))
-                x = inputs[first : first + turn.num_samples]
-                sync.backward(forward(x).sum(1).mean(), None if weights is None else weights[turn.shard])
-                if not turn.is_last:
-                    assert model.weight.grad is None
-                if step in drops:
-                    sync.drop()
-                    break
-            else:
-                sync.end_step()
-            if turns:
+            plan = plan_step(step, (size,), team.rank, team.world_size, team.num_shards)
+            for phase, calls in enumerate(phases):
+                ledger.begin_phase(phase)
+                sync.begin_phase(plan, phase)
+                for micro in plan.micro_steps:
+                    ledger.begin_shard(micro)
+                    sync.begin_shard(micro)
+                    first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
+                    x = samples(step, size)[first : first + micro.num_samples]
+                    for number, (factor, weights, reduction) in enumerate(calls):
+                        share = ledger.call(None if weights is None else weights[micro.shard], reduction, micro)
+                        sync.backward(factor * forward(x).sum(1).mean(), number, share, {})
+                        if not micro.is_last:
+                            assert model.weight.grad is None
+                    sync.end_shard()
+                    if step in drops:
+                        sync.drop()
+                        break
+                else:
+                    outcome, _ = ledger.settle(sync.unforeseen(), step)
+                    sync.end_phase(outcome)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
                 seen.append((step, grads, state))
-            for parameter in model.parameters():
-                parameter.grad = None
+                for parameter in model.parameters():
+                    parameter.grad = None
         sync.close()
         del forward
         return seen

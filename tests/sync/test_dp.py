@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.comm.group import Meeting
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError, ModelError
-from lockstep.sync.dp import OneProcess, _Copied
+from lockstep.sync.dp import DataParallelSync, _Copied
 from lockstep.sync.table import make_sync, resolve_strategy
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +34,7 @@ def test_the_table_makes_it_of_all_devices():
     sync = make_sync(
         "dp", RunConfig(strategy="dp", batch_dim=1), 2, Meeting(backend="gloo", interface="lo", timeout_s=60), TWO
     )
-    assert isinstance(sync, OneProcess)
+    assert isinstance(sync, DataParallelSync)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -57,7 +57,7 @@ def test_the_model_keeps_its_names_and_is_called_with_all_arguments():
             return times * self.weight * x
 
     model = Add()
-    forward = OneProcess(1, 1, ONE).attach(model)
+    forward = DataParallelSync(1, 1, ONE).attach(model)
     assert list(model.state_dict()) == ["weight"]
     forward(torch.ones(2), times=3).sum().backward()
     assert model.weight.grad.tolist() == [3.0, 3.0]
@@ -85,18 +85,18 @@ def test_copies_run_in_other_threads_under_the_autocast_of_the_one_that_asked(dt
 
 def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    OneProcess(1, 1, ONE).attach(model)
-    OneProcess(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
+    DataParallelSync(1, 1, ONE).attach(model)
+    DataParallelSync(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
     assert not recwarn.list
     with pytest.warns(
         RuntimeWarning, match=r"on 2 cards BatchNorm \('1' of Sequential, say\).*depends on the number of cards"
     ):
-        OneProcess(1, 1, TWO).attach(model)
+        DataParallelSync(1, 1, TWO).attach(model)
 
 
 def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which PyTorch would set by itself
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
     with pytest.raises(ModelError, match=r"layer '1' of Sequential is compiled.*copies models to 2 cards"):
-        OneProcess(1, 1, TWO).attach(model)
-    assert callable(OneProcess(1, 1, ONE).attach(model))
+        DataParallelSync(1, 1, TWO).attach(model)
+    assert callable(DataParallelSync(1, 1, ONE).attach(model))

@@ -13,20 +13,22 @@ from lockstep.errors import ConfigError, LaunchError
 
 __all__ = ["horovod"]  # a fixture
 pytestmark = pytest.mark.timeout(120)
-WEIGHTS = [None, [3.0, 1.0, 2.0, 0.5, 1.5, 2.5, 4.0, 0.25]]
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 3), (2, 2), (2, 3), (3, 4)])
 @pytest.mark.usefixtures("horovod")
 def test_it_keeps_the_protocol_of_every_strategy(crew, nproc, shards):
-    for weights in WEIGHTS:
+    for weights in (None, conformance.WEIGHTS):
         conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, "horovod", nproc, shards, weights)
     conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, "horovod", nproc, shards)
+    conformance.test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(
+        crew, "horovod", nproc, shards
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.usefixtures("horovod")
-def test_a_step_without_samples_for_some_ranks_is_one_of_the_others(crew, size):
+def test_a_step_without_samples_for_some_ranks_gives_them_the_gradient_of_the_others(crew, size):
     conformance.test_empty_shards_are_absent(crew, "horovod", 3, 4, size)
 
 

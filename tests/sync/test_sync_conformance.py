@@ -12,6 +12,7 @@ KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3,
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
 SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
+WEIGHTS = [3.0, 1.0, 2.0, 0.5, 1.5, 2.5, 4.0, 0.25]
 
 
 def shards_of(step, size, num_shards):
@@ -37,9 +38,9 @@ def test_the_fixed_tree_gives_the_same_bits_by_tags_and_by_collectives(crew, kin
 
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
-@pytest.mark.parametrize("weights", [None, [3.0, 1.0, 2.0, 0.5, 1.5, 2.5, 4.0, 0.25]], ids=["by samples", "by weight"])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["by samples", "by weight"])
 def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind, nproc, shards, weights):
-    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, weights, shards=shards):
+    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, (((1.0, weights, "mean"),),), shards=shards):
         assert [step for step, _, _ in seen] == [1, 2, 3, 4]
         for step, grads, _ in seen:
             parts = shards_of(step, SIZES[step - 1], shards)
@@ -47,6 +48,23 @@ def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind,
             torch.testing.assert_close(grads["weight"], expected_gradient(parts, by_shard), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(grads["narrow"], torch.ones(2, dtype=torch.bfloat16), rtol=0.01, atol=0)
             assert grads["never"] is None
+
+
+@pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
+def test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(crew, kind, nproc, shards):
+    phases = (((1.0, None, "mean"), (2.0, WEIGHTS, "mean")), ((3.0, None, "sum"),))
+    by_rank = crew(nproc, sync_scripts.walk, kind, SIZES, phases, shards=shards)
+    for seen in by_rank:
+        assert [step for step, _, _ in seen] == [1, 1, 2, 2, 3, 3, 4, 4]
+        for number, (step, grads, buffers) in enumerate(seen):
+            parts = shards_of(step, SIZES[step - 1], shards)
+            weighings = [len(part) for part in parts], WEIGHTS[: len(parts)], [1.0] * len(parts)
+            by_samples, by_weight, equally = (expected_gradient(parts, by) for by in weighings)
+            expected = 3.0 * len(parts) * equally if number % 2 else by_samples + 2.0 * by_weight
+            torch.testing.assert_close(grads["weight"], expected, rtol=1e-5, atol=1e-6)
+            assert grads["never"] is None
+            assert all(torch.equal(buffers[name], by_rank[0][number][2][name]) for name in buffers)
+            assert buffers["count"].item() == 2**53 + 3 * (number // 2) + (3 if number % 2 else 2)
 
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
@@ -70,18 +88,17 @@ def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
     by_rank = crew(nproc, sync_scripts.walk, kind, [8, size, 8], shards=shards)
     parts = shards_of(2, size, shards)
     for seen in by_rank:
-        for step, grads, _ in seen:
-            if step == 2:
-                expected = expected_gradient(parts, [1] * size)
-                torch.testing.assert_close(grads["weight"], expected, rtol=1e-5, atol=1e-6)
-    assert [step for step, _, _ in by_rank[0]] == [1, 2, 3]
+        assert [step for step, _, _ in seen] == [1, 2, 3]
+        _, grads, buffers = seen[1]
+        torch.testing.assert_close(grads["weight"], expected_gradient(parts, [1] * size), rtol=1e-5, atol=1e-6)
+        assert all(torch.equal(buffers[name], by_rank[0][1][2][name]) for name in buffers)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "exact"])
 def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
     sizes = [4, 2, 3, 1, 2, 4, 3]
     by_rank = crew(4, sync_scripts.walk, kind, sizes, shards=4)
-    assert [len(seen) for seen in by_rank] == [sum(size > rank for size in sizes) for rank in range(4)]
+    assert [len(seen) for seen in by_rank] == [len(sizes)] * 4
     for step, grads, _ in (each for seen in by_rank for each in seen):
         size = sizes[step - 1]
         expected = expected_gradient(shards_of(step, size, 4), [1] * size)
@@ -93,7 +110,7 @@ def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
     [("single", 1, 2), ("single", 1, 4), ("ddp", 2, 4), ("ddp", 1, 2), ("exact", 1, 4), ("exact", 2, 4)],
 )
 def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
-    dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], None, (2,), shards=shards)
+    dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], sync_scripts.PLAIN, (2,), shards=shards)
     for seen in dropped:
         first, second, third = seen
         assert second[1] == {"weight": None, "narrow": None, "never": None}

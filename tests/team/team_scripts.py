@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -29,41 +30,52 @@ def linear(value=1.0):
 
 
 def watch_steps(length, batch_size, epochs, drop_last=False):
-    """What each body saw of the position, and what there was between and after the loops."""
+    """What each step and its shards saw of the position, and what there was between and after the loops."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size, drop_last=drop_last))
-        before, bodies, between = (team.step, team.epoch, team.ends_step), [], []
+        before, steps, between = (team.step, team.epoch), [], []
         for epoch in team.epochs(epochs):
-            for (inputs,) in loader:
-                team.backward(model(inputs).mean())
-                bodies.append((epoch, team.epoch, team.step, team.ends_step, inputs.flatten().tolist()))
-            between.append((team.step, team.ends_step))
-        return {"before": before, "bodies": bodies, "between": between, "len": len(loader), "after": team.step}
+            for batch in loader:
+                shards = []
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
+                    shards.append((team.epoch, team.step, inputs.flatten().tolist()))
+                steps.append((epoch, team.epoch, team.step, batch.num_samples, shards))
+            between.append(team.step)
+        return {"before": before, "steps": steps, "between": between, "len": len(loader), "after": team.step}
 
 
-def gradients_between(zero_at):
-    """The gradient at every point of the body, and the weight after every step."""
+def gradients_of_phases(zero_at):
+    """The gradient in the shards and behind them, and the weight after every step, of which each has two phases."""
     with lockstep.join() as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(8), 4))
-        seen, weights = [], []
-        for (inputs,) in loader:
+        inside, behind, weights = [], [], []
+
+        def gradient():
+            return None if model.weight.grad is None else model.weight.grad.item()
+
+        for batch in loader:
             if zero_at == "first":
                 optimizer.zero_grad()
-            loss = model(inputs).mean()
-            if zero_at == "middle":
-                optimizer.zero_grad()
-            team.backward(loss)
-            seen.append((team.ends_step, None if model.weight.grad is None else model.weight.grad.item()))
+            for _ in range(2):
+                for (inputs,) in batch.shards:
+                    inside.append(gradient())
+                    team.backward(model(inputs).mean())
+                    inside.append(gradient())
+                behind.append(gradient())
+                if zero_at == "between":
+                    optimizer.zero_grad()
+            if zero_at == "between":
+                continue
             optimizer.step()
+            weights.append(model.weight.item())
             if zero_at == "last":
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=False)
             if zero_at == "model":
                 model.zero_grad()
-            if team.ends_step:
-                weights.append(model.weight.item())
-        return seen, weights
+        return inside, behind, weights
 
 
 SCHEDULES = {
@@ -91,10 +103,10 @@ def rates_by_step(name, made):
             schedule = team.prepare(SCHEDULES[name](optimizer))
         rates = []
         for _ in team.epochs(2):
-            for (inputs,) in loader:
-                if team.ends_step:
-                    rates.append(optimizer.param_groups[0]["lr"])
-                team.backward(model(inputs).mean())
+            for batch in loader:
+                rates.append(optimizer.param_groups[0]["lr"])
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -125,8 +137,9 @@ def rates_by_epoch():
         rates = []
         for _ in team.epochs(3):
             rates.append([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
-            for (inputs,) in loader:
-                team.backward(0 * model(inputs).mean())
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(0 * model(inputs).mean())
                 for optimizer in optimizers:
                     optimizer.step()
             by_epoch.step()
@@ -141,8 +154,9 @@ def plain_states():
         optimizer = torch.optim.Adam(model.parameters())
         schedule = StepLR(optimizer, 1)
         prepared, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(numbers(16), 8))
-        for (inputs,) in loader:
-            team.backward(prepared(inputs).square().mean())
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(prepared(inputs).square().mean())
             optimizer.step()
             schedule.step()
         saved = io.BytesIO()
@@ -159,14 +173,16 @@ def plain_states():
         return list(states[0]) == list(plain.state_dict()), equal, plain_schedule.last_epoch
 
 
-def any_in_the_body(truths):
-    """What ``any`` answered in each body. ``truths``: (rank, body) where the condition holds."""
+def any_in_every_step(length, truths):
+    """What ``any`` answered in each step, before its shards and behind them. ``truths``: (rank, step) where it holds."""
     with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(16), 8))
+        model, loader = team.prepare(linear(), DataLoader(numbers(length), 8))
         answers = []
-        for body, (inputs,) in enumerate(loader):
-            team.backward(model(inputs).mean())
-            answers.append((team.step, team.ends_step, team.any((team.rank, body) in truths)))
+        for batch in loader:
+            first = team.any((team.rank, team.step) in truths)
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+            answers.append((team.step, first, team.any((team.rank, team.step) in truths), team.any(torch.tensor(False))))
         return answers, team.any(team.rank == 0), team.any(torch.tensor(False))
 
 
@@ -174,11 +190,227 @@ def stop_together():
     """Each rank leaves the loop when any rank wants to."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(40), 4))
-        for (inputs,) in loader:
-            team.backward(model(inputs).mean())
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
             if team.any(team.rank == team.world_size - 1 and team.step == 3):
                 break
         return team.step
+
+
+def leave(when):
+    """``team.step`` and the weight after each of three passes that are left in their second step."""
+    with lockstep.join() as team:
+        model = linear(0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(5), 1))
+        found = []
+        for _ in team.epochs(3):
+            for number, batch in enumerate(loader):
+                if when == "before the shards" and number == 1:
+                    break
+                optimizer.zero_grad()
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs * 0 - 1).mean())
+                if when == "before the update" and number == 1:
+                    break
+                optimizer.step()
+                if when == "after the update" and number == 1:
+                    break
+            found.append((team.step, model.weight.item()))
+        return found
+
+
+def add_values(length, batch_size, weighted):
+    """What was added in each shard, in each step, and what became of it: by the weight of backward(), and by its own."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
+        added, means, averages = [], [], []
+        for _ in team.epochs(2):
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    weight = float(inputs.sum()) + 0.1 if weighted else float(len(inputs))
+                    team.backward(model(inputs).mean(), weight=weight if weighted else None)
+                    value = float(inputs.mean()) / 7 + 1e-3
+                    tensor = torch.tensor([value / 3])
+                    batch.add(number=value, tensor=tensor, whole=len(inputs), holds=bool(inputs[0] > 2))
+                    batch.add(own=value, weight=2.0 + float(inputs[0]))
+                    added.append((team.step, weight, value, tensor.item(), len(inputs), bool(inputs[0] > 2)))
+                    added[-1] += (2.0 + float(inputs[0]),)
+                means.append({name: batch[name] for name in ("number", "tensor", "whole", "holds", "own")})
+            averages.append(dict(loader.averages))
+        return added, means, averages
+
+
+def add_again():
+    """A value that a later phase adds too, one that it does not add, and one that only some shards add."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+                batch.add(first=1.0, both=1.0)
+                if float(inputs[0]) < 2:
+                    batch.add(seldom=inputs.mean())
+            found = [{name: batch[name] for name in ("first", "both", "seldom")}]
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+                batch.add(both=2.0, second=3.0)
+            found.append({name: batch[name] for name in ("first", "both", "second")})
+        return found, loader.averages
+
+
+def _told(action):
+    try:
+        action()
+    except lockstep.LockstepError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def refused_in_the_shards():
+    """What each call that belongs outside of the shards said in the second step, and that all goes on as if unasked."""
+    with lockstep.join() as team:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = StepLR(optimizer, 1)
+        average = AveragedModel(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        test_loader = DataLoader(numbers(4), 4)
+        model, optimizer, schedule, average, scaler, loader = team.prepare(
+            model, optimizer, schedule, average, scaler, DataLoader(numbers(12), 4)
+        )
+
+        def enter(context):
+            with context:
+                pass
+
+        calls = {
+            "optimizer.step()": lambda: optimizer.step(),
+            "optimizer.zero_grad()": lambda: optimizer.zero_grad(),
+            "schedule.step()": lambda: schedule.step(),
+            "average.update_parameters()": lambda: average.update_parameters(model),
+            "scaler.unscale_()": lambda: scaler.unscale_(optimizer),
+            "scaler.step()": lambda: scaler.step(optimizer),
+            "scaler.update()": lambda: scaler.update(),
+            "clip_grad_norm_()": lambda: team.clip_grad_norm_(model.parameters(), 1.0),
+            "all_reduce": lambda: team.all_reduce(torch.ones(1)),
+            "broadcast": lambda: team.broadcast(torch.ones(1)),
+            "broadcast_object": lambda: team.broadcast_object(1),
+            "all_gather": lambda: team.all_gather(torch.ones(1)),
+            "all_gather_object": lambda: team.all_gather_object(1),
+            "barrier": lambda: team.barrier(),
+            "any": lambda: team.any(True),
+            "evaluate()": lambda: enter(team.evaluate(model, test_loader)),
+            "best()": lambda: team.best(1.0),
+            "main_first()": lambda: enter(team.main_first()),
+        }
+        said = {}
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                if team.step == 2:
+                    said = {name: _told(call) for name, call in calls.items()}
+                team.backward(scaler.scale(model(inputs).mean()))
+                if team.step == 2:
+                    assert said == {name: _told(call) for name, call in calls.items()}
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            average.update_parameters(model)
+            optimizer.zero_grad()
+        return said, (model.weight.item(), int(average.n_averaged), schedule.last_epoch, team.step)
+
+
+LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
+
+
+def left_early(then):
+    """What is said when the shards of a step are left early, and the script goes on like this."""
+    with lockstep.join() as team:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(12), 4))
+        try:
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
+                    batch.add(loss=1.0)
+                    break
+                match then:
+                    case "optimizer.step()":
+                        optimizer.step()
+                    case "zero_grad()":
+                        optimizer.zero_grad()
+                    case "value":
+                        _ = batch["loss"]
+                    case "phase":
+                        next(iter(batch.shards))
+                    case "collective":
+                        team.barrier()
+                    case "clipping":
+                        team.clip_grad_norm_(model.parameters(), 1.0)
+                    case "evaluation":
+                        with team.evaluate(model, DataLoader(numbers(4), 4)):
+                            pass
+                    case "pass":
+                        break
+            if then == "pass":
+                for _ in loader:
+                    pass
+        except lockstep.LockstepError as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def misused(how):
+    """A batch is taken for the samples of the old loop."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(TensorDataset(torch.ones(8, 1), torch.ones(8)), 4))
+        if how == "in the head of the loop":
+            for inputs, targets in loader:
+                team.backward(model(inputs).mean() + targets.mean())
+        for batch in loader:
+            match how:
+                case "unpacked":
+                    inputs, targets = batch
+                case "given to the model":
+                    model(batch)
+                case "indexed":
+                    batch[0]
+                case "moved":
+                    batch.to(team.device)
+                case "a value that was not added":
+                    batch["loss"]
+                case "a value in the shards":
+                    for inputs, _ in batch.shards:
+                        team.backward(model(inputs).mean())
+                        batch.add(loss=1.0)
+                        batch["loss"]
+                case "added behind the shards":
+                    for inputs, _ in batch.shards:
+                        team.backward(model(inputs).mean())
+                    batch.add(loss=1.0)
+                case "a batch behind the loop":
+                    break
+                case "shards in shards":
+                    for _ in batch.shards:
+                        for inputs, _ in batch.shards:
+                            team.backward(model(inputs).mean())
+        list(batch.shards)
+
+
+def states_of_shards(start):
+    """A state for each shard: what each shard saw of its own, by shard's first number."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(24), 8))
+        kept = team.per_shard("kept", start)
+        seen = []
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                seen.append((team.step, inputs[0].item(), list(kept.value)))
+                kept.value.append(inputs[0].item())
+                team.backward(model(inputs).mean())
+        return seen, start
 
 
 def first_and_then(order):
@@ -211,14 +443,17 @@ def print_from_all():
 
 
 def log_numbers(length, batch_size, log_every):
-    """Log each shard's mean of its numbers, and a value with a weight of its own, in some steps only."""
+    """Log each shard's mean of its numbers, values with weights of their own, or in some steps only, and values of steps."""
     with lockstep.join(log_every=log_every) as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
         for epoch in team.epochs(2):
-            for (inputs,) in loader:
-                team.backward(model(inputs).mean())
-                team.log(mean=inputs.mean(), odd=1.0 if team.step % 2 else None)
-                team.log(weight=float(inputs.sum()), heavy=inputs.mean())
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
+                    batch.add(mean=inputs.mean())
+                    team.log(mean=inputs.mean(), odd=1.0 if team.step % 2 else None)
+                    team.log(weight=float(inputs.sum()), heavy=inputs.mean())
+                team.log(behind=batch["mean"], step=team.step)
             team.log(epoch=float(epoch))
         run_dir = team.run_dir
     return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()] if team.is_main else None
@@ -251,14 +486,14 @@ def train_to_the_end(shards=None, precision="32-true"):
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, ready_batches())
     norms = []
     for _ in team.epochs(2):
-        for inputs, targets in loader:
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            team.backward(loss)
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(nn.functional.cross_entropy(model(inputs), targets))
             norms.append(team.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}, [float(n) for n in norms if n is not None]
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}, [float(n) for n in norms]
 
 
 def train_plainly():

@@ -1,26 +1,38 @@
-"""The loop's rules: what a body, a step and an epoch are, and what acts when."""
+"""The loop's rules: what a step, its shards and its phases are, what belongs into them, and what does not."""
+
+from fractions import Fraction
 
 import pytest
 import team_scripts
 
+from lockstep.errors import LaunchError
+
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.mark.parametrize(("nproc", "shards", "bodies_a_step"), [(1, 1, 1), (2, 2, 1), (1, 4, 4), (2, 4, 2)])
-def test_a_body_is_a_shard_and_a_step_is_a_global_batch(crew, nproc, shards, bodies_a_step):
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (2, 2), (1, 4), (2, 4)])
+def test_an_iteration_is_a_step_on_every_process_and_its_shards_are_dealt_out_to_them(crew, nproc, shards):
     for rank, seen in enumerate(crew(nproc, team_scripts.watch_steps, 24, 8, 2, shards=shards)):
-        assert seen["before"] == (0, 0, True)
+        assert seen["before"] == (0, 0)
         assert seen["len"] == 3
         assert seen["after"] == 6
-        assert seen["between"] == [(3, True), (6, True)]
+        assert seen["between"] == [3, 6]
         expected = []
         for step in range(1, 7):
-            for index in range(bodies_a_step):
-                size, first = 8 // shards, 8 * ((step - 1) % 3) + 8 // shards * (rank * bodies_a_step + index)
-                inputs = [float(n) for n in range(first, first + size)]
-                epoch = (step - 1) // 3
-                expected.append((epoch, epoch, step, index == bodies_a_step - 1, inputs))
-        assert seen["bodies"] == expected
+            epoch, size, own = (step - 1) // 3, 8 // shards, shards // nproc
+            firsts = [8 * ((step - 1) % 3) + size * (rank * own + index) for index in range(own)]
+            inputs = [(epoch, step, [float(n) for n in range(first, first + size)]) for first in firsts]
+            expected.append((epoch, epoch, step, 8, inputs))
+        assert seen["steps"] == expected
+
+
+def test_a_process_without_samples_takes_every_step_too(crew):
+    by_rank = crew(3, team_scripts.watch_steps, 9, 4, 2, shards=3)
+    for seen in by_rank:
+        assert [number for *_, number, _ in seen["steps"]] == [4, 4, 1] * 2
+        assert [step for _, _, step, *_ in seen["steps"]] == [1, 2, 3, 4, 5, 6]
+        assert seen["between"] == [3, 6]
+    assert [[len(shards) for *_, shards in seen["steps"]] for seen in by_rank] == [[1] * 6, [1, 1, 0] * 2, [1, 1, 0] * 2]
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 4), (2, 4)])
@@ -31,12 +43,18 @@ def test_a_loaders_length_counts_global_steps(crew, nproc, shards, drop_last, st
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
-@pytest.mark.parametrize("zero_at", ["first", "middle", "last", "model"])
-def test_gradients_can_be_cleared_anywhere_and_are_there_only_when_a_step_ends(crew, nproc, shards, zero_at):
-    for seen, weights in crew(nproc, team_scripts.gradients_between, zero_at, shards=shards):
-        assert [gradient for ends, gradient in seen if not ends] == [None] * (len(seen) - 2)
-        assert [gradient for ends, gradient in seen if ends] == pytest.approx([1.5, 5.5])
-        assert weights == pytest.approx([1 - 0.15, 1 - 0.15 - 0.55])
+@pytest.mark.parametrize("zero_at", ["first", "last", "model", "between", "never"])
+def test_the_gradient_of_a_phase_is_added_behind_its_shards_to_what_was_there(crew, nproc, shards, zero_at):
+    for inside, behind, weights in crew(nproc, team_scripts.gradients_of_phases, zero_at, shards=shards):
+        assert set(inside) == {None}
+        if zero_at == "between":
+            assert behind == pytest.approx([1.5, 1.5, 5.5, 5.5])
+        elif zero_at == "never":
+            assert behind == pytest.approx([1.5, 3.0, 8.5, 14.0])
+            assert weights == pytest.approx([1 - 0.3, 1 - 0.3 - 1.4])
+        else:
+            assert behind == pytest.approx([1.5, 3.0, 5.5, 11.0])
+            assert weights == pytest.approx([1 - 0.3, 1 - 0.3 - 1.1])
 
 
 @pytest.mark.parametrize("made", ["before", "after"])
@@ -60,16 +78,112 @@ def test_state_dicts_are_those_of_plain_objects(crew, nproc, shards):
     assert crew(nproc, team_scripts.plain_states, shards=shards) == [(True, True, 2)] * nproc
 
 
-def test_any_answers_when_a_step_ends_for_all_its_bodies_on_every_rank(crew):
-    # Step 1: the first body of rank 1, before the step ends. Step 2: nobody.
-    for answers, one, none in crew(2, team_scripts.any_in_the_body, {(1, 0)}, shards=4):
-        assert answers == [(1, False, False), (1, True, True), (2, False, False), (2, True, False)]
+@pytest.mark.parametrize("length", [16, 9])
+def test_any_answers_at_once_on_every_rank_with_samples_or_without(crew, length):
+    for answers, one, none in crew(2, team_scripts.any_in_every_step, length, {(1, 2)}, shards=4):
+        assert answers == [(1, False, False, False), (2, True, True, False)]
         assert (one, none) == (True, False)
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
 def test_ranks_that_ask_any_leave_the_loop_together(crew, nproc, shards):
     assert crew(nproc, team_scripts.stop_together, shards=shards) == [3] * nproc
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_step_that_is_left_counts_if_a_phase_of_it_was_completed(crew, nproc):
+    for found in crew(nproc, team_scripts.leave, "before the shards", shards=2):
+        assert found == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    for found in crew(nproc, team_scripts.leave, "before the update", shards=2):
+        assert found == [(2, 1.0), (4, 2.0), (6, 3.0)]
+    for found in crew(nproc, team_scripts.leave, "after the update", shards=2):
+        assert found == [(2, 2.0), (4, 4.0), (6, 6.0)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_added_values_become_exact_means_over_the_global_batch_equal_to_the_bit(crew, weighted):
+    told = []
+    for nproc in (1, 2, 3):
+        by_rank = crew(nproc, team_scripts.add_values, 13, 6, weighted, shards=4)
+        added = [row for rows, _, _ in by_rank for row in rows]
+        told += [(means, averages) for _, means, averages in by_rank]
+        for name, place in (("number", 2), ("tensor", 3), ("whole", 4), ("holds", 5), ("own", 2)):
+            rows = [(row[0], Fraction(row[6 if name == "own" else 1]), Fraction(row[place])) for row in added]
+            for step in range(1, 7):
+                assert told[-1][0][step - 1][name] == pytest.approx(_mean(rows, {step}), rel=1e-14)
+            for epoch in range(2):
+                steps = set(range(3 * epoch + 1, 3 * epoch + 4))
+                assert told[-1][1][epoch][name] == pytest.approx(_mean(rows, steps), rel=1e-14)
+    assert all(one == told[0] for one in told)
+    assert all(isinstance(value, float) for means, _ in told for step in means for value in step.values())
+
+
+def _mean(rows, steps):
+    weights = sum(weight for step, weight, _ in rows if step in steps)
+    return float(sum(weight * value for step, weight, value in rows if step in steps) / weights)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_a_value_that_a_later_phase_adds_too_is_that_of_the_later_one(crew, nproc):
+    for (one, two), averages in crew(nproc, team_scripts.add_again, shards=4):
+        assert one == {"first": 1.0, "both": 1.0, "seldom": 0.5}
+        assert two == {"first": 1.0, "both": 2.0, "second": 3.0}
+        assert averages == {"first": 1.0, "both": 2.0, "second": 3.0, "seldom": 0.5}
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothing(crew, nproc):
+    for said, after in crew(nproc, team_scripts.refused_in_the_shards, shards=4):
+        for call, message in said.items():
+            name = call.partition(".")[2] or call
+            assert message is not None, f"{call} is not refused"
+            assert message.startswith("UsageError: "), message
+            assert name in message, message
+            assert "inside batch.shards" in message, message
+        assert after == (pytest.approx(1 - 0.15 - 0.055 - 0.0095), 3, 3, 3)
+
+
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
+def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(crew, nproc, shards, then):
+    for message in crew(nproc, team_scripts.left_early, then, shards=shards, timeout_s=20.0):
+        assert message is not None, "nothing was said"
+        assert message.startswith("UsageError: "), message
+        assert "left before its end" in message, message
+        assert "step 1" in message, message
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("unpacked", r"for .* in batch\.shards"),
+        ("in the head of the loop", r"for .* in batch\.shards"),
+        ("given to the model", r"for .* in batch\.shards"),
+        ("indexed", r"for .* in batch\.shards"),
+        ("moved", r"for .* in batch\.shards"),
+        ("a value that was not added", r"batch\.add\(loss="),
+        ("a value in the shards", "batch.shards"),
+        ("added behind the shards", r"inside batch\.shards|in batch\.shards"),
+        ("a batch behind the loop", r"batch\.shards outside of the loop"),
+        ("shards in shards", "batch.shards"),
+    ],
+)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_batch_that_is_taken_for_something_else_is_refused_with_the_line_to_write(crew, nproc, how, words):
+    with pytest.raises(LaunchError, match=rf"UsageError: .*{words}"):
+        crew(nproc, team_scripts.misused, how, shards=2, timeout_s=20.0)
+
+
+def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(crew):
+    for nproc in (1, 2, 3):
+        by_rank = crew(nproc, team_scripts.states_of_shards, [-1.0], shards=4)
+        seen = sorted(row for rows, _ in by_rank for row in rows)
+        expected = []
+        for step in range(1, 4):
+            for first in range(0, 8, 2):
+                expected.append((step, 8.0 * (step - 1) + first, [-1.0, *(8.0 * n + first for n in range(step - 1))]))
+        assert seen == expected
+        assert all(start == [-1.0] for _, start in by_rank)
 
 
 def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(crew):

@@ -57,6 +57,8 @@ def test_logged_values_are_averaged_by_weight_over_all_shards(crew, nproc, shard
         batch = range(4 * ((step - 1) % 3), min(4 * ((step - 1) % 3) + 4, 10))
         assert values[step]["mean"] == pytest.approx(sum(batch) / len(batch))
         assert ("odd" in values[step]) == (step % 2 == 1)
+        assert values[step]["behind"] == pytest.approx(sum(batch) / len(batch))
+        assert values[step]["step"] == float(step)
     if shards == 4:  # a sample each: the average by weight n of the numbers n
         assert values[1]["heavy"] == pytest.approx((1 + 4 + 9) / 6)
     assert [values[step]["epoch"] for step in (3, 6)] == [0.0, 1.0]
@@ -122,8 +124,9 @@ data = DataLoader(TensorDataset(torch.ones(4, 1)), 4, num_workers=1)
 model, loader = team.prepare(torch.nn.Linear(1, 1), data)
 sub_group = team.new_group([1])
 while not Path("seen").exists():
-    for (inputs,) in loader:
-        team.backward(model(inputs).mean())
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            team.backward(model(inputs).mean())
         if team.step == 2:
             Path(f"training-{team.rank}").touch()
     if team.any(Path("seen").exists()):

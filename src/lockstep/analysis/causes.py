@@ -28,24 +28,35 @@ CAUSES = {
         remedy="iterate over sorted(the_set), or use a dict or a list, which keep their order",
     ),
     "collective": Cause(
-        sentence="a collective in the loop's body: it brings processes together, and how many shards each of them has depends "
-        "on how many there are",
-        remedy="leave the exchange to team.backward and team.log, or do it outside of the loop",
+        sentence="a collective inside a shard: it brings processes together, and how many shards each of them has depends on "
+        "how many there are",
+        remedy="leave the exchange to team.backward, batch.add and team.log, or call it after the loop over batch.shards",
         kinds=("collective",),
     ),
+    "weights": Cause(
+        sentence="weights are changed inside a shard: the next shard of this process sees the change, and those of other "
+        "processes do not",
+        remedy="change weights (clip them, average them, step) after the loop over batch.shards, once a step",
+        kinds=("weights",),
+    ),
     "random": Cause(
-        sentence="a random call outside of lockstep's streams: what it draws depends on what this process has drawn before, "
-        "not on the sample",
+        sentence="a generator of the script's own (or the system's) is drawn from inside a shard, or while a sample is "
+        "fetched: what it gives depends on what this process has drawn before, not on the sample",
         remedy="draw from torch, numpy.random or random themselves (lockstep starts these anew for every shard), or make the "
         "generator anew for each sample, from its index",
         kinds=("generator", "entropy"),
     ),
     "state": Cause(
-        sentence="state across samples: something is kept from one forward pass (or one sample) for the next, and which one "
+        sentence="state across shards: something is kept from one forward pass (or one sample) for the next, and which one "
         "that is depends on how the shards are shared out",
-        remedy="compute it from the batch at hand alone, or keep it in a registered buffer, which lockstep combines over the "
-        "shards once a step",
+        remedy="compute it from the batch at hand alone; keep it in a registered buffer, which lockstep combines over the "
+        "shards once a step; or in team.per_shard(...), if it goes on from batch to batch",
         kinds=("state",),
+    ),
+    "data by rank": Cause(
+        sentence="the data is read differently on each rank: lockstep itself gives every process its part of each batch, so "
+        "all of them must read the same data in the same order",
+        remedy="neither split nor seed the data by rank: let every process read the whole stream (or data set)",
     ),
     "worker": Cause(
         sentence="code that depends on which loader worker runs it",
@@ -67,6 +78,12 @@ CAUSES = {
         remedy="use the rank for printing and writing only; scale learning rates by the global batch size, not by the number "
         "of processes",
         kinds=("rank",),
+    ),
+    "not saved": Cause(
+        sentence="something that the script keeps is in no checkpoint, so the run goes on without it",
+        remedy="give it to team.register(name, thing); or keep it in a buffer of the model, in the optimizer, or in "
+        "team.per_shard(...), which are saved",
+        kinds=("state", "generator"),
     ),
     "rounding": Cause(
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from lockstep.analysis import advice, results, runner
-from lockstep.analysis.failure import first_error
+from lockstep.analysis import advice, runner
+from lockstep.analysis.attempts import Observer, attempt, write_results
 from lockstep.analysis.figures import Figures, figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Method, Row, expand
-from lockstep.analysis.results import Comparison, RowResult
+from lockstep.analysis.results import Comparison, Plan, RowResult
+from lockstep.analysis.table import count
 from lockstep.errors import ConfigError, UsageError
 from lockstep.measure.events import read_history
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be compared."""
-
-    command: tuple[str, ...]
-    """What the user typed, for the record."""
-    script: Path
-    args: tuple[str, ...] = ()
-    rows: tuple[Row, ...]
-    shards: int
-    """One V for all rows: the answer depends on it."""
-    threads: int
-    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
-    seed: int | None = None
-    timeout_s: float | None = None
-    """Of each row."""
 
 
 def plan(
@@ -75,31 +54,6 @@ def plan(
     )
 
 
-class Observer(Protocol):
-    """Told how a comparison goes on."""
-
-    def started(self, row: Row) -> None:
-        """A row's command is about to be started."""
-
-    def waiting(self, row: Row, elapsed_s: float) -> None:
-        """Several times a second while it runs."""
-
-    def ended(self, result: RowResult) -> None:
-        """It ended, one way or another."""
-
-
-def new_directory(out: Path) -> Path:
-    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever deleted or mixed."""
-    for number in itertools.count(1):
-        candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            candidate.mkdir(parents=True)
-            return candidate
-        if candidate.is_dir() and not any(candidate.iterdir()):
-            return candidate
-    raise AssertionError("count() does not end")
-
-
 def run(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) -> Comparison:
     """Run every row. A row that fails is a row with a reason; ``results.json`` is written anew after each.
 
@@ -108,31 +62,25 @@ def run(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) ->
     """
     comparison = Comparison(
         directory=directory,
-        command=plan.command,
-        script=str(plan.script),
-        args=plan.args,
-        shards=plan.shards,
-        threads=plan.threads,
-        seed=plan.seed,
+        plan=plan,
         machine=machine,
         rows=tuple(RowResult(row=row, reason="the comparison was stopped before") for row in plan.rows),
     )
     for place, row in enumerate(plan.rows):
-        observer.started(row)
+        observer.started(f"[{row.number}/{len(plan.rows)}] {row.label}")
         result = _run_row(plan, row, directory, observer)
         rows = (*comparison.rows[:place], result, *comparison.rows[place + 1 :])
         comparison = dataclasses.replace(comparison, rows=rows)
-        results.write(comparison, advice.notes_on(comparison))
-        observer.ended(result)
+        write_results(directory, comparison.as_json(advice.notes_on(comparison)))
+        speed = f"{count(result.figures.samples_per_s)} samples/s" if result.figures else f"{result.status}: {result.reason}"
+        observer.ended(f"{speed} ({result.command_s or 0:.1f} s in all)")
         if result.status == "interrupted":
             break
     return comparison
 
 
 def _run_row(plan: Plan, row: Row, directory: Path, observer: Observer) -> RowResult:
-    # The log lies beside the run directory, not in it: join() may refuse a directory that is not empty.
-    run_dir, log = directory / "runs" / row.slug, directory / "runs" / f"{row.slug}.log"
-    run_dir.parent.mkdir(exist_ok=True)
+    run_dir = directory / "runs" / row.slug
     start = runner.start_of(
         row,
         script=plan.script,
@@ -142,32 +90,15 @@ def _run_row(plan: Plan, row: Row, directory: Path, observer: Observer) -> RowRe
         seed=plan.seed,
         run_dir=run_dir.resolve(),
     )
-    ended = runner.run_to_end(
-        start, log=log, timeout_s=plan.timeout_s, on_tick=lambda elapsed_s: observer.waiting(row, elapsed_s)
-    )
-    status, reason, figures = "failed", None, None
-    if ended.status == "timeout":
-        status, reason = "timeout", f"did not end within {plan.timeout_s:g} s and was stopped"
-    elif ended.status == "interrupted":
-        status, reason = "interrupted", f"stopped from outside after {ended.wall_s:.0f} s"
-    elif ended.exit_status != 0:
-        reason = first_error(log.read_text(encoding="utf-8", errors="replace"), ended.exit_status)
-    else:
-        try:
-            status, figures = "ok", _figures(row, run_dir)
-        except UsageError as error:
-            status, reason = "failed", str(error)
-    return RowResult(
-        row=row,
-        status=status,
-        reason=reason,
-        command=start.command,
-        run_dir=str(run_dir.relative_to(directory)),
-        log=str(log.relative_to(directory)),
-        exit_status=ended.exit_status,
-        command_s=ended.wall_s,
-        figures=figures,
-    )
+    log = run_dir.with_name(run_dir.name + ".log")
+    tried = attempt(plan, start, run_dir=run_dir, log=log, directory=directory, observer=observer)
+    result = RowResult(row=row, **vars(tried))
+    if result.status != "ok":
+        return result
+    try:
+        return dataclasses.replace(result, figures=_figures(row, run_dir))
+    except UsageError as error:
+        return dataclasses.replace(result, status="failed", reason=str(error))
 
 
 def _figures(row: Row, run_dir: Path) -> Figures:

@@ -16,7 +16,7 @@ from lockstep.analysis.causes import CAUSES, Cause
 from lockstep.analysis.runs import Line, TracedRun
 from lockstep.analysis.sets import sets_in
 from lockstep.analysis.settings import Setting
-from lockstep.analysis.verify import Difference, Origin, check, compare, origin
+from lockstep.analysis.differences import Difference, Origin, check, compare, origin
 
 _HASH_SEEDS = (1, 2, 3, 4)  # with a set of two texts, every other seed gives the same order
 
@@ -63,6 +63,8 @@ class Findings:
     evidence: Sequence[Line] = ()
     threads: tuple[int, int] | None = None
     """The numbers of threads where they first differ; None: they do not."""
+    data_by_rank: bool = False
+    """Whether rank 0 read the same data with both settings, and the other ranks never did."""
     origin: Origin = dataclasses.field(default_factory=lambda: Origin(where="unknown"))
 
 
@@ -95,6 +97,7 @@ def investigate(
         settings=(reference[0], other[0]),
         strategy=other[1].start["strategy"],
         threads=_threads_that_differ(reference[1], other[1], difference),
+        data_by_rank=difference.stage == "content" and _is_by_rank(reference[1], other[1]),
         origin=origin(difference, None, None),
     )
     findings = dataclasses.replace(findings, repeats=_repeats(reference, other, until, run))
@@ -161,12 +164,23 @@ def _depends_on_hashes(setting: Setting, with_seed_0: TracedRun, until: int | No
 
 def _threads_that_differ(reference: TracedRun, other: TracedRun, difference: Difference) -> tuple[int, int] | None:
     for place, owners in sorted(reference.shards.items()):
-        if place[0] > max(difference.step, 1) or place not in other.shards:
+        if place.step > max(difference.step, 1) or place not in other.shards:
             continue
         numbers = owners[0][1]["threads"], other.shards[place][0][1]["threads"]
         if None not in numbers and numbers[0] != numbers[1]:
             return numbers
     return None
+
+
+def _is_by_rank(reference: TracedRun, other: TracedRun) -> bool:
+    """Whether rank 0 read the same data as the reference, and the other ranks never did. (In one step alone that may be
+    chance: a generator that a process has not drawn from yet gives everywhere the same.)"""
+    found: dict[bool, set[bool]] = {True: set(), False: set()}
+    for place, ((rank, line), *_) in other.shards.items():
+        if place in reference.shards:
+            contents = [[batch["content"] for batch in one["batches"]] for one in (line, reference.shards[place][0][1])]
+            found[rank == 0].add(contents[0] == contents[1])
+    return min(reference.num_steps, other.num_steps) > 1 and found == {True: {True}, False: {False}}
 
 
 # The conclusion
@@ -213,17 +227,18 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
         return "set order", []
     if stage == "samples" and "ran this shard" in findings.difference.detail:
         return "unknown", []
-    possible = [line for line in lines if _is_possible(findings, line["kind"])]
-    best: tuple[int, int] | None = None
-    for line in possible:
-        cause = _BY_KIND[line["kind"]]
-        rank = (_relevance(findings, line), -list(CAUSES).index(cause))
-        if rank[0] > 0 and (best is None or rank > best):
-            best = rank
-    if best is not None:
-        name = list(CAUSES)[-best[1]]
-        relevant = [line for line in possible if _BY_KIND[line["kind"]] == name and _relevance(findings, line) > 0]
-        return name, sorted(relevant, key=lambda line: -_relevance(findings, line))
+    if findings.data_by_rank:
+        read = [line for line in lines if line["kind"] == "rank" and _relevance(findings, line) > 0]
+        return "data by rank", sorted(read, key=lambda line: -_relevance(findings, line))
+    names = list(CAUSES)
+    relevant = [(line, _relevance(findings, line)) for line in lines if _is_possible(findings, line["kind"])]
+    relevant = sorted((pair for pair in relevant if pair[1] > 0), key=lambda pair: -pair[1])
+    if relevant:
+        nearest = [line for line, relevance in relevant if relevance == relevant[0][1]]
+        kind = min(nearest, key=lambda line: names.index(_BY_KIND[line["kind"]]))["kind"]
+        name = _BY_KIND[kind]
+        chosen = [line for line, _ in relevant if _BY_KIND[line["kind"]] == name]
+        return "data by rank" if name == "rank" and findings.origin.where in _DATA else name, chosen
     if findings.origin.where == "exchange" and findings.strategy != "exact":
         return "rounding", []
     if findings.repeats is False:
@@ -231,38 +246,47 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
     return "unknown", []
 
 
-_BY_KIND = {kind: name for name, cause in CAUSES.items() for kind in cause.kinds}
+_BY_KIND = {kind: name for name, cause in reversed(CAUSES.items()) for kind in cause.kinds}
+_DATA = ("data", "samples")
 
 
 def _is_possible(findings: Findings, kind: str) -> bool:
     """Whether an experiment leaves room for this kind of cause."""
-    if kind not in _BY_KIND or kind == "threads":
-        return False
+    if kind not in _BY_KIND or kind == "threads" or (kind == "weights" and findings.strategy == "fsdp"):
+        return False  # (fsdp itself changes weights, as it gathers them)
     if findings.repeats is True:
         return kind not in ("clock", "entropy", "process", "kernel")
     if findings.repeats is False:
-        return kind not in ("collective", "state", "rank", "worker")
+        return kind not in ("collective", "state", "weights", "rank", "worker")
     return True
+
+
+_KEPT = ("state", "weights")
+_PASSING = ("state", "clock", "rank")
+"""What tells little where it was not seen at the very place: it may have been used for something else."""
 
 
 def _relevance(findings: Findings, line: Line) -> int:
     """How near to where the difference arose: 2 there, 1 before it, 0 elsewhere."""
-    where, place, layer = findings.origin.where, line["place"], line["layer"]
-    if line["kind"] == "kernel":
-        return 2 if place == "body" else 1
-    if where == "layer":
-        if place != "body":
+    where, kind, place, layer = findings.origin.where, line["kind"], line["place"], line["layer"]
+    in_shard = place == "shard"
+    if kind == "kernel":
+        return 2 if in_shard else 1
+    if where in _DATA:
+        return 2 if place == "data" else int(where == "samples" or kind in ("state", "worker", "rank"))
+    if where in ("beginning", "update", "evaluation", "exchange"):
+        if where == "beginning" and line["step"] > 0:
             return 0
-        return 2 if layer == findings.origin.layer else int(line["kind"] not in ("state", "clock", "rank"))
-    if where in ("data", "samples"):
-        return 2 if place == "data" else int(where == "samples" or line["kind"] in ("state", "worker"))
-    if where in ("beginning", "evaluation"):
-        return 2 if place == "outside" else 0
-    if place != "body":
+        if in_shard:  # what a shard leaves behind can be seen later
+            return 2 if kind in _KEPT else int(where == "update")
+        return 0 if place == "data" else 1 if where == "exchange" or (where == "update" and line["step"] == 0) else 2
+    if not in_shard:
         return 0
-    if where in ("unknown", "backward"):
+    if kind == "weights" or where in ("unknown", "backward"):
         return 2
-    return 2 if layer is None else int(line["kind"] not in ("state", "clock"))
+    if where == "layer":
+        return 2 if layer == findings.origin.layer else int(kind not in _PASSING)
+    return 2 if layer is None else int(kind not in ("state", "clock"))
 
 
 def _sets(findings: Findings) -> list[tuple[str, int]]:
@@ -296,11 +320,11 @@ def _ruled_out(findings: Findings, name: str) -> tuple[str, ...]:
 _AROSE: Mapping[str, str] = {
     "data": "while the samples were fetched and collated",
     "samples": "in the sampler, or in what the loader was made with",
-    "before the model": "in the loop's body, before the model: its input differs",
-    "after the model": "in the loop's body, after the model: its output is the same",
+    "before the model": "inside a shard, before the model: its input differs",
+    "after the model": "inside a shard, after the model: its output is the same",
     "backward": "in the backward pass: the loss is the same",
     "exchange": "where gradients meet: those of each shard are the same",
-    "update": "in the update: the gradients are the same",
+    "update": "after batch.shards, in the update: the gradients are the same",
     "beginning": "before the first step",
     "evaluation": "in the evaluation: the weights are the same",
 }
@@ -312,6 +336,21 @@ def _arose(findings: Findings) -> str:
         name = found.layer if found.layer == "the model" else f"layer {found.layer}"
         return f"in the forward pass of {name} ({found.kind}): its input is the same, its output is not"
     return _AROSE.get(found.where, "")
+
+
+def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = None) -> Diagnosis:
+    """Why a run that goes on where another was killed computes something else, if all settings else are the same."""
+    show, cause = _Shower(directory), CAUSES["not saved"]
+    kept = [line for line in evidence if line["kind"] in cause.kinds]
+    return Diagnosis(
+        cause="not saved",
+        sentence=cause.sentence,
+        places=tuple(dict.fromkeys(show.line(line) for line in kept))[:6],
+        remedy=cause.remedy,
+        also_seen=(),
+        ruled_out=(),
+        arose="",
+    )
 
 
 class _Shower:

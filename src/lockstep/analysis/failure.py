@@ -1,4 +1,4 @@
-"""One line that says why a run failed, from its output. Pure."""
+"""Why a run failed, from its output: in one line, and whole. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 import signal
 
 _LONGEST = 300
+_MOST_LINES = 60
 
 # What launchers put before a worker's line: "[rank0]: ", "[default0]:", "rank 1 | ", "1: ".
 _PREFIX = re.compile(r"^(\[[^\]\n]{1,40}\]:? ?|rank \d+[^|:\n]{0,40}[|:] ?|\d+[:|] ?)")
+_TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(: .*)?$")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_OTHERS = re.compile(r"^([EWI]\d{4} \d\d:|=+$)")  # what torchrun says after it
 _ERROR = re.compile(r"^(\S+: )?[Ee]rror: ")
 
 
@@ -26,6 +29,29 @@ def first_error(output: str, exit_status: int | None) -> str:
     return found if len(found) <= _LONGEST else found[: _LONGEST - 1] + "…"
 
 
+def whole_error(output: str) -> str:
+    """All of the first error in the output: its traceback with what it follows from, else what comes from ``Error:`` on,
+    else the last lines."""
+    lines = [_PREFIX.sub("", line).rstrip() for line in output.splitlines()]
+    begins = [place for place, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if begins:
+        lines = lines[begins[0] :]
+        chained = {
+            place
+            for place, line in enumerate(lines)
+            if line.startswith(_TRACEBACK)
+            and any(before.startswith(_CHAINED) for before in lines[max(0, place - 2) : place])
+        }
+        ends = (p for p, line in enumerate(lines) if p and (line.startswith(_TRACEBACK) or _OTHERS.match(line)))
+        lines = lines[: next((place for place in ends if place not in chained), None)]
+    else:
+        first = next((place for place, line in enumerate(lines) if _ERROR.match(line)), None)
+        lines = lines[-20:] if first is None else lines[first : first + 20]
+    if len(lines) > _MOST_LINES:  # of a deep one, what was called first and what failed last
+        lines = [*lines[:10], "  ...", *lines[-(_MOST_LINES - 11) :]]
+    return "\n".join(lines).strip()
+
+
 def how_it_ended(exit_status: int | None) -> str:
     """An exit status in words."""
     if exit_status is None or exit_status >= 0:
@@ -39,7 +65,7 @@ def how_it_ended(exit_status: int | None) -> str:
 def _first_exception(lines: list[str]) -> str | None:
     found, inside, chained = None, False, False
     for line in lines:
-        if line.startswith("Traceback (most recent call last):"):
+        if line.startswith(_TRACEBACK):
             if found is not None and not chained:
                 break  # another process's
             inside, chained = True, False

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.analysis.attempts import Attempt, Task
 from lockstep.analysis.figures import Figures, Relation, relate
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row
 
-SCHEMA = 1
-FILE_NAME = "results.json"
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Task):
+    """What is to be compared."""
+
+    rows: tuple[Row, ...]
+    threads: int
+    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowResult:
+class RowResult(Attempt):
     """What became of one row."""
 
     row: Row
-    status: str = "not run"
-    """``ok``, ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
-    reason: str | None = None
-    """Why there are no figures; None if the status is ``ok``."""
-    command: tuple[str, ...] = ()
-    run_dir: str | None = None
-    """Relative to the comparison's directory, as is ``log``."""
-    log: str | None = None
-    exit_status: int | None = None
-    command_s: float | None = None
-    """The whole command, start-up and evaluation included."""
     figures: Figures | None = None
     """Always there if the status is ``ok``, never otherwise."""
 
@@ -42,14 +36,7 @@ class Comparison:
     """One script under several methods."""
 
     directory: Path
-    command: tuple[str, ...]
-    """What the user typed."""
-    script: str
-    args: tuple[str, ...]
-    shards: int
-    threads: int
-    seed: int | None
-    """None: the script's own."""
+    plan: Plan
     machine: Machine
     rows: tuple[RowResult, ...]
 
@@ -72,15 +59,7 @@ class Comparison:
         """The contents of ``results.json``."""
         baseline = self.baseline
         return {
-            "schema": SCHEMA,
-            "command": self.command,
-            "script": self.script,
-            "args": self.args,
-            "directory": str(self.directory.resolve()),
-            "shards": self.shards,
-            "threads": self.threads,
-            "seed": self.seed,
-            "machine": dataclasses.asdict(self.machine),
+            **self.plan.as_json(self.directory, self.machine),
             "baseline": None if baseline is None else baseline.row.number,
             "rows": [self._row_as_json(result) for result in self.rows],
             "notes": notes,
@@ -88,30 +67,8 @@ class Comparison:
 
     def _row_as_json(self, result: RowResult) -> dict[str, Any]:
         relation = self.relation(result)
-        return {
-            "number": result.row.number,
-            "method": result.row.method.name,
-            **dataclasses.asdict(result.row.method),
-            "num_processes": result.row.num_processes,
-            **{
-                field.name: getattr(result, field.name)
-                for field in dataclasses.fields(result)
-                if field.name not in ("row", "figures")
-            },
-            "figures": None if result.figures is None else dataclasses.asdict(result.figures),
-            "against_baseline": None if relation is None else dataclasses.asdict(relation),
-        }
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def write(comparison: Comparison, notes: list[str]) -> Path:
-    """Write ``results.json``, replacing an earlier one whole: a reader never finds half a file."""
-    path = comparison.directory / FILE_NAME
-    draft = path.with_suffix(".json.new")
-    draft.write_text(json.dumps(comparison.as_json(notes), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(draft, path)  # noqa: PTH105 - the atomic one, by its usual name
-    return path
+        fields = dataclasses.asdict(result)
+        row = fields.pop("row")
+        method = {"method": result.row.method.name, **row.pop("method")}
+        against = None if relation is None else dataclasses.asdict(relation)
+        return {"number": row["number"], **method, **row, **fields, "against_baseline": against}

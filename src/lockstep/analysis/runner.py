@@ -19,8 +19,9 @@ from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
 
 _POLL_EVERY_S = 0.1
-_MARK = "LOCKSTEP_COMPARE_ROW"
-"""In the environment of all processes of a row, by which those are found that left its session (torchrun's workers)."""
+_LOOK_EVERY_S = 0.01  # for the moment to kill it
+_MARK = "LOCKSTEP_ATTEMPT"
+"""In the environment of all processes of a run, by which those are found that left its session (torchrun's workers)."""
 _GRACE_S = 5.0  # what lockstep run and torchrun may take to end their own workers, before they are killed
 
 # What a launcher sets for its workers. A comparison may itself run under one (a batch job): its rows must not inherit.
@@ -42,7 +43,8 @@ class Start:
     command: tuple[str, ...]
     settings: Mapping[str, object]
     """Handed over in the environment, for launchers that know nothing of lockstep; empty for ``lockstep run``."""
-    threads: int
+    threads: int | None = None
+    """For libraries that count them before the script joins; None: the environment stays as it is."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment variables for it."""
 
@@ -80,7 +82,7 @@ def start_under(
     settings: Mapping[str, object],
     script: Path,
     args: Sequence[str],
-    threads: int,
+    threads: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Start:
     """The command that runs a script under a launcher (one of ``methods.LAUNCHERS``) with these fields of ``RunConfig``."""
@@ -115,17 +117,24 @@ class Ended:
     """How a row's process ended."""
 
     status: str
-    """``exited``, ``timeout`` or ``interrupted``."""
+    """``exited``, ``timeout``, ``interrupted``, or ``killed``: as was asked for."""
     exit_status: int | None
     """As ``subprocess`` has it (negative: a signal); None if it was stopped."""
     wall_s: float
 
 
-def run_to_end(start: Start, *, log: Path, timeout_s: float | None, on_tick: Callable[[float], None]) -> Ended:
+def run_to_end(
+    start: Start,
+    *,
+    log: Path,
+    timeout_s: float | None,
+    on_tick: Callable[[float], None],
+    kill_when: Callable[[], bool] | None = None,
+) -> Ended:
     """Run a command to its end, its output into ``log``. None of its processes is left when this returns.
 
-    ``on_tick`` is called ten times a second with the seconds so far. A KeyboardInterrupt ends the run, not the caller:
-    the status says so.
+    ``on_tick`` is called ten times a second with the seconds so far. With ``kill_when``, all of its processes are killed at
+    once as soon as that is true. A KeyboardInterrupt ends the run, not the caller: the status says so.
     """
     began, mark = time.monotonic(), uuid.uuid4().hex
     status, exit_status, process = "exited", None, None
@@ -140,8 +149,12 @@ def run_to_end(start: Start, *, log: Path, timeout_s: float | None, on_tick: Cal
                 preexec_fn=die_with_parent,  # if this process is killed, the row must not go on unseen
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the row in order
             )
-            while (exit_status := _poll(process)) is None:
+            while (exit_status := _poll(process, _POLL_EVERY_S if kill_when is None else _LOOK_EVERY_S)) is None:
                 elapsed_s = time.monotonic() - began
+                if kill_when is not None and kill_when():
+                    status = "killed"
+                    sweep([process.pid], mark)
+                    break
                 if timeout_s is not None and elapsed_s > timeout_s:
                     status = "timeout"
                     break
@@ -155,9 +168,9 @@ def run_to_end(start: Start, *, log: Path, timeout_s: float | None, on_tick: Cal
     return Ended(status=status, exit_status=exit_status, wall_s=wall_s)
 
 
-def _poll(process: subprocess.Popen[bytes]) -> int | None:
+def _poll(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
     try:
-        return process.wait(_POLL_EVERY_S)
+        return process.wait(patience_s)
     except subprocess.TimeoutExpired:
         return None
 
@@ -165,8 +178,8 @@ def _poll(process: subprocess.Popen[bytes]) -> int | None:
 def _environment(start: Start, mark: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
     environment[_MARK] = mark
-    # The same in every row; torchrun would set it to 1 and warn. join() applies the setting of the same name as well.
-    environment["OMP_NUM_THREADS"] = str(start.threads)
+    if start.threads is not None:  # torchrun would set it to 1, and other launchers would not
+        environment["OMP_NUM_THREADS"] = str(start.threads)
     environment.update(start.variables)
     if start.settings:
         environment[world.SETTINGS] = json.dumps(start.settings)

@@ -6,14 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.errors import UsageError
 from lockstep.measure.trace import read_trace
 
 Line = Mapping[str, Any]
-ShardPlace = tuple[int, int, int]
-"""Step, part and shard."""
+
+
+class ShardPlace(NamedTuple):
+    """One micro-step. (A step belongs to one pass, and a pass to one epoch.)"""
+
+    step: int
+    phase: int
+    shard: int
+    part: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,8 @@ class TracedRun:
     """By step: the lines of all ranks."""
     evaluations: tuple[Line, ...]
     """Of rank 0."""
+    first_gradient: Line | None
+    """Of rank 0, as numbers; None unless it was asked for."""
     is_complete: bool
     """Whether every rank came to its end."""
 
@@ -42,9 +51,9 @@ class TracedRun:
     def samples_by_rank(self) -> tuple[int, ...]:
         """How many samples each rank trained on."""
         counts = Counter(dict.fromkeys(range(self.start["world_size"]), 0))
-        for (step, _, _), owners in self.shards.items():
-            for rank, line in owners:
-                counts[rank] += len(line["batches"][0]["samples"]) if step in self.steps and line["batches"] else 0
+        for place, owners in self.shards.items():
+            for rank, line in owners if place.phase == 0 else ():
+                counts[rank] += len(line["batches"][0]["samples"]) if place.step in self.steps and line["batches"] else 0
         return tuple(counts[rank] for rank in sorted(counts))
 
     @property
@@ -59,7 +68,7 @@ class TracedRun:
 
     def shards_of(self, step: int) -> list[tuple[ShardPlace, tuple[tuple[int, Line], ...]]]:
         """The shards of a step in order."""
-        return sorted((place, owners) for place, owners in self.shards.items() if place[0] == step)
+        return sorted((place, owners) for place, owners in self.shards.items() if place.step == step)
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
@@ -74,12 +83,14 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
     loaders: list[Line] = []
     initial: list[Line] = []
     evaluations: list[Line] = []
+    first_gradient: Line | None = None
     num_ended = 0
     for rank, lines in enumerate(ranks):
         for line in lines:
             event = line["event"]
             if event == "shard":
-                shards.setdefault((line["step"], line["part"], line["shard"]), []).append((rank, line))
+                place = ShardPlace(line["step"], line["phase"], line["shard"], line["part"])
+                shards.setdefault(place, []).append((rank, line))
             elif event == "step":
                 steps.setdefault(line["step"], []).append(line)
             elif event == "initial":
@@ -90,6 +101,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
                 start = line
             elif rank == 0 and event == "loader":
                 loaders.append(line)
+            elif rank == 0 and event == "gradient":
+                first_gradient = line
             elif rank == 0 and event == "evaluation":
                 evaluations.append(line)
     if not start:
@@ -106,6 +119,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
         shards={place: tuple(owners) for place, owners in shards.items()},
         steps={step: tuple(lines) for step, lines in sorted(steps.items())},
         evaluations=tuple(evaluations),
+        first_gradient=first_gradient,
         is_complete=num_ended == start["world_size"] == len(ranks),
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.analysis.attempts import counted
 from lockstep.analysis.methods import parse_nprocs
-from lockstep.analysis.results import counted
 from lockstep.errors import ConfigError, unknown_name
 
-LAUNCHERS = ("local", "torchrun")
-"""``local`` is ``lockstep run``."""
+LAUNCHERS = ("local", "torchrun", "python")
+"""``local`` is ``lockstep run``; ``python`` is the plain interpreter, which starts one process."""
 DEFAULT_WORLD_SIZES = (1, 2, 4)
 
 
@@ -24,22 +24,31 @@ class Setting:
     workers: int | None = None
     """Loader workers of each process; None: as the script says."""
     launcher: str = "local"
+    killed_at: int | None = None
+    """The number of processes of an earlier launch, which was killed, and which this one goes on with; None: there is none."""
 
     @property
     def label(self) -> str:
         """What a line calls it."""
-        words = [f"{self.world_size} process{'es' if self.world_size > 1 else ''}"]
+        words = [_processes(self.world_size)]
         if self.workers is not None:
             words.append(counted(self.workers, "loader worker"))
         if self.launcher != "local":
             words.append(self.launcher)
+        if self.killed_at is not None:
+            words.append(f"going on where {_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed")
         return ", ".join(words)
 
     @property
     def slug(self) -> str:
         """A name for the run's directory."""
         workers = "" if self.workers is None else f"-workers{self.workers}"
-        return f"{self.number}-x{self.world_size}{workers}-{self.launcher}"
+        after = "" if self.killed_at is None else f"-after-x{self.killed_at}"
+        return f"{self.number}-x{self.world_size}{workers}-{self.launcher}{after}"
+
+
+def _processes(number: int) -> str:
+    return f"{number} process{'es' if number > 1 else ''}"
 
 
 def default_world_sizes(*, num_cores: int, num_cards: int) -> tuple[int, ...]:
@@ -76,12 +85,14 @@ def parse_workers(text: str | None) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def parse_launchers(text: str) -> tuple[str, ...]:
-    """Launchers with commas between, each once.
+def parse_launchers(text: str | None) -> tuple[str, ...] | None:
+    """Launchers with commas between, each once; None: as ``expand`` chooses.
 
     Raises:
         ConfigError: one is not known, or there is none.
     """
+    if text is None:
+        return None
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if name not in LAUNCHERS:
@@ -92,26 +103,49 @@ def parse_launchers(text: str) -> tuple[str, ...]:
 
 
 def expand(
-    world_sizes: Sequence[int], workers: Sequence[int | None], launchers: Sequence[str], shards: int | None
+    world_sizes: Sequence[int],
+    workers: Sequence[int | None],
+    launchers: Sequence[str] | None,
+    shards: int | None,
+    *,
+    resumes: bool,
 ) -> tuple[Setting, ...]:
-    """Every combination, the one that the others are compared with first.
+    """Every combination, the one that the others are compared with first; then a launch that is killed, and gone on with at
+    another world size.
+
+    Args:
+        launchers: None: ``local`` at every world size, and each of the others once.
 
     Raises:
         ConfigError: there are fewer shards than processes in one, or there is only one.
     """
-    largest = max(world_sizes)
+    least, *_, largest = (*world_sizes, *world_sizes)
     if shards is not None and shards < largest:
         raise ConfigError(
             f"--shards {shards} with {largest} processes: a process without a shard would have nothing to do. Ask for "
             f"--shards {largest} or more, or for fewer processes with --world-sizes."
         )
-    combinations = [(size, number, launcher) for launcher in launchers for number in workers for size in world_sizes]
-    if len(combinations) < 2:
+    combinations = [
+        (size, number, launcher)
+        for launcher in launchers or ("local",)
+        for number in workers
+        for size in ((1,) if launcher == "python" else world_sizes)
+    ]
+    if launchers is None:
+        combinations.append((1, workers[0], "python"))
+        combinations += [(size, workers[0], "torchrun") for size in world_sizes if size > 1][:1]
+    if len(combinations) + resumes < 2:
         raise ConfigError(
             "there is one setting only, and nothing to compare it with: give --world-sizes, --workers or --launchers "
             "several values"
         )
-    return tuple(
+    settings = [
         Setting(number=place, world_size=size, workers=number, launcher=launcher)
         for place, (size, number, launcher) in enumerate(combinations, start=1)
-    )
+    ]
+    if resumes:
+        other = least if least < largest else 1
+        settings.append(
+            Setting(number=len(settings) + 1, world_size=other, workers=workers[0], killed_at=largest),
+        )
+    return tuple(settings)

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.analysis.attempts import counted
 from lockstep.analysis.figures import Figures, Relation
-from lockstep.analysis.results import Comparison, RowResult, counted
+from lockstep.analysis.results import Comparison, RowResult
 
 NOTHING = "–"
 
@@ -79,9 +80,9 @@ def legend(comparison: Comparison) -> str:
         name for name in ("loss", "accuracy") if any(getattr(figures, f"{name}_from") == "training" for figures in measured)
     ]
     source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
-    shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"
+    shards = f"V = {counted(comparison.plan.shards, 'shard')} of each global batch"
     return (
-        f"Every row: {shards}, {counted(comparison.threads, 'thread')} a process. "
+        f"Every row: {shards}, {counted(comparison.plan.threads, 'thread')} a process. "
         "Times are of training without warm-up, measured in the workers; memory is the sum over the processes."
         f"{against}{source}"
     )

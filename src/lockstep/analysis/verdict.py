@@ -81,6 +81,8 @@ def _where(difference: Difference) -> str:
     place = "the beginning" if difference.step == 0 else f"step {difference.step}"
     if difference.epoch is not None:
         place += f" (epoch {difference.epoch + 1})"
+    if difference.phase:  # nearly every step has but one, which needs no name
+        place += f", phase {difference.phase}"
     if difference.shard is not None:
         place += f", shard {difference.shard}"
     stage = difference.detail if difference.stage == "ranks" else difference.stage

@@ -1,341 +1,214 @@
-"""Whether two traced runs computed the same, and if not, what differed first. Pure.
-
-Within a step, things are compared in the order in which one causes the next: which samples, what was in their batch, each
-shard's loss, each shard's gradients, the gradients after the exchange, weights, buffers, the state of optimizers. So the
-first difference is where to look for the cause.
-"""
+"""Runs one script under several settings, compares what each computed, and looks for the cause where they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 
-from lockstep.analysis.runs import Line, TracedRun
-from lockstep.measure.trace import number
+from lockstep.analysis import runner, verdict
+from lockstep.analysis.attempts import Attempt, Observer, attempt, write_results
+from lockstep.analysis.diagnose import Experiment, Outcome, conclude, conclude_for_killed, investigate
+from lockstep.analysis.differences import check, compare
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.one_device import OneDevice, against_one_device
+from lockstep.analysis.runs import TracedRun, read_run
+from lockstep.analysis.settings import Setting
+from lockstep.analysis.verification import Plan, SettingResult, Verification, summary_of
+from lockstep.errors import UsageError
+from lockstep.measure.events import read_events
+from lockstep.measure.trace import read_evidence
 
-STAGES = (
-    "ranks",
-    "steps",
-    "samples",
-    "content",
-    "loss",
-    "weight of a loss",
-    "gradient of a shard",
-    "gradient",
-    "weights",
-    "buffers",
-    "state",
-    "evaluation",
-)
-"""What can differ, in causal order."""
-_SHOWN = 12  # hexadecimal digits of a digest that a person is shown
+_LAUNCHERS = {"local": "lockstep"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The first thing in which two runs, or the ranks of one, differ."""
+def verify(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) -> Verification:
+    """Run every setting, compare, and look for the cause of the first difference.
 
-    step: int
-    """From 1; 0: before the first step."""
-    stage: str
-    """One of ``STAGES``."""
-    shard: int | None = None
-    epoch: int | None = None
-    """From 0."""
-    name: str | None = None
-    """Of the parameter, buffer, or entry of an optimizer's state."""
-    samples: tuple[Any, ...] = ()
-    """The identities of the shard's samples."""
-    values: tuple[str, str] = ("", "")
-    """What it was in the one and in the other."""
-    among: tuple[str, str] | None = None
-    """Which ranks of one run differ; None: two runs do."""
-    detail: str = ""
+    A setting that fails by itself is the last. ``results.json`` is written anew after each. A KeyboardInterrupt ends the run
+    and the verification.
 
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """A sort key: what comes first in a run."""
-        return self.step, STAGES.index(self.stage), self.shard or 0
+    Raises:
+        UsageError: the first setting's run shows that there is nothing to verify in this script.
+    """
+    return _Verifier(plan, directory, observer).verify(machine)
 
 
-# One run by itself
+class _Verifier:
+    def __init__(self, plan: Plan, directory: Path, observer: Observer) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._observer = observer
 
+    def verify(self, machine: Machine) -> Verification:
+        plan = self._plan
+        results = tuple(SettingResult(setting=setting, reason="stopped before") for setting in plan.settings)
+        verification = Verification(directory=self._directory, plan=plan, machine=machine, results=results)
+        reference: TracedRun | None = None
+        total = len(plan.settings) + plan.with_one_device
+        for place, setting in enumerate(plan.settings):
+            self._observer.started(f"[{setting.number}/{total}] {setting.label}")
+            result, run = self._run_setting(setting)
+            if run is not None:
+                found = check(run) or (None if reference is None else compare(reference, run))
+                reference = reference or run
+                result = dataclasses.replace(result, difference=found)
+            results = (*results[:place], result, *results[place + 1 :])
+            verification = self._note(dataclasses.replace(verification, results=results))
+            self._observer.ended(verdict.outcome(verification, result))
+            if result.is_bad:
+                break
+        else:
+            if plan.with_one_device:
+                self._observer.started(f"[{total}/{total}] {plan.shards} shards against one device")
+                verification = self._note(dataclasses.replace(verification, one_device=self._compare_with_one_device()))
+                self._observer.ended(verdict.outcome_of_one_device(verification))
+        if verification.worst is not None and verification.verdict != "interrupted":
+            verification = self._note(self._diagnose(verification))
+        return verification
 
-def check(run: TracedRun) -> Difference | None:
-    """What is first wrong with a run by itself; None: each shard was run once, no sample came twice, all ranks agree."""
-    found = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
-    return min(found, key=lambda difference: difference.order, default=None)
+    def _note(self, verification: Verification) -> Verification:
+        write_results(self._directory, verification.as_json())
+        return verification
 
+    # Runs
 
-def _shared_work(run: TracedRun) -> Iterator[Difference]:
-    for (step, _, shard), owners in run.shards.items():
-        if len(owners) > 1:
-            ranks = ", ".join(str(rank) for rank, _ in owners)
-            yield Difference(step=step, stage="samples", shard=shard, detail=f"ranks {ranks} all ran this shard")
-            return
+    def _run(
+        self,
+        setting: Setting,
+        run_dir: Path,
+        *,
+        variables: Mapping[str, str] | None = None,
+        is_killed: bool = False,
+        **settings: object,
+    ) -> Attempt:
+        """Run the script as a user does: only fields of RunConfig are given, and of the environment nothing is changed."""
+        plan = self._plan
+        given = {"threads": plan.threads, "seed": plan.seed, "workers": setting.workers}
+        start = runner.start_under(
+            _LAUNCHERS.get(setting.launcher, setting.launcher),
+            num_processes=setting.world_size,
+            settings={
+                "shards": plan.shards,
+                "run_dir": str(run_dir.resolve()),
+                **{name: value for name, value in given.items() if value is not None},
+                **settings,
+            },
+            script=plan.script,
+            args=plan.args,
+            variables=variables,
+        )
+        return attempt(
+            plan,
+            start,
+            run_dir=run_dir,
+            log=run_dir.with_name(f"{run_dir.name}{'-killed' if is_killed else ''}.log"),
+            directory=self._directory,
+            observer=self._observer,
+            kill_when=(lambda: _has_checkpoint(run_dir)) if is_killed else None,
+        )
 
+    def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
+        run_dir = self._directory / "runs" / setting.slug
+        if setting.killed_at is not None:
+            killed = self._run(_before(setting), run_dir, is_killed=True, checkpoint_every=1)
+            if killed.status == "ok" and killed.exit_status is not None:
+                return _skipped(setting, killed, "the training was over before it could be killed: give it more steps"), None
+            if killed.status == "failed" and "checkpoint_every is" in (killed.reason or ""):
+                return _skipped(setting, killed, "the script sets checkpoint_every itself"), None
+            if killed.status != "ok":
+                return SettingResult(setting=setting, **vars(killed)), None
+        result = SettingResult(setting=setting, **vars(self._run(setting, run_dir, trace="steps")))
+        if result.status != "ok":
+            return result, None
+        try:
+            run = read_run(run_dir)
+            if run.start["world_size"] != setting.world_size:
+                raise UsageError(f"the script ran as {run.start['world_size']} processes, not as {setting.world_size}")
+            if not run.is_complete:
+                raise UsageError("the trace has no end: did a process leave without an error?")
+        except UsageError as error:
+            if setting is self._plan.settings[0]:  # what the first run lacks, all lack
+                raise
+            return dataclasses.replace(result, status="failed", reason=str(error)), None
+        if setting.killed_at is not None and min(run.steps) == 1:
+            return _skipped(setting, result, "it was killed before its first checkpoint was whole: give it more steps"), None
+        return dataclasses.replace(result, summary=summary_of(run)), run
 
-def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
-    """Only where the sampler says that it draws without replacement."""
-    replacement = [line["replacement"] for line in run.loaders]
-    if not replacement or any(value is not False for value in replacement):
-        return
-    seen: dict[tuple[int, int, str], tuple[int, int]] = {}
-    for (step, _, shard), owners in sorted(run.shards.items()):
-        for _, line in owners[:1]:
-            for loader, batch in enumerate(line["batches"]):
-                for sample in batch["samples"]:
-                    key = (line["pass"], loader, repr(sample))
-                    if key in seen:
-                        first_step, first_shard = seen[key]
-                        detail = f"sample {sample} was used in step {first_step}, shard {first_shard}, already"
-                        yield Difference(
-                            step=step, stage="samples", shard=shard, epoch=line["epoch"], samples=(sample,), detail=detail
-                        )
-                        return
-                    seen[key] = (step, shard)
+    def _compare_with_one_device(self) -> OneDevice:
+        shards, setting = self._plan.shards, Setting(number=0, world_size=1, workers=0)
+        if shards == 1:
+            return OneDevice(status="same", shards=1)
+        runs = []
+        for number in (1, shards):
+            run_dir = self._directory / "one-device" / f"{number}-shards"
+            done = self._run(setting, run_dir, shards=number, trace="gradient", trace_until=1)
+            if done.status != "ok":
+                return OneDevice(status="skipped", shards=shards, reason=f"{done.status}: {done.reason}")
+            try:
+                runs.append(read_run(run_dir))
+            except UsageError as error:
+                return OneDevice(status="skipped", shards=shards, reason=str(error))
+        return against_one_device(*runs)
 
+    # The cause
 
-def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
-    for lines in (run.initial, *run.steps.values()):
-        for rank, line in enumerate(lines[1:], start=1):
-            first = lines[0]
-            found = _first_of_step(first, line)
-            if found is not None:
-                stage, name, values = found
-                yield Difference(
-                    step=line.get("step", 0),
-                    stage="ranks",
-                    epoch=line.get("epoch"),
-                    name=name,
-                    values=values,
-                    among=("rank 0", f"rank {rank}"),
-                    detail=stage,
+    def _diagnose(self, verification: Verification) -> Verification:
+        worst = verification.worst
+        assert worst is not None
+        assert worst.difference is not None
+        done: list[str] = []
+
+        def laboratory(experiment: Experiment) -> Outcome | None:
+            what = f"{experiment.purpose} ({experiment.setting.label})"
+            done.append(what)
+            self._observer.started(f"looking for the cause: {what}")
+            run_dir = self._directory / "diagnosis" / f"{len(done)}-{experiment.level}-{experiment.setting.slug}"
+            until = {} if experiment.until is None else {"trace_until": experiment.until}
+            variables = {} if experiment.hash_seed is None else {"PYTHONHASHSEED": str(experiment.hash_seed)}
+            tried = self._run(experiment.setting, run_dir, variables=variables, trace=experiment.level, **until)
+            if tried.status == "interrupted":
+                raise KeyboardInterrupt
+            try:
+                return Outcome(run=read_run(run_dir), evidence=read_evidence(run_dir)) if tried.status == "ok" else None
+            except UsageError:
+                return None
+
+        first = worst if worst.difference.among is not None else verification.reference
+        try:
+            if worst.setting.killed_at is not None:
+                until = max(worst.difference.step, 1)
+                watched = laboratory(
+                    Experiment(
+                        purpose="watching what the script keeps", setting=first.setting, level="calls", until=until
+                    )
                 )
-                return
+                diagnosis = conclude_for_killed(() if watched is None else watched.evidence, directory=Path.cwd())
+            else:
+                pair = [(result.setting, read_run(self._directory / (result.run_dir or ""))) for result in (first, worst)]
+                findings = investigate(worst.difference, pair[0], pair[1], laboratory)
+                diagnosis = conclude(findings, directory=Path.cwd())
+        except KeyboardInterrupt:  # what was measured is there; only the cause is not
+            return dataclasses.replace(verification, experiments=tuple(done))
+        return dataclasses.replace(verification, diagnosis=diagnosis, experiments=tuple(done))
 
 
-def uses_each_sample_once(run: TracedRun) -> bool:
-    """Whether no pass used a sample twice."""
-    seen: set[tuple[int, str]] = set()
-    for owners in run.shards.values():
-        for _, line in owners[:1]:
-            for sample in line["batches"][0]["samples"] if line["batches"] else ():
-                key = (line["pass"], repr(sample))
-                if key in seen:
-                    return False
-                seen.add(key)
-    return True
+def _before(setting: Setting) -> Setting:
+    """The launch that is killed before a setting goes on with it."""
+    assert setting.killed_at is not None
+    return dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
 
 
-def learned(run: TracedRun) -> bool:
-    """Whether any weight moved."""
-    return not run.initial or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
+def _skipped(setting: Setting, tried: Attempt, reason: str) -> SettingResult:
+    return SettingResult(setting=setting, **{**vars(_plain(tried)), "status": "skipped", "reason": reason, "error": ""})
 
 
-# Two runs
+def _plain(tried: Attempt) -> Attempt:
+    return Attempt(**{field.name: getattr(tried, field.name) for field in dataclasses.fields(Attempt)})
 
 
-def compare(reference: TracedRun, other: TracedRun, *, until: int | None = None) -> Difference | None:
-    """The first difference between two runs, up to a step; None: they computed the same, to the bit."""
-    if reference.initial and other.initial and (found := _first_of_step(reference.initial[0], other.initial[0])):
-        stage, name, values = found
-        return Difference(step=0, stage=stage, name=name, values=values)
-    for step in sorted({*reference.steps, *other.steps}):
-        if until is not None and step > until:
-            return None
-        if step not in reference.steps or step not in other.steps:
-            counts = (f"{reference.num_steps} steps", f"{other.num_steps} steps")
-            return Difference(step=step, stage="steps", values=counts)
-        difference: Difference | None
-        difference = _compare_shards(reference, other, step) or _compare_step(reference, other, step)
-        if difference is None:
-            difference = _compare_evaluations(reference, other, step)
-        if difference is not None:
-            return difference
-    return None
-
-
-def _compare_shards(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine = {place: owners[0][1] for place, owners in reference.shards_of(step)}
-    theirs = {place: owners[0][1] for place, owners in other.shards_of(step)}
-    if mine.keys() != theirs.keys():
-        place = min(mine.keys() ^ theirs.keys())
-        values = tuple("ran" if place in lines else "did not run" for lines in (mine, theirs))
-        return Difference(step=step, stage="samples", shard=place[2], values=values)  # type: ignore[arg-type]
-    for stage, first_of in _OF_A_SHARD.items():
-        for place, line in mine.items():
-            found = first_of(line, theirs[place])
-            if found is not None:
-                name, values = found
-                return Difference(
-                    step=step,
-                    stage=stage,
-                    shard=place[2],
-                    epoch=line["epoch"],
-                    name=name,
-                    values=values,
-                    samples=tuple(line["batches"][0]["samples"]) if line["batches"] else (),
-                )
-    return None
-
-
-Found = tuple[str | None, tuple[str, str]]
-"""The name of what differs, and both values."""
-
-
-def _samples(mine: Line, theirs: Line) -> Found | None:
-    pairs = zip(mine["batches"], theirs["batches"], strict=False)
-    if len(mine["batches"]) != len(theirs["batches"]):
-        return None, (f"{len(mine['batches'])} batches", f"{len(theirs['batches'])} batches")
-    for one, two in pairs:
-        if one["samples"] != two["samples"]:
-            return None, (_list(one["samples"]), _list(two["samples"]))
-    return None
-
-
-def _content(mine: Line, theirs: Line) -> Found | None:
-    for one, two in zip(mine["batches"], theirs["batches"], strict=False):
-        if one["content"] != two["content"]:
-            return None, (f"digest {one['content'][:_SHOWN]}", f"digest {two['content'][:_SHOWN]}")
-    return None
-
-
-def _numbers(field: str, mine: Line, theirs: Line) -> Found | None:
-    if mine[field] == theirs[field]:
-        return None
-    texts = [" and ".join(_decimal(text) for text in line[field]) or "none" for line in (mine, theirs)]
-    return None, (texts[0], texts[1])
-
-
-def _shard_gradients(mine: Line, theirs: Line) -> Found | None:
-    return _first_digest(mine["gradients"], theirs["gradients"])
-
-
-_OF_A_SHARD = {
-    "samples": _samples,
-    "content": _content,
-    "loss": lambda mine, theirs: _numbers("losses", mine, theirs),
-    "weight of a loss": lambda mine, theirs: _numbers("weights", mine, theirs),
-    "gradient of a shard": _shard_gradients,
-}
-
-
-def _compare_step(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine, theirs = reference.steps[step][0], other.steps[step][0]
-    found = _first_of_step(mine, theirs)
-    if found is None:
-        return None
-    stage, name, values = found
-    if stage == "gradient" and mine["norms"] != theirs["norms"]:
-        norms = [_decimal(line["norms"][-1]) for line in (mine, theirs) if line["norms"]]
-        values = (f"{values[0]}, norm of all {norms[0]}", f"{values[1]}, norm of all {norms[-1]}")
-    return Difference(step=step, stage=stage, epoch=mine["epoch"], name=name, values=values)
-
-
-def _first_of_step(mine: Line, theirs: Line) -> tuple[str, str | None, tuple[str, str]] | None:
-    """Stage, name and values of the first difference between two lines of one step (or of the beginning)."""
-    if not (mine.get("follows") or theirs.get("follows")):
-        for one, two in zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False):
-            found = _first_digest(one, two)
-            if found is not None:
-                return "gradient", *found
-    for stage in ("weights", "buffers", "state"):
-        found = _first_digest(mine[stage], theirs[stage])
-        if found is not None:
-            return stage, *found
-    return None
-
-
-def _first_digest(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Found | None:
-    for name in (*mine, *(name for name in theirs if name not in mine)):
-        if mine.get(name) != theirs.get(name):
-            return name, (_shown(mine.get(name)), _shown(theirs.get(name)))
-    return None
-
-
-def _shown(found: str | None) -> str:
-    if found is None:
-        return "none"
-    return found[1:] if found.startswith("=") else f"digest {found[:_SHOWN]}"
-
-
-def _compare_evaluations(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine, theirs = ([line for line in run.evaluations if line["step"] == step] for run in (reference, other))
-    if len(mine) != len(theirs):
-        # A run that was ended after this step had no time to evaluate.
-        if step == max(reference.steps) or step == max(other.steps):
-            return None
-        return Difference(step=step, stage="evaluation", values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
-    for one, two in zip(mine, theirs, strict=True):
-        for name in one["values"]:
-            first, second = one["values"][name], two["values"].get(name)
-            if first != second:
-                values = (_decimal(first), _decimal(second) if second else "none")
-                return Difference(step=step, stage="evaluation", epoch=one["epoch"], name=name, values=values)
-    return None
-
-
-def _decimal(text: str | None) -> str:
-    return "by sample count" if text is None else repr(number(text))
-
-
-def _list(samples: Sequence[Any]) -> str:
-    shown = ", ".join(str(sample) for sample in samples[:8])
-    return f"{shown}, ... ({len(samples)} in all)" if len(samples) > 8 else shown or "none"
-
-
-# Where in the step it arose
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """In which part of the computation a difference arose, from runs that recorded their layers."""
-
-    where: str
-    """``data``, ``before the model``, ``layer``, ``after the model``, ``backward``, ``exchange``, ``update``, ``beginning``,
-    ``evaluation``, ``samples`` or ``unknown``."""
-    layer: str | None = None
-    kind: str | None = None
-    """The class of the layer."""
-
-
-def origin(difference: Difference, reference: TracedRun | None, other: TracedRun | None) -> Origin:
-    """Where the difference arose. The runs are those with layers; None, or equal: what the difference itself tells."""
-    by_stage = {
-        "ranks": "update",
-        "steps": "samples",
-        "samples": "samples",
-        "content": "data",
-        "loss": "unknown",
-        "weight of a loss": "after the model",
-        "gradient of a shard": "backward",
-        "gradient": "exchange",
-        "evaluation": "evaluation",
-    }
-    where = "beginning" if difference.step == 0 else by_stage.get(difference.stage, "update")
-    if where != "unknown" or reference is None or other is None:
-        return Origin(where=where)
-    again = compare(reference, other)
-    if again is None or again.stage != "loss":
-        return Origin(where="unknown")
-    for place, owners in reference.shards_of(again.step):
-        if place[2] != again.shard or place not in other.shards:
-            continue
-        mine, theirs = owners[0][1].get("layers", []), other.shards[place][0][1].get("layers", [])
-        return _first_layer(mine, theirs)
-    return Origin(where="unknown")
-
-
-def _first_layer(mine: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> Origin:
-    if not mine or not theirs:
-        return Origin(where="unknown")
-    if [layer[0] for layer in mine] != [layer[0] for layer in theirs]:
-        return Origin(where="before the model")  # not even the same layers ran
-    # They stand in the order in which they ended: the first that made a difference from equal inputs is the innermost.
-    for one, two in zip(mine, theirs, strict=True):
-        if one[2] == two[2] and one[3] != two[3]:
-            return Origin(where="layer", layer=one[0], kind=one[1])
-    is_equal = all(one[3] == two[3] for one, two in zip(mine, theirs, strict=True))
-    return Origin(where="after the model" if is_equal else "before the model")
+def _has_checkpoint(run_dir: Path) -> bool:
+    try:
+        return any(event["event"] == "checkpoint" and event["kind"] == "checkpoint" for event in read_events(run_dir))
+    except FileNotFoundError:
+        return False

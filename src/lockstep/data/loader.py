@@ -1,29 +1,25 @@
-"""The prepared training loader: iterating it *is* the training loop's clock."""
+"""The prepared training loader: one iteration is one step, on every process."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from lockstep.data.batches import to_device
-from lockstep.data.sources import Absence, Share, choose_source
-from lockstep.errors import DataError, UsageError
-from lockstep.plan.shards import MicroStep
+from lockstep.data.batch import Batch, PhaseDriver
+from lockstep.data.sources import Deal, Share, choose_source
+from lockstep.errors import UsageError
+from lockstep.plan.shards import StepPlan
 
 
-class Driver(Protocol):
+class Driver(PhaseDriver, Protocol):
     """What a loader tells of its progress, and asks."""
 
     @property
     def next_step(self) -> int:
         """Number of the step that would begin now."""
-
-    @property
-    def turn(self) -> MicroStep | None:
-        """The micro-step whose body is running."""
 
     def skips(self) -> bool:
         """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
@@ -31,29 +27,23 @@ class Driver(Protocol):
     def enter(self, loader: object) -> bool:
         """A pass over ``loader`` begins. True if it leads the steps; False if it goes along with another that does."""
 
-    def begin(self, turn: MicroStep) -> None:
-        """The body of a micro-step is about to run."""
+    def begin_step(self, plan: StepPlan) -> None:
+        """The next global batch is there: a step begins."""
 
-    def received(self, turn: MicroStep, batch: Any) -> None:
-        """The samples of the micro-step that has begun, before the script gets them; from each loader of the loop."""
-
-    def end_turn(self) -> None:
-        """The body has run. After the last micro-step of a step, the step ends."""
-
-    def follow(self, absence: Absence) -> bool:
-        """Take part in a step without a body. False if the others have left the loop in it."""
+    def end_step(self) -> None:
+        """The loop's body has run."""
 
     def resume_stream(self) -> None:
-        """Start the random stream of the current micro-step (again: fetching for a second loader disturbed it)."""
+        """Start the random stream of where the script is (again: fetching for a second loader disturbed it)."""
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """The pass is over: to its end, or left by ``break`` or an error."""
 
 
 class PreparedLoader:
-    """What ``team.prepare`` makes of a DataLoader: one iteration is one micro-step, on this process's samples.
+    """What ``team.prepare`` makes of a DataLoader: it yields a ``Batch`` a step, the same number of them on every rank.
 
-    ``len()`` counts global steps. Other attributes are those of the user's loader.
+    ``len()`` counts steps. Other attributes are those of the user's loader.
     """
 
     def __init__(self, batches: Iterable[Any], share: Share, driver: Driver, device: torch.device) -> None:
@@ -67,10 +57,16 @@ class PreparedLoader:
         self._pass: object = None
         self._is_running = False
         """Whether a pass is under way."""
-        self._first_step = 1
-        """Of the newest pass."""
+        self._first = 1
+        """The number of the newest pass's first step, as this loader counts them."""
+        self._done = 0
+        """Steps of the newest pass that are over."""
+        self._followed = 0
+        """Batches that were handed out beside another loader's, ever."""
         self._skip = 0
         """Steps of the next pass that were taken before the run was interrupted."""
+        self._totals: dict[str, list[float]] = {}
+        """For each value of ``batch.add``, its weighted sum over the newest pass, and the weights'."""
 
     def __len__(self) -> int:
         return self._source.num_steps()
@@ -80,11 +76,23 @@ class PreparedLoader:
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
+    @property
+    def averages(self) -> dict[str, float]:
+        """The means of what ``batch.add`` was given, over all steps of the newest pass. The same on every rank."""
+        return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
+
+    def add_totals(self, totals: Mapping[str, tuple[float, float]]) -> None:
+        """What a phase has brought: weighted sums and weights, by name."""
+        for name, (total, weight) in totals.items():
+            own = self._totals.setdefault(name, [0.0, 0.0])
+            own[0] += total
+            own[1] += weight
+
     def describe(self) -> list[str]:
         """What must be the same on every rank, a line each."""
         return self._source.describe()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         if not torch.is_grad_enabled():
             raise UsageError(
                 "a prepared loader was iterated without gradients, so this is no training loop: "
@@ -98,21 +106,16 @@ class PreparedLoader:
         driver, exhausted, failed = self._driver, False, False
         this_pass = self._pass = object()
         try:
-            for turn, batch in self._deal(driver.next_step):
-                if isinstance(turn, Absence):
-                    if not driver.follow(turn):
-                        return
-                    continue
-                batch = to_device(batch, self._device)
-                driver.begin(turn)
-                driver.received(turn, batch)
-                yield batch
+            for plan, data in self._deal(driver.next_step):
+                driver.begin_step(plan)
+                yield Batch(plan, data, driver, self._device)
                 if this_pass is not self._pass:
                     raise UsageError(
                         "an iterator of a prepared loader was used after a newer one of the same loader: there is one "
                         "position in the run, and the newer one has moved it"
                     )
-                driver.end_turn()
+                driver.end_step()
+                self._done += 1
             exhausted = True
         except GeneratorExit:
             # `break` closes this generator, and so does an error that leaves the loop: they cannot be told apart here.
@@ -126,55 +129,48 @@ class PreparedLoader:
                 self._is_running = False
                 driver.leave(self, exhausted=exhausted, failed=failed)
 
-    def _go_along(self) -> Iterator[Any]:
-        """A second loader in the same loop (``zip(a, b)``): it must have a batch for each micro-step of the first."""
+    def _go_along(self) -> Iterator[Batch]:
+        """Within a loop over another loader (``zip(a, b)``, or a loop in its body): that one counts the steps."""
         driver = self._driver
         this_pass = self._pass = object()
         try:
-            for turn, batch in self._deal(driver.next_step - 1):
-                current = driver.turn
-                if current is None or _place(turn) != _place(current):
-                    raise DataError(
-                        "two prepared loaders in one loop must go step by step together, as zip(a, b) does, with a batch "
-                        f"for every shard: the second one has {turn}, and the loop is at {current}. Loops over prepared "
-                        "loaders cannot be nested."
-                    )
-                batch = to_device(batch, self._device)
+            for plan, data in self._deal(self._followed + 1):
                 driver.resume_stream()
-                assert isinstance(turn, MicroStep)
-                driver.received(turn, batch)
-                yield batch
+                self._done += 1
+                self._followed += 1
+                yield Batch(plan, data, driver, self._device)
         finally:
             if this_pass is self._pass:
                 self._is_running = False
 
-    def _deal(self, next_step: int) -> Iterator[Any]:
+    def _deal(self, next_number: int) -> Iterator[Deal]:
         """The next pass, or the rest of the one that was interrupted."""
         epoch, self._epoch = self._epoch, self._epoch + 1
         skip, self._skip = self._skip, 0
-        self._first_step = next_step - skip
+        if not skip:
+            self._totals = {}
+        self._first, self._done = next_number - skip, skip
         self._is_running = True
-        return self._source.deal(self._first_step, epoch, skip)
+        return self._source.deal(self._first, epoch, skip)
 
     @property
     def num_skipped(self) -> int:
         """Steps of the next pass that were taken before the run was interrupted."""
         return self._skip
 
-    def state(self, step: int) -> dict[str, Any]:
-        """Where it is after a step of the run: a tree of plain values and tensors, the same on every rank."""
+    def state(self) -> dict[str, Any]:
+        """Where it is after the last step: a tree of plain values and tensors, the same on every rank."""
         running = self._is_running
         return {
             "pass": self._epoch - running,
-            "skip": step - self._first_step + 1 if running else 0,
-            "source": self._source.state(step if running else None),
+            "skip": self._done if running else 0,
+            "followed": self._followed,
+            "totals": {name: list(pair) for name, pair in self._totals.items()},
+            "source": self._source.state(self._first + self._done - 1 if running else None),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there with the next pass."""
-        self._epoch, self._skip = state["pass"], state["skip"]
+        self._epoch, self._skip, self._followed = state["pass"], state["skip"], state["followed"]
+        self._totals = {name: list(pair) for name, pair in state["totals"].items()}
         self._source.load_state(state["source"])
-
-
-def _place(turn: MicroStep | Absence) -> tuple[int, int, int] | None:
-    return (turn.step, turn.shard, turn.part) if isinstance(turn, MicroStep) else None

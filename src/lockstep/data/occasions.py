@@ -33,16 +33,16 @@ class Occasions:
         self._since: tuple[int, bool] = (0, False)
         self._repeats: dict[int, int] = {}
 
-    def next(self, loader: int, step: int, *, in_body: bool) -> Occasion:
+    def next(self, loader: int, step: int, *, in_step: bool) -> Occasion:
         """Of the evaluation that begins now.
 
         Args:
             loader: tells the loaders of this launch apart.
             step: steps taken before.
-            in_body: whether the loop's body runs.
+            in_step: whether the body of a loop over a training loader runs.
         """
-        if (step, in_body) != self._since:
-            self._since = (step, in_body)
+        if (step, in_step) != self._since:
+            self._since = (step, in_step)
             self._repeats.clear()
         repeat = self._repeats[loader] = self._repeats.get(loader, -1) + 1
         return Occasion(step=step, number=list(self._repeats).index(loader), repeat=repeat)

@@ -1,8 +1,8 @@
 """Where global batches come from, and how this process's shards are taken out of them.
 
 There are three kinds of source: samples that can be indexed (a DataLoader over a map-style data set), a stream of
-samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields this process's turns in order:
-a MicroStep with its batch, or an Absence for a step in which all of this process's shards are empty.
+samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass in order: what
+this process has to do in it, and the samples of each of its micro-steps.
 """
 
 from __future__ import annotations
@@ -30,21 +30,14 @@ from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
-from lockstep.plan.shards import MicroStep, micro_steps, num_active_ranks, shard_slice
+from lockstep.plan.shards import MicroStep, StepPlan, plan_step, shard_slice
 
 T = TypeVar("T")
 _END = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """A step in which this process has nothing to compute."""
-
-    step: int
-    num_active_ranks: int
-
-
-Turn = tuple[MicroStep, Any] | tuple[Absence, None]
+Deal = tuple[StepPlan, list[Any]]
+"""A step, and the samples of each of this process's micro-steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,17 +53,13 @@ class Share:
     accumulate: int = 1
     """Global batches of a step."""
 
-    def turns(self, step: int, sizes: tuple[int, ...]) -> list[MicroStep]:
-        """This process's turns in a step whose global batches have these numbers of samples."""
-        return micro_steps(step, sizes, self.rank, self.world_size, self.num_shards)
+    def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
+        """This process's part of a step whose global batches have these numbers of samples."""
+        return plan_step(number, sizes, self.rank, self.world_size, self.num_shards)
 
-    def absence(self, step: int, sizes: tuple[int, ...]) -> Absence:
-        """What this process has in a step without turns."""
-        return Absence(step, num_active_ranks(max(sizes), self.world_size, self.num_shards))
-
-    def cut(self, turn: MicroStep) -> slice:
-        """Which samples of its global batch a turn is about."""
-        return shard_slice(turn.shard, turn.batch_samples, self.num_shards)
+    def cut(self, micro: MicroStep) -> slice:
+        """Which samples of its global batch a micro-step is about."""
+        return shard_slice(micro.shard, micro.batch_samples, self.num_shards)
 
     def group(self, batches: Iterable[T]) -> Iterator[list[T]]:
         """The global batches of one step after another; the last step of a pass may have fewer."""
@@ -90,9 +79,9 @@ class Share:
 class Source(Protocol):
     """Global batches in order, cut for one process."""
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
-        """This process's turns in one pass, whose first step has the number ``first_step``, without its first ``skip``
-        steps: those were taken before the run was interrupted."""
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
+        """The steps of one pass, the first of which has the number ``first_step``, without its first ``skip`` steps: those
+        were taken before the run was interrupted."""
 
     def state(self, step: int | None) -> Any:
         """What a run needs to go on after this step, which must be the last of the pass at hand that has ended; None: to
@@ -160,32 +149,32 @@ class SampleSource:
         self._at_begin: Any = None
         """The state before the first index of the pass at hand was drawn: from there the pass is drawn again."""
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
         """See Source."""
         share = self._share
-        turns: deque[MicroStep | Absence] = deque()
+        plans: deque[StepPlan] = deque()
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(share.group(self._draw(epoch)), first_step):
                 if step < first_step + skip:
                     continue
-                sizes = tuple(map(len, batches))
-                own = share.turns(step, sizes)
-                if not own:
-                    turns.append(share.absence(step, sizes))
-                for turn in own:
-                    turns.append(turn)
-                    turn.samples = batches[turn.part][share.cut(turn)]
-                    place = (share.loader, step, turn.shard, turn.part)
-                    yield Request(Purpose.FETCH, place, turn.samples, epoch)
+                plan = share.plan(step, tuple(map(len, batches)))
+                plans.append(plan)
+                for micro in plan.micro_steps:
+                    micro.samples = batches[micro.part][share.cut(micro)]
+                    place = (share.loader, step, micro.shard, micro.part)
+                    yield Request(Purpose.FETCH, place, micro.samples, epoch)
 
-        for batch in self._pool.run(requests()):
-            while isinstance(turn := turns.popleft(), Absence):
-                yield turn, None
-            yield turn, batch
-        for turn in turns:  # the last steps of the pass may have nothing for this process
-            assert isinstance(turn, Absence)
-            yield turn, None
+        data: list[Any] = []
+        for fetched in self._pool.run(requests()):
+            while not plans[0].micro_steps:
+                yield plans.popleft(), []
+            data.append(fetched)
+            if len(data) == len(plans[0].micro_steps):
+                yield plans.popleft(), data
+                data = []
+        for plan in plans:  # the last steps of the pass may have nothing for this process
+            yield plan, []
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         _set_epoch(epoch, self._loader.dataset, *_samplers(self._loader))
@@ -233,21 +222,21 @@ class _ShardReader(StreamReader):
         super().__init__(loader, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
         self._share = share
 
-    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Turn]:
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Deal]:
         share = self._share
         sizes = tuple(map(len, parts))
-        own = share.turns(batch, sizes)
-        if not own:
-            yield share.absence(batch, sizes), None
-        for turn in own:
-            cut = share.cut(turn)
-            turn.samples = _places(first_sample, sizes, turn.part, cut)
-            share.reseed(Purpose.FETCH, batch, turn.shard, turn.part)
-            yield turn, self.collate(parts[turn.part][cut], turn.samples, batch, turn.shard)
+        plan = share.plan(batch, sizes)
+        data = []
+        for micro in plan.micro_steps:
+            cut = share.cut(micro)
+            micro.samples = _places(first_sample, sizes, micro.part, cut)
+            share.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
+            data.append(self.collate(parts[micro.part][cut], micro.samples, batch, micro.shard))
+        yield plan, data
 
 
 def _places(first_sample: int, sizes: tuple[int, ...], part: int, cut: slice) -> range:
-    """Where in the pass the samples of a turn stand; ``first_sample`` is where those of its step begin."""
+    """Where in the pass the samples of a micro-step stand; ``first_sample`` is where those of its step begin."""
     first = first_sample + sum(sizes[:part])
     return range(first + cut.start, first + cut.stop)
 
@@ -260,7 +249,7 @@ class StreamSource:
         self._share = share
         self._reader = _ShardReader(loader, share)
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
         """See Source."""
         _set_epoch(epoch, self._loader.dataset)
         return self._reader.read(self._loader, first_step, epoch, skip)
@@ -318,7 +307,7 @@ class ReadySource:
             else:
                 self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Turn]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
         """See Source."""
         share = self._share
         resumed, self._resumed = self._resumed, None
@@ -330,14 +319,16 @@ class ReadySource:
         counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch, resumed is not None))
         for step, parts in enumerate(share.group(pair for pair in counted if pair[1] > 0), begin):
             sizes = tuple(num_samples for _, num_samples in parts)
-            own = share.turns(step, sizes)
+            plan = share.plan(step, sizes)
             if self._has_state:
                 self._after = {step - 1: self._after.get(step - 1), step: self._state_after(first_sample + sum(sizes))}
-            if not own and step >= first_step + skip:
-                yield share.absence(step, sizes), None
-            for turn in own if step >= first_step + skip else []:
-                turn.samples = _places(first_sample, sizes, turn.part, share.cut(turn))
-                yield turn, cut(parts[turn.part][0], share.cut(turn), turn.batch_samples)
+            if step >= first_step + skip:
+                for micro in plan.micro_steps:
+                    micro.samples = _places(first_sample, sizes, micro.part, share.cut(micro))
+                yield (
+                    plan,
+                    [cut(parts[m.part][0], share.cut(m), m.batch_samples) for m in plan.micro_steps],
+                )
             first_sample += sum(sizes)
 
     def _state_after(self, num_samples: int) -> Any:

@@ -32,6 +32,8 @@ class Purpose(enum.IntEnum):
     EVALUATE = 5
     EPOCH = 6
     """The code before a loop over a loader, in each epoch of ``team.epochs()``."""
+    STEP = 7
+    """The code of a step outside of ``batch.shards``: the same on every rank."""
 
 
 def _mix(value: int) -> int:
@@ -65,7 +67,7 @@ _root = functools.lru_cache(maxsize=64)(derive)
 def reseed(seed: int, purpose: Purpose, *place: int) -> None:
     """Start the streams of a place, in this process. Cheap enough for every micro-step (some 7 µs)."""
     value = _root(seed, purpose)
-    for part in place:  # as in derive(), written out: this runs twice a micro-step
+    for part in place:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK

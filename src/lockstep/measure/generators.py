@@ -19,12 +19,20 @@ def _kinds() -> tuple[type, ...]:
     return tuple(kinds)
 
 
-def _is_stream(generator: Any) -> bool:
+def _streams() -> list[Any]:
+    """The generators that lockstep starts anew at every place."""
     numpy = sys.modules.get("numpy")
     streams = [random._inst, torch.default_generator, *torch.cuda.default_generators]
-    if numpy is not None:
-        streams.append(numpy.random.mtrand._rand)
-    return any(generator is stream for stream in streams)
+    return streams if numpy is None else [*streams, numpy.random.mtrand._rand]
+
+
+def state_of_streams() -> list[Any]:
+    """What all of them would draw next."""
+    return [_state(stream) for stream in _streams()]
+
+
+def _is_stream(generator: Any) -> bool:
+    return any(generator is stream for stream in _streams())
 
 
 def _state(generator: Any) -> Any:

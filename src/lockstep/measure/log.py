@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, UsageError
+from lockstep.listener import Listener
 
 Value = float | Tensor
 Row = tuple[int, int, dict[str, float]]
@@ -30,16 +31,18 @@ Row = tuple[int, int, dict[str, float]]
 class _Step:
     epoch: int
     step: int
-    in_body: bool
-    """Whether this was logged in the loop's body; else after the step, where values belong to no shard."""
     sums: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    common: dict[str, Value] = field(default_factory=dict)
+    """Logged outside of ``batch.shards``, and so the same on every rank."""
 
 
 @dataclass
 class _Window:
-    steps: list[tuple[int, int, bool]]
-    """Epoch, step, and whether in the body."""
+    steps: list[tuple[int, int]]
+    """Epoch and step."""
+    common: list[dict[str, float]]
+    """For each step, what is the same on every rank."""
     names: list[str]
     table: Tensor
     """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
@@ -50,11 +53,11 @@ class _Window:
     complete: bool = False
 
     def signature(self) -> int:
-        text = repr((self.steps, self.names)).encode()
+        text = repr((self.steps, self.names, self.common)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-class MetricLog:
+class MetricLog(Listener):
     """The log of one process.
 
     Args:
@@ -72,22 +75,31 @@ class MetricLog:
         self._closed: list[_Step] = []
         self._under_way: deque[_Window] = deque()
 
-    def add(self, epoch: int, step: int, weight: float, values: dict[str, Any], *, in_body: bool = True) -> None:
-        """Note values of the shard at hand. Local; a value on a card stays there.
+    def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
+        """Note values. Local; a value on a GPU stays there.
+
+        Args:
+            epoch: at hand.
+            step: at hand.
+            weight: of the shard that runs; None: no shard runs, and the values are the same on every rank.
+            values: by name. None is left out.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor with one element, or the weight is not a count.
         """
-        if not 0 <= weight < math.inf:
+        if weight is not None and not 0 <= weight < math.inf:
             raise ConfigError(f"log(weight={weight}): a weight is a count, 0 or more: of tokens, say")
-        if self._current is None or (self._current.step, self._current.in_body) != (step, in_body):
-            self.end_step()
-            self._current = _Step(epoch, step, in_body)
+        if self._current is None or self._current.step != step:
+            self._close_step()
+            self._current = _Step(epoch, step)
         current = self._current
         for name, value in values.items():
-            if value is None:  # what clip_grad_norm_ gives before the step ends
+            if value is None:
                 continue
             number = _number(name, value)
+            if weight is None:
+                current.common[name] = number
+                continue
             if weight == 0:  # absent: it may be a mean over nothing, and 0 x NaN is NaN
                 continue
             number = number * weight
@@ -99,30 +111,33 @@ class MetricLog:
             else:
                 current.sums[name], current.weights[name] = number, weight
 
-    def end_step(self) -> None:
-        """The step is over for logging. Local."""
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        self._close_step()
+
+    def _close_step(self) -> None:
         if self._current is not None:
             self._closed.append(self._current)
             self._current = None
 
-    def drop_step(self) -> None:
-        """Forget the values of an unfinished step. Local."""
+    def drop(self) -> None:
+        """See Listener."""
         self._current = None
 
     def tick(self, step: int) -> None:
-        """A step has ended on all ranks: exchange, if it is time. Every rank must call it; it does not wait."""
+        """See Listener. Exchanges, if it is time, and does not wait."""
         if self._world_size == 1 and self._on_cpu():
             steps, self._closed = self._closed, []
             for done in steps:
                 values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
-                self._write((done.epoch, done.step, values))
+                self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
         elif step % self._every == 0:
             self._advance()
             self._close_window()
 
     def flush(self) -> None:
-        """Exchange all that is there, and wait for it. Every rank must call it."""
-        self.end_step()
+        """See Listener."""
+        self._close_step()
         self._close_window()
         while self._under_way:
             self._advance()
@@ -130,14 +145,17 @@ class MetricLog:
     def _on_cpu(self) -> bool:
         if self._under_way:
             return False
-        return all(not isinstance(value, Tensor) for step in self._closed for value in step.sums.values())
+        return all(
+            not isinstance(value, Tensor) for step in self._closed for value in (*step.sums.values(), *step.common.values())
+        )
 
     def _close_window(self) -> None:
         steps, self._closed = self._closed, []
         if self._world_size == 1 and not steps:
             return
         table, copied = _tabulate(steps, self._names)
-        window = _Window([(s.epoch, s.step, s.in_body) for s in steps], list(self._names), table, copied)
+        common = [_floats(step.common) for step in steps]
+        window = _Window([(s.epoch, s.step) for s in steps], common, list(self._names), table, copied)
         if self._world_size > 1:
             signature = window.signature()
             window.agreement = torch.tensor([signature, -signature])
@@ -174,15 +192,43 @@ class MetricLog:
     def _merge_unlike(self, window: _Window) -> None:
         """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""
         found: list[Any] = [None] * self._world_size
-        dist.all_gather_object(found, (window.steps, window.names, window.table))
-        steps = sorted({step for steps, _, _ in found for step in steps}, key=lambda key: (key[1], not key[2]))
-        self._names = sorted({*self._names, *(name for _, names, _ in found for name in names)})
+        dist.all_gather_object(found, (window.steps, window.common, window.names, window.table))
+        steps = sorted({step for steps, _, _, _ in found for step in steps}, key=lambda key: key[1])
+        self._names = sorted({*self._names, *(name for _, _, names, _ in found for name in names)})
         merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
-        for theirs, names, table in found:
+        common: list[dict[str, float]] = [{} for _ in steps]
+        for rank, (theirs, their_common, names, table) in enumerate(found):
             columns = [self._names.index(name) for name in names]
             for row, step in enumerate(theirs):
                 merged[steps.index(step), columns] += table[row]
-        window.steps, window.names, window.table, window.complete = steps, list(self._names), merged, True
+                _compare(common[steps.index(step)], their_common[row], rank, step[1])
+        window.steps, window.common, window.names, window.table, window.complete = (
+            steps,
+            common,
+            list(self._names),
+            merged,
+            True,
+        )
+
+
+def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step: int) -> None:
+    """Values logged outside of batch.shards must be the same on all ranks.
+
+    Raises:
+        UsageError: a rank has another one.
+    """
+    for name, value in theirs.items():
+        other = known.setdefault(name, value)
+        if other != value and not (math.isnan(other) and math.isnan(value)):
+            raise UsageError(
+                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {other:.9g} on rank 0 and {value:.9g} on "
+                f"rank {rank}. There values must be the same on all ranks. Of a shard's value take the mean over the global "
+                f"batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); or call team.log() inside."
+            )
+
+
+def _floats(values: dict[str, Value]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> Value:
@@ -235,7 +281,7 @@ class _Copy:
 
 def _rows(window: _Window) -> list[Row]:
     rows = []
-    for (epoch, step, _), cells in zip(window.steps, window.table.tolist(), strict=True):
+    for (epoch, step), common, cells in zip(window.steps, window.common, window.table.tolist(), strict=True):
         values = {n: total / weight for n, (total, weight) in zip(window.names, cells, strict=True) if weight > 0}
-        rows.append((epoch, step, values))
+        rows.append((epoch, step, {**values, **common}))
     return rows

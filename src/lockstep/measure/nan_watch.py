@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import LossError
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
 
 
-class NanWatch:
+class NanWatch(Listener):
     """Looks at every loss: at once on the CPU; on a card every ``every`` steps, when the numbers have long arrived.
 
     Args:
@@ -24,24 +26,36 @@ class NanWatch:
         self._policy = policy
         self._rank = rank
         self._every = every
+        self._place = (0, 0)
+        """Step and shard."""
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._copied: tuple[list[tuple[int, int]], Tensor, Any] | None = None
 
-    def look(self, loss: Tensor, step: int, shard: int) -> None:
-        """Look at a shard's loss.
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self._place = (step, 0)
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._place = (self._place[0], micro.shard)
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener.
 
         Raises:
             LossError: it is NaN, and the policy is ``stop``.
         """
+        if weight == 0:  # the mean over no tokens is NaN, and counts for nothing
+            return
         if self._policy == "ignore":
             return
         if loss.device.type != "cpu":
-            self._waiting.append((step, shard, loss.detach().reshape(())))
+            self._waiting.append((*self._place, loss.detach().reshape(())))
         elif (number := loss.item()) != number:
-            self._found(step, shard)
+            self._found(*self._place)
 
     def tick(self, step: int) -> None:
-        """A step has ended."""
+        """See Listener."""
         if self._waiting and step % self._every == 0:
             self._read()
             self._copy()

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from lockstep.comm.collectives import Collectives
+from lockstep.listener import Listener
+from lockstep.measure.journal import Journal
 from lockstep.measure.usage import Usage, UsageMeter, cards_in_use
 
 _WARM_UP_STEPS = 10
@@ -71,6 +74,45 @@ class Pass:
             "peak_gpu_bytes": usage.peak_gpu_bytes,
             "gpu_utilisation": usage.gpu_utilisation,
         }
+
+
+class Meter(Listener):
+    """Times and meters every pass of this process, and writes what all ranks have measured to the journal.
+
+    Args:
+        journal: of the run.
+        collectives: of all ranks.
+    """
+
+    def __init__(self, journal: Journal, collectives: Collectives) -> None:
+        self._journal = journal
+        self._collectives = collectives
+        self._pass: Pass | None = None
+        self._is_first = True
+        self._over: list[Pass] = []
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._pass = Pass(epoch, None if num_steps is None else num_steps - done, warm_up=self._is_first)
+        self._is_first = False
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        if self._pass is not None:
+            self._pass.count(num_samples)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        if self._pass is not None:
+            self._pass.end(step)
+            self._over.append(self._pass)
+            self._pass = None
+
+    def flush(self) -> None:
+        """See Listener."""
+        over, self._over = self._over, []
+        for one in over:
+            self._journal.write("epoch", **merge_passes(self._collectives.all_gather_object(one.result())))
 
 
 def _wait_for_card() -> None:

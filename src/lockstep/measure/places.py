@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import sysconfig
 import types
 from pathlib import Path
@@ -26,6 +27,12 @@ def owner(file: str) -> str:
     if any(name in file for name in _LIBRARIES):
         return "library"
     return "plumbing" if file.startswith(_STANDARD) else "user"
+
+
+def file_of(kind: type) -> str:
+    """The file that a class is defined in."""
+    module = sys.modules.get(kind.__module__)
+    return getattr(module, "__file__", None) or "<built in>"
 
 
 def place_of(frame: types.FrameType | None) -> Place | None:

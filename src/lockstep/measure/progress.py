@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from lockstep.listener import Listener
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -130,6 +132,28 @@ class Bar:
             self._progress.update(self._task, completed=self._done)
             self._progress.stop()
             self._progress = None
+
+
+class Shown(Listener):
+    """Tells a display how far the run has come."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._done = 0
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._done = done
+        self._display.begin(f"epoch {epoch + 1}" + (f"/{num_epochs}" if num_epochs else ""), num_steps)
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        self._done += 1
+        self._display.step(self._done)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self._display.end()
 
 
 def _format(values: Mapping[str, float]) -> str:

@@ -16,19 +16,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.listener import Listener
 from lockstep.measure.digest import digest, squared_norm
+from lockstep.measure.first_gradient import FirstGradient
 from lockstep.measure.trace import TraceWriter, exact
 from lockstep.measure.witness import Witness
 from lockstep.plan.shards import MicroStep
 
 
-class Recorder:
-    """The trace of one process. Told by the loop what happens, in order.
+class Recorder(Listener):
+    """The trace of one process. It hears of the end of a phase when the gradients have met and are the script's again.
 
     Args:
         run_dir: the run's directory.
         rank: of this process.
-        level: ``steps``, ``calls`` or ``kernels``, as ``RunConfig.trace`` has it.
+        level: ``steps``, ``gradient``, ``calls`` or ``kernels``, as ``RunConfig.trace`` has it.
         until: the step after which the script is to end; None: its own end.
     """
 
@@ -36,7 +38,8 @@ class Recorder:
         self._writer = TraceWriter(run_dir, f"rank-{rank}")
         self._until = until
         self._level = level
-        self._witness = None if level == "steps" else Witness(run_dir, rank, level)
+        self._witness = Witness(run_dir, rank, level) if level in ("calls", "kernels") else None
+        self._first = FirstGradient(self._writer) if level == "gradient" else None
         self._models: list[tuple[str, nn.Module]] = []
         self._averages: list[tuple[str, nn.Module]] = []
         self._optimizers: list[tuple[str, Optimizer]] = []
@@ -45,10 +48,14 @@ class Recorder:
         self._hooked: set[Tensor] = set()
         self._num_loaders = 0
         self._place = {"epoch": 0, "pass": -1}
-        self._turn: MicroStep | None = None
+        self._step = 0
+        self._phase = 0
+        self._micro: MicroStep | None = None
         self._shard: dict[str, Any] = {}
         self._shards: list[dict[str, Any]] = []
         """The lines of the step at hand: written when it ends, as it may yet be discarded."""
+        self._order: dict[str, None] = {}
+        """The parameters in the order in which the phase at hand computed their gradients."""
         self._gradients: list[dict[str, str]] = []
         self._norms: list[str] = []
         self._is_over = False
@@ -81,6 +88,8 @@ class Recorder:
             self._names.update((tensor, prefix + name) for name, tensor in thing.named_parameters())
             if self._witness is not None:
                 self._witness.watch_model(prefix, thing)
+            if self._first is not None:
+                self._first.watch(thing)
 
     def watch_loader(self, batches: Iterable[Any], length: int | None) -> None:
         """Note what a prepared loader draws from: samples, or ready batches, ``length`` of them if that is known."""
@@ -101,71 +110,90 @@ class Recorder:
         """Whether the step after which the script is to end has been recorded."""
         return self._is_over
 
-    def enter(self, epoch: int) -> None:
-        """A pass begins."""
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
         if self._place["pass"] < 0:
             self._writer.write(event="initial", **self._all_digests())
         self._place = {"epoch": epoch, "pass": self._place["pass"] + 1}
         if self._witness is not None:
-            self._witness.enter()
+            self._witness.begin_pass()
 
-    def begin(self, turn: MicroStep) -> None:
-        """A micro-step begins."""
-        self._turn = turn
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self._step = step
+        self._forget()
+        if self._witness is not None:
+            self._witness.begin_step(step)
+
+    def begin_phase(self, phase: int) -> None:
+        """See Listener."""
+        self._phase = phase
+        self._order = {}
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._micro = micro
         self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
         for parameter, name in self._names.items():
             if parameter.requires_grad and parameter not in self._hooked:
                 self._hooked.add(parameter)
                 parameter.register_hook(_Noter(self, name))  # type: ignore[no-untyped-call]
         if self._witness is not None:
-            self._witness.begin(turn)
+            self._witness.begin_shard()
 
-    def received(self, turn: MicroStep, batch: Any) -> None:
-        """The script is about to get this batch."""
-        samples = [_plain(sample) for sample in turn.samples]
-        self._shard["batches"].append({"samples": samples, "content": digest(batch)})
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
+        samples = [_plain(sample) for sample in micro.samples]
+        self._shard["batches"].append({"samples": samples, "content": digest(data)})
+        if self._first is not None:
+            self._first.received(micro.num_samples, data)
 
     def note_gradient(self, name: str, gradient: Tensor) -> None:
         """A shard's gradient of a parameter has been computed."""
-        noted = self._shard.get("gradients")
-        if noted is not None and self._turn is not None:
-            new = digest(gradient)
+        if self._micro is not None:
+            noted, new = self._shard["gradients"], digest(gradient)
             noted[name] = digest([noted[name], new]) if name in noted else new  # a second backward call
+            self._order[name] = None
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """A backward pass is about to run."""
+        """See Listener."""
         self._shard["losses"].append(exact(loss.item()))
         self._shard["weights"].append(None if weight is None else exact(weight))
         self._shard["threads"] = torch.get_num_threads()
 
-    def after_backward(self) -> None:
-        """It has run, and in the last micro-step the gradients have met."""
-        if self._turn is None or not self._turn.is_last:
+    def end_shard(self) -> None:
+        """See Listener."""
+        micro, self._micro = self._micro, None
+        if micro is None:
             return
-        found = {name: p.grad for p, name in self._names.items() if p.grad is not None}
-        order = [name for name in self._shard["gradients"] if name in found]  # as the backward pass went
-        order += [name for name in found if name not in self._shard["gradients"]]
-        self._gradients.append({name: digest(found[name]) for name in order})
-        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in found.values()))))
-
-    def end_turn(self) -> None:
-        """The body of the micro-step has run."""
-        turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        layers = {} if self._witness is None else {"layers": self._witness.end()}
-        place = {**self._place, "step": turn.step, "part": turn.part, "shard": turn.shard}
+        if self._first is not None:
+            self._first.end_shard()
+        layers = {} if self._witness is None else {"layers": self._witness.end_shard()}
+        place = {**self._place, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
         self._shards.append({**place, **self._shard, **layers})
 
-    def drop(self) -> None:
-        """The micro-step at hand, and its step, are discarded."""
-        self._turn = None
-        self._gradients, self._norms, self._shards = [], [], []
-        if self._witness is not None:
-            self._witness.end()
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
+        found = {name: p.grad for p, name in self._names.items() if p.grad is not None}
+        order = [name for name in self._order if name in found]  # as the backward pass went
+        order += [name for name in found if name not in self._order]
+        self._gradients.append({name: digest(found[name]) for name in order})
+        if self._first is not None:
+            self._first.end_phase(found)
+        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in found.values()))))
 
-    def end_step(self, step: int, num_samples: int | None) -> None:
-        """A step has been taken; ``num_samples`` is None where other ranks took it."""
+    def drop(self) -> None:
+        """See Listener."""
+        self._forget()
+        if self._witness is not None:
+            self._witness.end_shard()
+
+    def _forget(self) -> None:
+        self._micro = None
+        self._gradients, self._norms, self._shards = [], [], []
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
         for line in self._shards:
             self._writer.write(event="shard", **line)
         self._writer.write(
@@ -173,12 +201,11 @@ class Recorder:
             **self._place,
             step=step,
             num_samples=num_samples,
-            follows=num_samples is None,
             gradients=self._gradients,
             norms=self._norms,
             **self._all_digests(),
         )
-        self._gradients, self._norms, self._shards = [], [], []
+        self._forget()
         self._is_over = self._until is not None and step >= self._until
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What an object keeps besides its parameters and buffers, and whether that has changed."""
+"""What an object keeps besides its parameters and buffers, and whether that has changed; and whether weights have."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import numbers
 import sys
 import textwrap
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor, nn
 
 from lockstep.measure.digest import digest
-from lockstep.measure.places import owner
+from lockstep.measure.places import file_of, owner
 
+_MOST_WEIGHTS = 1_000_000  # that are compared after every line of the user's code
 _LARGEST = 100_000  # elements whose values are compared; of more, only whether PyTorch has counted a change
 _PLAIN = (numbers.Number, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, deque)
@@ -61,13 +64,13 @@ class StateOf:
 
     def _now(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        kinds = [kind for kind in type(self.thing).__mro__ if owner(_file_of(kind)) != "plumbing"]
+        kinds = [kind for kind in type(self.thing).__mro__ if owner(file_of(kind)) != "plumbing"]
         for kind in reversed(kinds):
             found.update((name, _fingerprint(value)) for name, value in vars(kind).items() if not name.startswith("__"))
         for name, value in getattr(self.thing, "__dict__", {}).items():
             if not (isinstance(self.thing, nn.Module) and name in _OF_MODULES):
                 found[name] = _fingerprint(value)
-        if kinds and owner(_file_of(kinds[0])) == "user":
+        if kinds and owner(file_of(kinds[0])) == "user":
             module = kinds[0].__module__
             for name, value in vars(sys.modules[module]).items():
                 if not name.startswith("__"):
@@ -75,15 +78,39 @@ class StateOf:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _file_of(kind: type) -> str:
-    module = sys.modules.get(kind.__module__)
-    return getattr(module, "__file__", None) or "<built in>"
+class WeightsOf:
+    """The parameters of prepared models."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, Tensor] = {}
+        self._before: dict[str, tuple[int, Tensor]] = {}
+        self._are_few = True
+
+    def watch(self, prefix: str, model: nn.Module) -> None:
+        """Look at those of this model too. (Sharded ones change with every gathering, which is none of the user's doing.)"""
+        plain = ((name, weight) for name, weight in model.named_parameters() if type(weight) is nn.Parameter)
+        self._weights.update((prefix + name, weight) for name, weight in plain)
+        self._are_few = sum(weight.numel() for weight in self._weights.values()) <= _MOST_WEIGHTS
+
+    def look(self) -> None:
+        """Remember what they are."""
+        self._before = {name: (weight._version, weight.detach().clone()) for name, weight in self._weights.items()}
+
+    def changes(self, *, thoroughly: bool) -> Iterator[str]:
+        """The names of those that are others since, each once. PyTorch does not count a change through ``.data``: of many
+        weights, it is only seen thoroughly."""
+        for name, (version, before) in self._before.items():
+            weight = self._weights[name]
+            if (self._are_few or thoroughly or weight._version != version) and not torch.equal(weight, before):
+                self._before[name] = weight._version, weight.detach().clone()
+                if digest(weight) != digest(before):  # a NaN does not equal itself
+                    yield name
 
 
 def describe_change(thing: Any, name: str) -> tuple[str | None, int | None]:
     """File and line of the user's code where an attribute is set; None where that cannot be seen."""
     for kind in type(thing).__mro__:
-        file = _file_of(kind)
+        file = file_of(kind)
         if owner(file) != "user":
             continue
         try:

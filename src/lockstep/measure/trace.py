@@ -9,28 +9,31 @@ JSON object with ``event`` (its kind) and the fields of the kind:
 ``loader``       ``loader`` (its number), ``length`` of its data set (null if unknown), ``replacement`` (whether its
                  sampler says that it draws with replacement; null if it does not say)
 ``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
-``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``part``, ``shard``; ``batches`` (one for each loader of
-                 the loop: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers)
-                 and ``weights`` (numbers, null: by sample count) of its backward calls; ``threads``; ``gradients``
-                 (digests by parameter, of this shard alone, in the order in which they were computed); with
+``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
+                 loader that went along: ``samples``, their identities, and ``content``, the digest of the batch); ``losses``
+                 (numbers) and ``weights`` (numbers, null: by sample count) of its backward calls; ``threads``;
+                 ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed); with
                  ``trace="calls"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
                  their forward passes ended
-``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of the global batch; null on a rank that followed),
-                 ``follows`` (whether this rank had no samples in it); ``gradients`` (digests by parameter, after the
-                 exchange; one dictionary for each backward call; none on a rank that followed) and ``norms`` (numbers, one
-                 a call, of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules and
-                 averages): digests by name, after the step; in ``state`` a plain number stands as it is, after ``=``
+``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
+                 each phase: digests by parameter of ``.grad`` when the phase has ended) and ``norms`` (numbers, one a phase,
+                 of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules and averages):
+                 digests by name, after the step; in ``state`` a plain number stands as it is, after ``=``
+``gradient``     with ``trace="gradient"``, of the first phase: ``values`` (evenly spaced numbers of the gradients, by
+                 parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a stream was drawn from inside a
+                 shard)
 ``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
 ``end``          ``step``: the script came to its end, or to ``trace_until``
 ===============  =======================================================================================================
 
 With ``trace="calls"`` or ``"kernels"`` there are also ``evidence-<r>-<process>.jsonl``, one for each process that saw
 something (a rank, or one of its loader workers). Each line has ``kind`` (see ``measure.witness``), ``what``, ``file`` and
-``line`` of the user's code (null where there is none), ``place`` (``body``, ``data`` or ``outside`` of the loop),
-``layer`` (whose forward pass it was in; null: none) and ``step``.
+``line`` of the user's code (null where there is none), ``place`` (``shard``: in the body of a loop over ``batch.shards``,
+``data``: while samples were fetched, or ``outside`` of both), ``layer`` (whose forward pass it was in; null: none) and ``step``
+(0: before the first).
 
-Numbers are written as ``float.hex()``, so that nothing is rounded. ``epoch`` and ``pass`` count from 0, ``step`` from 1.
-A reader must pass over kinds and fields that it does not know.
+Numbers are written as ``float.hex()``, so that nothing is rounded. ``epoch``, ``pass`` and ``phase`` count from 0,
+``step`` from 1. A reader must pass over kinds and fields that it does not know.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ It writes *evidence*: what was done where in the user's code. That is not proof,
 ==============  ========================================================================================================
 ``clock``       the time was read
 ``entropy``     randomness of the operating system was drawn: ``os.urandom``, ``secrets``, ``uuid4``, a generator without a seed
-``generator``   a generator that is none of lockstep's streams, and lives on from one micro-step to the next, was drawn from
+``generator``   a generator that is none of lockstep's streams, and lives on from one shard to the next, was drawn from
 ``rank``        which process it is, or how many there are, was read
 ``process``     the number of the process, or the name of the machine, was read
 ``worker``      which loader worker it is was read
-``collective``  a collective was called in the loop's body
+``collective``  a collective was called inside a shard
 ``threads``     the number of threads was set
 ``state``       an attribute of a layer, data set or module, no parameter and no buffer, changed in a forward pass or a fetch
+``weights``     a parameter of a prepared model changed inside a shard
 ``kernel``      (``trace="kernels"``) PyTorch warned of a kernel that is not deterministic
 ``file``        a file of the user's whose code has run
 ==============  ========================================================================================================
@@ -42,9 +43,8 @@ from torch.utils.data import get_worker_info
 from lockstep.measure.digest import digest
 from lockstep.measure.generators import Generators, what
 from lockstep.measure.places import Place, is_fetching, owner, place_of
-from lockstep.measure.state import StateOf, describe_change
+from lockstep.measure.state import StateOf, WeightsOf, describe_change
 from lockstep.measure.trace import TraceWriter
-from lockstep.plan.shards import MicroStep
 
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"),
@@ -115,14 +115,15 @@ class Witness:
         self._writer: TraceWriter | None = None
         self._writer_pid = 0
         self._seen: set[tuple[Any, ...]] = set()
-        self._turn: MicroStep | None = None
+        self._in_shard = False
         self._step = 0
         self._generators = Generators()
-        self._num_turns = 0
+        self._num_shards = 0
         self._last: Place | None = None
         self._layers: list[list[str]] = []
         self._stack: list[tuple[str, Any]] = []
         self._fetched: StateOf | None = None
+        self._weights = WeightsOf()
         self._c_functions = _c_functions()
         self._python_functions = _python_functions()
         self._calls = level == "calls"
@@ -162,6 +163,7 @@ class Witness:
         """Record what each layer gets and gives, and whether it keeps something."""
         if not self._calls:
             return
+        self._weights.watch(prefix, model)
         for name, module in model.named_modules():
             module.register_forward_pre_hook(_Before(self, prefix + name or "the model"), with_kwargs=True)
             module.register_forward_hook(_After(self), with_kwargs=True, always_call=True)
@@ -173,33 +175,39 @@ class Witness:
 
     # The loop
 
-    def enter(self) -> None:
+    def begin_pass(self) -> None:
         """A pass begins."""
         if self._calls:
             self._generators.look_around(thoroughly=True)
             self._generators.refresh()
             self._begin_fetching()
 
-    def begin(self, turn: MicroStep) -> None:
+    def begin_step(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+
+    def begin_shard(self) -> None:
         """A micro-step begins: its samples have been fetched."""
-        self._turn, self._step = turn, turn.step
+        self._in_shard = True
         self._layers = []
         if not self._calls:
             return
-        self._num_turns += 1
-        if self._num_turns < 16 or self._num_turns & (self._num_turns - 1) == 0:
+        self._num_shards += 1
+        if self._num_shards < 16 or self._num_shards & (self._num_shards - 1) == 0:
             self._generators.look_around(thoroughly=False)
         self._generators.refresh()
+        self._weights.look()
         if self._fetched is not None:
             self._note_changes(self._fetched, "data")
 
-    def end(self) -> list[list[str]]:
-        """The body has run. What each layer got and gave."""
-        self._turn = None
+    def end_shard(self) -> list[list[str]]:
+        """The script's code for it has run. What each layer got and gave."""
+        if self._in_shard and self._calls:
+            self._note_weights(thoroughly=True)
+            self._begin_fetching()
+        self._in_shard = False
         layers, self._layers = self._layers, []
         self._stack.clear()
-        if self._calls:
-            self._begin_fetching()
         return layers
 
     def _begin_fetching(self) -> None:
@@ -228,9 +236,9 @@ class Witness:
         if not self._stack:
             return
         name, (watched, inputs) = self._stack[-1]
-        self._note_changes(watched, "body")
+        self._note_changes(watched, self._where())
         self._stack.pop()
-        if self._turn is not None:
+        if self._in_shard:
             self._layers.append([name, type(module).__name__, inputs, digest(output)])
 
     def _note_changes(self, watched: StateOf, place: str) -> None:
@@ -276,14 +284,21 @@ class Witness:
                 place = "data" if is_fetching(frame) or os.getpid() != self._pid else self._where()
                 file, line = self._last
                 self._write("generator", what(generator), file, line, place)
+        if self._in_shard and os.getpid() == self._pid:
+            self._note_weights(thoroughly=False)
         if event == "return":
             self._last = place_of(frame.f_back)
         else:
             self._last = frame.f_code.co_filename, frame.f_lineno
         return self._follow
 
+    def _note_weights(self, *, thoroughly: bool) -> None:
+        for name in self._weights.changes(thoroughly=thoroughly):
+            file, line = self._last or (None, None)
+            self._write("weights", f"the weight {name} changes", file, line, "shard")
+
     def _where(self) -> str:
-        return "outside" if self._turn is None else "body"
+        return "shard" if self._in_shard else "outside"
 
     def _note(self, kind: str, what: str, frame: types.FrameType | None) -> None:
         place = place_of(frame)

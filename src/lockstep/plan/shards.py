@@ -45,64 +45,71 @@ def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
 
 @dataclass(slots=True)
 class MicroStep:
-    """One shard's turn in one step, on the process that owns it. Made only for shards that are not empty.
+    """One shard's part in a phase, on the process that owns it. Made only for shards that are not empty.
 
-    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard has a turn for each of them, one after
-    another. (Nothing changes a MicroStep once it is dealt. It is not frozen because one is made every micro-step, and a
-    frozen one takes four times as long.)
+    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, one after
+    another. (Nothing changes a MicroStep once it is planned. It is not frozen because a frozen one takes four times as long
+    to make.)
     """
 
     step: int
-    """Number of the step in the run, from 1."""
+    """Number of the step, as its loader counts them."""
     shard: int
     part: int
-    """Which of the step's global batches this turn is about, from 0."""
+    """Which of the step's global batches this is about, from 0."""
     num_samples: int
-    """Samples in this turn."""
+    """Samples in this micro-step."""
     batch_samples: int
     """Samples in the whole global batch."""
     step_samples: int
     """Samples in all global batches of the step."""
     index: int
-    """0 for the first of this process's turns in this step."""
+    """0 for the first of this process's micro-steps in this step."""
     begins_shard: bool
     """Whether it is its shard's first one in this step."""
     ends_shard: bool
     """Whether it is its shard's last one in this step."""
     is_last: bool
     """Whether it is this process's last one in this step."""
-    num_active_ranks: int
-    """Ranks below this number take part in this step with samples of their own; the others follow."""
-    num_filled_shards: int
-    """Shards below this number have samples in this step."""
     samples: Sequence[Any] = ()
     """Which samples they are: the sampler's indices, or the places in the pass over a stream or over ready batches."""
 
     @property
     def fraction(self) -> float:
-        """The turn's weight by sample count, as its part of the step: these sum to one over all turns of all shards."""
+        """Its weight by sample count, as its part of the step: these sum to one over all micro-steps of all shards."""
         return self.num_samples / self.step_samples
 
 
-def micro_steps(step: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> list[MicroStep]:
-    """A process's turns in a step: none if all of its shards are empty.
+@dataclass(slots=True)
+class StepPlan:
+    """What one process has to do in each phase of a step."""
 
-    Args:
-        step: its number.
-        sizes: the number of samples of each of its global batches (one, unless gradients are accumulated).
-        rank: of the process.
-        world_size: number of processes.
-        num_shards: V.
-    """
-    return [MicroStep(step, *turn) for turn in _turns(sizes, rank, world_size, num_shards)]
+    number: int
+    """Of the step, as its loader counts them."""
+    sizes: tuple[int, ...]
+    """Samples of each of its global batches (one, unless gradients are accumulated). The same on every rank."""
+    micro_steps: list[MicroStep]
+    """In the order in which they run; none if all of this process's shards are empty."""
+    num_active_ranks: int
+    """Ranks below this number have samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step, over all ranks."""
+        return sum(self.sizes)
+
+
+def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> StepPlan:
+    """A process's part of a step whose global batches have these numbers of samples."""
+    micro_steps = [MicroStep(number, *fields) for fields in _micro_steps(sizes, rank, world_size, num_shards)]
+    return StepPlan(number, sizes, micro_steps, num_active_ranks(max(sizes), world_size, num_shards))
 
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have one size
-def _turns(
+def _micro_steps(
     sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int
-) -> tuple[tuple[int, int, int, int, int, int, bool, bool, bool, int, int], ...]:
-    """The fields of each MicroStep, after ``step``. A shard's turns come together, so that it has one sum of its own."""
-    active = num_active_ranks(max(sizes), world_size, num_shards)
+) -> tuple[tuple[int, int, int, int, int, int, bool, bool, bool], ...]:
+    """The fields of each MicroStep, after ``step``. A shard's parts come together, so that it has one sum of its own."""
     filled = min(max(sizes), num_shards)
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
@@ -110,12 +117,12 @@ def _turns(
         if shard < filled
     ]
     places = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
-    turns = []
+    found = []
     for index, (shard, part, begins, ends) in enumerate(places):
         cut = shard_slice(shard, sizes[part], num_shards)
         number, is_last = cut.stop - cut.start, index == len(places) - 1
-        turns.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, active, filled))
-    return tuple(turns)
+        found.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last))
+    return tuple(found)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

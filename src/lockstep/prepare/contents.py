@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.spread import own_part, spread_like
-from lockstep.prepare.handover import load_state, put_buffer
 
 Weights = dict[str, Tensor]
 
@@ -60,8 +59,13 @@ def take_out(thing: Any) -> tuple[Weights | None, Any]:
 @torch.no_grad()
 def put_back(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> None:
     """Give an object what ``take_out`` took from its like."""
+    if isinstance(thing, Optimizer):
+        state = _spread(thing, rest)
+        thing.load_state_dict(state)
+        _restore_dtypes(thing, state)
+        return
     if not isinstance(thing, nn.Module):
-        load_state(thing, rest)
+        thing.load_state_dict(rest)
         return
     assert weights is not None
     inner = innermost(thing)
@@ -214,3 +218,40 @@ def _gradient_together(value: Any) -> Tensor:
     return torch.sparse_coo_tensor(
         value["indices"], value["values"], value["shape"], is_coalesced=value["coalesced"], check_invariants=True
     )
+
+
+def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a module's buffer a value, also where it has none yet."""
+    buffer = getattr(module, name)
+    if buffer is None:  # it was made after the first step
+        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        setattr(module, name, value.to(device))
+    else:
+        buffer.copy_(value)
+
+
+def _spread(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of parameters of which every rank has a part is spread as they are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        **state,
+        "state": {
+            index: {
+                name: spread_like(value, parameters[index])
+                if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                else value
+                for name, value in slots.items()
+            }
+            for index, slots in state["state"].items()
+        },
+    }
+
+
+def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Loading casts state to its parameter's dtype; float32 masters of 16-bit parameters must stay what they are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, slots in state["state"].items():
+        parameter = parameters[index]
+        for name, value in slots.items():
+            if isinstance(value, Tensor) and optimizer.state[parameter][name].dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(parameter.device)

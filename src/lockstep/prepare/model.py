@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.data.batch import Batch
 from lockstep.prepare.explain import explain
 from lockstep.prepare.formats import Formats
 
@@ -23,9 +24,12 @@ class PreparedModel(nn.Module):
         model: the user's model, on its device.
         forward: what to call for a forward pass with gradients.
         formats: in which formats passes are computed.
+        guard: called with the name of what does not belong into ``batch.shards``.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], formats: Formats) -> None:
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], formats: Formats, guard: Callable[[str], None]
+    ) -> None:
         super().__init__()
         own = self.__dict__
         # The very registries of the user's model: what is added there is seen here, and no name gets a prefix.
@@ -34,10 +38,13 @@ class PreparedModel(nn.Module):
         own["_wrapped"] = model
         own["_forward"] = forward
         own["_formats"] = formats
+        own["_guard"] = guard
         own.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward pass. Floating results of a pass in 16 bits come back in float32, for the loss."""
+        if args and isinstance(args[0], Batch):
+            args[0].refuse(f"{type(self._wrapped).__name__}(batch)")
         # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy stays out of it.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
@@ -61,6 +68,11 @@ class PreparedModel(nn.Module):
         """Set training or evaluation mode, as on the user's model."""
         self._wrapped.train(mode)
         return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As on the user's model, outside of ``batch.shards``."""
+        self._guard("model.zero_grad()")
+        self._wrapped.zero_grad(set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The user's model's own."""
@@ -99,7 +111,7 @@ class PreparedModel(nn.Module):
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
 
 
-def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats) -> PreparedModel:
+def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats, guard: Callable[[str], None]) -> PreparedModel:
     """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
     classes only.)"""
 
@@ -108,7 +120,7 @@ def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats) ->
 
     methods = {name: pass_on(name) for name in _CONTAINER_METHODS if hasattr(model, name)}
     kind = type(PreparedModel.__name__, (PreparedModel,), methods) if methods else PreparedModel
-    made: PreparedModel = kind(model, forward, formats)
+    made: PreparedModel = kind(model, forward, formats, guard)
     return made
 
 

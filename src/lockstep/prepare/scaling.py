@@ -1,12 +1,14 @@
-"""Loss scaling for float16: PyTorch's GradScaler, acting once a step and alike on all ranks.
+"""Loss scaling for float16: PyTorch's GradScaler, acting when gradients have met, and so alike on all ranks.
 
-The gradients that it looks at are those of the whole step, which are equal on all ranks. So they all find an overflow
-together, skip the step together, and go on with the same scale.
+The loss of every shard is scaled. As soon as the gradients of a phase are there they are unscaled, so that the script sees
+true ones. They are equal on all ranks, which therefore find an overflow together: optimizers leave out the step that would
+use it, and the scale becomes smaller for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, amp
@@ -25,62 +27,44 @@ class LossScaling:
     def __init__(self, device: str) -> None:
         self.scaler = amp.GradScaler(device)
         self._optimizers: list[Optimizer] = []
-        self._unscaled: set[int] = set()
-        self._stepped: set[int] = set()
-        self._acting = False
+        self._overflowed: set[int] = set()
+        """Optimizers whose next step is left out, by id."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """A prepared optimizer: its gradients are unscaled before they are clipped, or used."""
+        """A prepared optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
         self._optimizers.append(optimizer)
+        act, overflowed = optimizer.step, self._overflowed
+
+        def step(self: Optimizer, closure: Callable[[], float] | None = None) -> Any:
+            if closure is not None:
+                raise UsageError(
+                    f"{type(self).__name__}.step(closure) in a run that scales the loss: whether a step is to be left out "
+                    "is known only after its backward pass, which the closure makes. Use precision='32-true' or 'bf16-mixed'."
+                )
+            if id(self) in overflowed:
+                overflowed.discard(id(self))
+                return None
+            return act()
+
+        # A bound method, as the original is: schedules look at its __func__. What they have noted on the original is kept.
+        step.__dict__.update(getattr(act, "__dict__", {}))
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss, so much larger that its gradients do not vanish in float16."""
         scaled: Tensor = self.scaler.scale(loss)
         return scaled
 
-    def unscale(self, parameters: Iterable[Tensor]) -> None:
-        """Make the gradients of these parameters true ones, with those of all that their optimizers have. Once a step."""
-        wanted = {id(parameter) for parameter in parameters}
-        for optimizer in self._optimizers:
-            own = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-            if id(optimizer) not in self._unscaled and not own.isdisjoint(wanted):
-                self._unscaled.add(id(optimizer))
-                self.scaler.unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer, act: Callable[[], Any]) -> None:
-        """Unscale, and call ``act``, the optimizer's own step, unless a gradient has overflowed.
-
-        (The scaler calls ``optimizer.step()``, which has been replaced by a method that leads here again.)
-        """
-        if self._acting:
-            act()
+    def unscale(self) -> None:
+        """Gradients have met: make them true ones. After an overflow the scale becomes smaller, after many phases larger."""
+        have_met = [
+            one for one in self._optimizers if any(p.grad is not None for g in one.param_groups for p in g["params"])
+        ]
+        if not have_met:
             return
-        gradients = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        if next(gradients, None) is None:
-            act()  # the scaler refuses an optimizer that has nothing to look at
-            return
-        self._acting = True
-        try:
-            self.scaler.step(optimizer)
-        finally:
-            self._acting = False
-        self._stepped.add(id(optimizer))
-
-    def end_step(self) -> None:
-        """The step is over: after an overflow the scale becomes smaller, and after many good steps larger.
-
-        Raises:
-            UsageError: gradients were clipped and kept for another step: they are true ones, and those to come are scaled.
-        """
-        for optimizer in self._optimizers:
-            gradients = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-            if id(optimizer) in self._unscaled - self._stepped and next(gradients, None) is not None:
-                raise UsageError(
-                    f"clip_grad_norm_() in a step without {type(optimizer).__name__}.step(), in a run that scales the loss: "
-                    "the gradients that are kept are unscaled, and those of the next step will be scaled. Clip only when the "
-                    "optimizer steps; to add up several batches use accumulate=k."
-                )
-        if self._stepped or self._unscaled:
-            self.scaler.update()
-        self._unscaled.clear()
-        self._stepped.clear()
+        for optimizer in have_met:
+            self.scaler.unscale_(optimizer)
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        if self.scaler.get_scale() < before:
+            self._overflowed.update(map(id, have_met))

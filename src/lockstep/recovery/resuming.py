@@ -38,7 +38,7 @@ class Checkpoint:
 
 
 @dataclass
-class Resumption:
+class Restorer:
     """Takes a checkpoint's state back into the script's objects.
 
     Args:
@@ -52,6 +52,8 @@ class Resumption:
     holdings: Holdings
     precision: str
     allow: Collection[str]
+    is_done: bool = False
+    """Whether all of it was put back."""
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
 
     def check_objects(self) -> None:
@@ -148,6 +150,7 @@ class Resumption:
         """
         manifest, holdings = self.checkpoint.manifest, self.holdings
         if is_final:
+            self.is_done = True
             self._check_all_there()
             self._check_numerics()
         directory = self.checkpoint.path

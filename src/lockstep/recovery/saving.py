@@ -28,6 +28,7 @@ from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.spread import is_spread
 from lockstep.errors import ConfigError
+from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.prepare.contents import take_out
 from lockstep.prepare.registered import state_of_registered
@@ -45,7 +46,7 @@ _SIGNAL_RANGE = 128
 """Signals have smaller numbers."""
 
 
-class Saver:
+class Saver(Listener):
     """Cuts checkpoints of a run, and keeps its best weights.
 
     Args:
@@ -107,7 +108,7 @@ class Saver:
     def tick(self, step: int) -> None:
         """A step has ended on all ranks. Every rank must call it."""
         if self._touching is None and not self._pace.is_off:
-            self._rehearse(step)
+            self._rehearse()
         if self._writer.has_results:
             self._read_results()
         is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, asked=self._asked())
@@ -131,9 +132,9 @@ class Saver:
         largest: list[int] = self._collectives.all_reduce(torch.tensor(numbers, dtype=torch.int64), "max").tolist()
         return largest
 
-    def _rehearse(self, step: int) -> None:
+    def _rehearse(self) -> None:
         """After the first step all state is there: see that it can be saved, and make the memory for its copy ready."""
-        parts, _ = self._contents(step, Position())
+        parts, _ = self._contents()
         mine = parts[self._collectives.rank]
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
         shapes = {
@@ -194,7 +195,7 @@ class Saver:
         self._pace.cut()
         if self._touching is not None:
             self._touching.join()
-        parts, state = self._contents(step, position)
+        parts, state = self._contents()
         mine = bring_together(parts, self._collectives.rank)
         manifest = Manifest(
             step=step,
@@ -236,7 +237,7 @@ class Saver:
             copied=copied,
         )
 
-    def _contents(self, step: int, position: Position) -> tuple[list[dict[str, dict[str, Tensor]]], Any]:
+    def _contents(self) -> tuple[list[dict[str, dict[str, Tensor]]], Any]:
         """The files of each rank, with their tensors, and the JSON value of ``state.json``.
 
         The state is the same on every rank. The weights go to rank 0, the rest to whoever has least.
@@ -253,7 +254,7 @@ class Saver:
         state = {
             "objects": objects,
             "loaders": [
-                _apart(loader.state(step), f"loader-{number}", tensors) for number, loader in enumerate(holdings.loaders, 1)
+                _apart(loader.state(), f"loader-{number}", tensors) for number, loader in enumerate(holdings.loaders, 1)
             ],
             "registered": _apart(
                 {name: state_of_registered(thing) for name, thing in holdings.registered.items()}, "registered", tensors

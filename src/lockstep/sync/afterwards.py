@@ -1,4 +1,4 @@
-"""Sums of gradients brought together in one piece, after the backward pass, through a process group."""
+"""Sums of gradients brought together in one piece, when all shards of a phase have run."""
 
 from __future__ import annotations
 
@@ -19,46 +19,30 @@ def sparse_weights(model: nn.Module) -> list[Parameter]:
     return [weight for m in embeddings if isinstance(weight := m.weight, Parameter)]
 
 
-def reduce_afterwards(
-    parameters: list[Parameter], sums: Gradients, share: float, sparse: Sequence[Parameter], group: dist.ProcessGroup | None
-) -> Tensor:
-    """Add the last shard's gradients to the sums of this process's shards, and sum them over the ranks of a group.
+def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequence[Parameter], world_size: int) -> bool:
+    """Sum the gradients of this process's shards over the ranks.
 
-    Every rank of the group must call it, with equally many parameters; it blocks until they have. A parameter that no rank
-    used is not in ``sums`` afterwards.
+    Every rank must call it, with equally many parameters; it blocks until they have. A parameter that no rank used is not in
+    ``sums`` afterwards.
 
     Args:
         parameters: those that learn.
-        sums: of the earlier shards; changed in place.
-        share: the weight of the last shard.
+        sums: of this process's shards; changed in place.
         sparse: parameters whose gradients are sparse.
-        group: the ranks that meet; None: there is only this one.
+        world_size: number of ranks.
 
     Returns:
-        How many ranks used each parameter, and, at the end, how many have used some but not all of them.
+        Whether all parameters were used, by each rank that used any.
     """
-    partial = add_last(parameters, sums, share)
+    num_used = sum(parameter in sums for parameter in parameters)
+    partial = 0 < num_used < len(parameters)
+    if world_size == 1:
+        return num_used > 0 and not partial
     used = torch.tensor([float(p in sums) for p in parameters] + [float(partial)])
-    if group is not None:
-        dist.all_reduce(used, group=group)
-        add_absent(parameters, sums, used.tolist(), sparse)
-        _all_reduce_sums(sums, group)
-    return used
-
-
-def add_last(parameters: list[Parameter], sums: Gradients, share: float) -> bool:
-    """Add the last shard's gradients to the sums. Whether it used some of the parameters, but not all."""
-    missing = 0
-    for parameter in parameters:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            missing += 1
-            continue
-        if share == 0:
-            continue
-        part = widen(gradient).mul_(share)
-        sums[parameter] = sums[parameter].add_(part) if parameter in sums else part
-    return 0 < missing < len(parameters)
+    dist.all_reduce(used)
+    add_absent(parameters, sums, used.tolist(), sparse)
+    _all_reduce_sums(sums)
+    return bool(used[:-1].any()) and not used[-1]
 
 
 def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float], sparse: Sequence[Parameter]) -> None:
@@ -73,24 +57,24 @@ def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float], s
             sums[parameter] = found
 
 
-def _all_reduce_sums(sums: Gradients, group: dist.ProcessGroup) -> None:
+def _all_reduce_sums(sums: Gradients) -> None:
     """Sum over the ranks, one tensor for each device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     for parameter, gradient in sums.items():
         if gradient.is_sparse:
-            sums[parameter] = _all_reduce_sparse(gradient, group)
+            sums[parameter] = _all_reduce_sparse(gradient)
         else:
             kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
     for alike in kinds.values():
         flat = torch.cat([sums[parameter].flatten() for parameter in alike])
-        dist.all_reduce(flat, group=group)
+        dist.all_reduce(flat)
         for parameter, part in zip(alike, torch.split(flat, [p.numel() for p in alike]), strict=True):
             sums[parameter] = torch.empty_like(parameter, dtype=part.dtype).copy_(part.view(parameter.shape))
 
 
-def _all_reduce_sparse(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_reduce_sparse(gradient: Tensor) -> Tensor:
     gradient = gradient.coalesce()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse tensors are announced as a beta feature of PyTorch
-        dist.all_reduce(gradient, group=group)
+        dist.all_reduce(gradient)
     return gradient

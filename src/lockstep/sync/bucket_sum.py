@@ -16,15 +16,15 @@ class BucketSum:
 
     Args:
         bucket: the bucket.
-        ended: this process's shards of the step whose turns are over: they had no gradients in it.
+        ended: this process's shards that have run before in this phase: they had no gradients in it.
     """
 
     def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
         self._bucket = bucket
         self._empty = list(ended)
-        """This process's shards of the step so far, as long as none has had a gradient: leaves that need no memory yet."""
+        """This process's shards so far, as long as none has had a gradient: leaves that need no memory yet."""
         self._leaf: Flat | None = None
-        """The shard at hand: with ``accumulate``, over its turns so far."""
+        """The shard at hand: with ``accumulate``, over its parts so far."""
         self._in_leaf: set[int] = set()
         """The places of which it has a gradient."""
         self.stack: list[Node[Flat]] = []

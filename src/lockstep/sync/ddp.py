@@ -1,9 +1,9 @@
 """PyTorch's DistributedDataParallel: buckets of gradients are reduced while the backward pass still runs.
 
 Its communication hook multiplies a bucket by the shard's weight, adds the process's earlier shards, and sums over the
-ranks. DDP counts on a gradient for every parameter on every rank. So gradients are reduced without it, in one piece after
-the backward pass, in the first step (which shows whether all parameters are used), for a model that does not use them all,
-and in a step in which some ranks have no samples.
+ranks. DDP counts on a gradient for every parameter on every rank. So gradients are reduced without it, in one piece when the
+phase ends, in the first step (which shows whether all parameters are used), for a model that does not use them all, and in a
+step in which some ranks have no samples.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.comm.group import Meeting
-from lockstep.errors import ModelError
-from lockstep.plan.shards import MicroStep
+from lockstep.errors import ModelError, UsageError
+from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
-from lockstep.sync.gradients import Gradients, widen
-from lockstep.sync.grouped import GroupedSync
+from lockstep.sync.gradients import Gradients, add_weighted, set_aside, widen
+from lockstep.sync.protocol import Outcome
+from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
@@ -49,6 +49,10 @@ class _Engine:
         """Whether a step has shown that all parameters are used by every shard, which is what DDP counts on."""
         self.overlaps = False
         """Whether DDP reduces this model's gradients in the micro-step at hand."""
+        self.may_overlap = False
+        """Whether it does so in the last micro-step of the phase at hand."""
+        self.learnt_before: list[Parameter] = []
+        """Those that learnt in the first phase of the last step."""
         self.sparse = sparse_weights(model)
         self.build()
 
@@ -78,44 +82,103 @@ class _Engine:
         )
 
 
-class DataParallel(GroupedSync):
+class DDPSync(ShardedSync):
     """The strategy ``ddp``.
 
     Args:
         num_shards: V of the run.
-        meeting: how the ranks reach each other.
         find_unused: whether parameters that the first step used may be unused later, so that DDP cannot be relied on.
     """
 
-    def __init__(self, num_shards: int, meeting: Meeting, *, find_unused: bool) -> None:
-        super().__init__(num_shards, meeting)
+    def __init__(self, num_shards: int, *, find_unused: bool) -> None:
+        super().__init__(num_shards, dist.get_world_size())
         self._find_unused = find_unused
         self._engines: list[_Engine] = []
         self._share = 1.0
         self._earlier: Gradients = {}
+        self._is_weighted = False
+        """Whether some backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
+        self._num_calls: dict[int, int] = {}
+        """By phase, how many backward calls it had when it was last run."""
+        self._overlapped: dict[int, list[_Engine]] = {}
+        """By backward call, the models whose gradients DDP has reduced."""
 
-    def begin(self, turn: MicroStep) -> None:
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        super().begin(turn)
-        all_active = turn.num_active_ranks == self._world_size
+        super().begin_phase(plan, phase)
+        self._overlapped = {}
         for engine in self._engines:
             engine.look()
-            if turn.index == 0 and all_active and not _same(engine.learning(), engine.trainable):
-                engine.proven = engine.partial = False  # parameters were frozen, or thawed
-                self._build(engine)
+            if phase == 0:
+                self._follow_changes(engine)
+            engine.overlaps = False
+            engine.may_overlap = engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
             # 16-bit gradients must be divided by the weights before they are narrowed: DDP hands them on narrowed.
-            suits = not engine.shares and not (engine.is_narrow and any(self._weighted.values()))
-            engine.overlaps = engine.proven and suits and turn.is_last and all_active
+            engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
-    def end_step(self) -> None:
+    def _follow_changes(self, engine: _Engine) -> None:
+        """Scripts freeze and thaw parameters: for good, or in one phase of a step (a GAN's), for which DDP is left out."""
+        now, before, engine.learnt_before = engine.learning(), engine.learnt_before, engine.learning()
+        if not _same(now, engine.trainable) and _same(now, before):
+            engine.proven = engine.partial = False
+            self._build(engine)
+
+    def begin_shard(self, micro: MicroStep) -> None:
         """See Sync."""
-        super().end_step()
+        super().begin_shard(micro)
         for engine in self._engines:
-            engine.overlaps = False  # a forward pass outside of the loop is this rank's own
+            engine.overlaps = micro.is_last and engine.may_overlap
+
+    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        """See Sync."""
+        if not any(engine.overlaps for engine in self._engines):
+            super().backward(loss, call, share, options)
+            return
+        for engine in self._engines:
+            engine.launched, engine.finished = 0, False
+        self._share, self._earlier = share, self._sums.take(call)
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+        self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
+        # What DDP has reduced is whole, and already weighted.
+        reduced = set_aside(p for engine in self._overlapped[call] for p in engine.trainable)
+        add_weighted(self._parameters, self._earlier, share)
+        self._sums.put(call, {**self._earlier, **reduced})
+        self._earlier = {}
+
+    def end_shard(self) -> None:
+        """See Sync.
+
+        Raises:
+            UsageError: the other ranks wait in a backward pass that this one's last shard has not made.
+        """
+        micro = self._micro
+        assert micro is not None
+        if micro.is_last and len(self._overlapped) < self._num_calls.get(self._phase, 0):
+            waiting = [engine for engine in self._engines if engine.overlaps]
+            if waiting and self._world_size > 1:
+                raise UsageError(
+                    f"the shard {micro.shard} made {len(self._overlapped)} backward calls in this phase of step {micro.step}, "
+                    f"where {self._num_calls[self._phase]} were made before: with strategy='ddp' the other ranks wait for "
+                    "them. To leave a shard out call team.backward(loss, weight=0), or choose the number of shards (shards=)."
+                )
+        super().end_shard()
+        for engine in self._engines:
+            engine.overlaps = False  # a forward pass outside of the shards is every rank's own
+
+    def end_phase(self, outcome: Outcome) -> None:
+        """See Sync."""
+        self._num_calls[self._phase] = len(outcome.totals)
+        self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
+        super().end_phase(outcome)
+
+    def drop(self) -> None:
+        """See Sync."""
+        super().drop()
+        for engine in self._engines:
+            engine.overlaps = False
 
     def close(self) -> None:
         """See Sync."""
-        super().close()
         for engine in self._engines:
             engine.ddp, engine.overlaps = None, False
 
@@ -150,17 +213,12 @@ class DataParallel(GroupedSync):
 
     # How gradients meet
 
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
+    def _reduce(self, call: int) -> Gradients:
+        sums = self._sums.take(call)
+        done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
         for engine in self._engines:
-            engine.launched, engine.finished = 0, False
-        self._share, self._earlier = share, self._sums.take(call)
-        loss.backward(**options)  # type: ignore[no-untyped-call]
-        sums: Gradients = {}
-        done: set[Parameter] = set()
-        for engine in self._engines:
-            if not (engine.overlaps and self._has_finished(engine)):
-                sums.update(self._reduce_afterwards(engine, share, done))
-        self._earlier = {}
+            if engine not in self._overlapped.get(call, ()):
+                self._reduce_afterwards(engine, sums, done)
         return sums
 
     def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -220,23 +278,24 @@ class DataParallel(GroupedSync):
             return False  # a second backward pass through one forward pass: DDP reduces the first only
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         raise ModelError(
-            f"step {self._turn.step if self._turn else '?'}: {type(engine.model).__name__} used all its parameters "
+            f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters "
             f"in the first step, but now the loss does not depend on {names or 'some of them'}, and the other ranks wait "
             "for their gradients. If parameters are used in some steps only, say so: "
             "lockstep.join(find_unused_parameters=True)."
         )
 
-    def _reduce_afterwards(self, engine: _Engine, share: float, done: set[Parameter]) -> Gradients:
+    def _reduce_afterwards(self, engine: _Engine, sums: Gradients, done: set[Parameter]) -> None:
         """Reduce a model's gradients in one piece, with a count of the ranks that have one for each parameter."""
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
-        sums: Gradients = {p: self._earlier.pop(p) for p in trainable if p in self._earlier}
-        used = reduce_afterwards(trainable, sums, share, engine.sparse, self._active_group())
-        everyone = self._turn is not None and self._turn.num_active_ranks == self._world_size
-        if everyone and used[:-1].any() and not self._find_unused:
-            engine.partial = engine.partial or bool(used[-1])
-            engine.proven = not engine.partial
-        return sums
+        own: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
+        all_used = reduce_afterwards(trainable, own, engine.sparse, self._world_size)
+        sums.update(own)
+        assert self._plan is not None
+        everyone = self._plan.num_active_ranks == self._world_size
+        if everyone and own and not self._find_unused:
+            engine.partial = engine.partial or not all_used
+            engine.proven = not engine.partial and _same(engine.learning(), engine.trainable)
 
 
 def _same(some: list[Parameter], others: list[Parameter]) -> bool:

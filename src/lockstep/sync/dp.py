@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import ConfigError, ModelError
-from lockstep.sync.single import Single
+from lockstep.sync.single import SingleSync
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -39,7 +39,7 @@ def check_dp(world_size: int, *, on_cards: bool) -> None:
         )
 
 
-class OneProcess(Single):
+class DataParallelSync(SingleSync):
     """The strategy ``dp``.
 
     Args:

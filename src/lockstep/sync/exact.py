@@ -7,9 +7,8 @@ pass has filled it. Weights and buffers go through the same tree. One process ru
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,45 +17,40 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.errors import ModelError, UsageError
-from lockstep.plan.shards import MicroStep, block
+from lockstep.plan.shards import MicroStep, StepPlan, block
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
-from lockstep.sync.exchange import Exchange, Roots
-from lockstep.sync.gradients import Gradients, check_total, put_back, set_aside
+from lockstep.sync.exchange import Exchange
 from lockstep.sync.ordered import OrderedExchange
+from lockstep.sync.protocol import Outcome
 from lockstep.sync.start import take_from_rank_0
 
+_MOST_LAYOUTS = 8
+"""Choices of parameters that learn for which buckets are kept: a script may freeze others in every step."""
 
-class _Weights:
-    """The sum of the weights that the script gives, for one backward call of the body."""
 
-    def __init__(self) -> None:
-        self.leaf = 0.0
-        self.stack: list[Node[float]] = []
+class Layout:
+    """Which bucket each parameter's gradient goes to."""
 
-    def add(self, turn: MicroStep, weight: float) -> None:
-        """A turn's weight."""
-        self.leaf += weight
-        if turn.ends_shard:
-            push(self.stack, Node(turn.shard, 1, self.leaf), lambda left, right: left + right)
-            self.leaf = 0.0
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.buckets = buckets
+        self.slots = {p: (index, place) for index, bucket in enumerate(buckets) for place, p in enumerate(bucket.parameters)}
+        """The number of a parameter's bucket, and its place in it."""
 
 
 class _Learnt:
-    """What steps in which all ranks took part have shown to all of them alike: what is worth sending at once."""
+    """What phases of one number have shown to all ranks alike: what is worth sending at once."""
 
     def __init__(self) -> None:
-        self.buckets: dict[int, set[int]] = {}
-        """For each backward call of the body, the buckets that some shard had gradients in."""
+        self.buckets: dict[tuple[Layout, int], set[int]] = {}
+        """By layout and backward call, the buckets that some shard had gradients in."""
         self.owners: set[int] = set()
         """Modules whose buffers some shard has changed."""
-        self.calls: set[int] = set()
-        """Backward calls of which the ranks have told each other whether they have weights."""
 
 
-class Exact:
+class ExactSync:
     """The strategy ``exact``.
 
     Args:
@@ -80,38 +74,40 @@ class Exact:
         cards: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
-        self._rank, self._world_size, self._num_shards = rank, world_size, num_shards
+        self._own = block(rank, world_size, num_shards)
         self._exchange = Exchange(rank, between_hosts=between_hosts)
         self._on_cards = {card: OrderedExchange(rank, card) for card in cards}
+        self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
+        self._world_size = world_size
+        self._num_phases = 0
         self._names: dict[Parameter, str] = {}
-        self._buckets: list[Bucket] = []
-        self._layout: list[tuple[bool, torch.dtype]] = []
-        """Whether it learns and what it is made of, for each parameter, when the buckets were made."""
+        self._layouts: dict[tuple[tuple[bool, torch.dtype], ...], Layout] = {}
+        self._layout = Layout(())
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
         """For each bucket, the places whose gradients the backward pass at hand has not yet brought."""
         self._buffers = ShardBuffers()
-        self._learnt = _Learnt()
-        self._learnt_in: dict[tuple[tuple[bool, torch.dtype], ...], dict[int, set[int]]] = {}
-        """What was learnt about buckets, by layout."""
-        self._turn: MicroStep | None = None
-        self._calls = 0
-        self._weighted: dict[int, bool] = {}
+        self._learnt: dict[int, _Learnt] = {}
+        """By phase."""
+        self._micro: MicroStep | None = None
         self._listening = False
         self._one_at_a_time = threading.Lock()
         """Autograd has a thread for each card, and the parts of a model may be on several."""
-        self._share = 1.0
+        self._call, self._share = 0, 1.0
         keep_freed_memory()
-        self._forget_step()
+        self._forget_phase()
 
-    def _forget_step(self) -> None:
+    def _forget_phase(self) -> None:
         self._sums: dict[tuple[int, int], BucketSum] = {}
         """By backward call and bucket."""
-        self._weights: dict[int, _Weights] = {}
+        self._sent: list[tuple[int, int]] = []
+        """Those that are on their way."""
+        self._num_calls = 0
+        """Backward calls of this process's last micro-step."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
-        self._carried: Gradients = {}
-        """Gradients from before the step, out of reach of a zero_grad() that is not meant for them."""
+        self._next_shard = self._own.start
+        """The first of this process's shards that has not run in this phase."""
 
     # The protocol
 
@@ -120,79 +116,115 @@ class Exact:
         if self._world_size > 1:
             take_from_rank_0(model)
         for name, parameter in model.named_parameters():
-            self._names.setdefault(parameter, name)
+            if parameter not in self._names:
+                self._names[parameter] = name
+                if parameter.is_floating_point() or parameter.is_complex():
+                    learns = parameter.requires_grad
+                    parameter.requires_grad_(True)  # a frozen one takes no hook, but keeps it
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
+                    parameter.requires_grad_(learns)
         self._buffers.attach(model)
-        self._lay_out()
         return model
 
-    def begin(self, turn: MicroStep) -> None:
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        self._turn = turn
-        self._calls = 0
-        if turn.index == 0:
-            self._buffers.begin_step()
-            if _layout_of(self._names) != self._layout:
-                self._lay_out()
-            roots = _roots(turn.num_active_ranks, turn.num_filled_shards, self._world_size, self._num_shards)
-            self._exchange.begin_step(turn.step, roots)
-            for exchange in self._on_cards.values():
-                exchange.begin_step(roots)
-        elif turn.begins_shard:
-            self._buffers.restart_shard()
-        if turn.begins_shard:
-            self._shard_samples = 0
+        self._buffers.begin_step()
+        self._lay_out()
+        self._known = self._learnt.setdefault(phase, _Learnt())
+        self._num_phases += 1
+        self._exchange.begin_phase(self._num_phases, self._roots)
+        for exchange in self._on_cards.values():
+            exchange.begin_phase(self._roots)
 
-    def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
+    def begin_shard(self, micro: MicroStep) -> None:
         """See Sync."""
-        turn = self._turn
-        assert turn is not None
-        call, self._calls = self._calls, self._calls + 1
-        self._check(turn, call, weighted=weight is not None, **options)
-        carried = set_aside(self._names)
+        self._micro = micro
+        self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
+
+    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        """See Sync."""
+        micro = self._micro
+        assert micro is not None
+        if options.get("create_graph"):
+            raise UsageError(
+                "backward(create_graph=True) with strategy 'exact': gradients that have met are plain numbers, which nothing "
+                "can be derived from. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
+            )
+        for index, bucket in enumerate(self._layout.buckets):
+            self._missing[index] = set(range(len(bucket.parameters)))
+        self._call, self._share = call, share
+        self._at_once = self._foreseen(call) if micro.is_last else []
+        self._listening = True
+        try:
+            loss.backward(**options)  # type: ignore[no-untyped-call]
+        finally:
+            self._listening = False
         with torch.no_grad():
-            self._note_buffers(turn, call)
-            if weight is not None:
-                self._weights.setdefault(call, _Weights()).add(turn, weight)
-            header = self._send_header(turn, call, weighted=weight is not None) if turn.is_last else []
-            changes = self._send_buffers(turn) if turn.is_last and call == 0 else {}
-        self._run_backward(loss, turn, call, turn.fraction if weight is None else weight, options)
-        with torch.no_grad():
-            if call == 0 and turn.ends_shard:
-                self._buffers.rewind()  # also what checkpoint() has run again in the backward pass
-            if not turn.is_last:
-                self._carried.update(carried)
-                return
-            sent = self._send_rest(call)
-            self._finish()
-            total = self._read_header(turn, header, changes)
-            if call == 0:
-                self._buffers.apply(changes)
-            if total is not None:
-                check_total(total, turn.step)
-                for index in sent:
-                    self._sums[call, index].stack[0].value.data.div_(total)
-            for index in sent:
-                self._hand_out(index, self._sums.pop((call, index)))
-            put_back(self._carried)
-            put_back(carried)
-            self._carried = {}
-            self._learn(turn, call, sent, changes)
+            self._missing = [set() for _ in self._missing]
+            self._send_complete()
+        if micro.is_last:
+            self._num_calls = call + 1
 
-    def absent(self, num_active_ranks: int) -> None:
+    @torch.no_grad()
+    def end_shard(self) -> None:
         """See Sync."""
-
-    def end_step(self) -> None:
-        """See Sync."""
+        micro, self._micro = self._micro, None
+        assert micro is not None
+        if not micro.ends_shard:  # the parts of a shard go on from each other's buffers
+            return
+        fraction = self._shard_samples / micro.step_samples
+        self._end_leaves(micro.shard, self._buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
         self._buffers.rewind()
-        for added in self._sums.values():
-            added.clear()
-        self._forget_step()
-        self._turn = None
+
+    def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
+        for key, added in self._sums.items():
+            if key not in self._sent:
+                added.end_shard(shard)
+        push(self._changes, Node(shard, 1, changes), _add_changes)
+        self._next_shard = shard + 1
+
+    def unforeseen(self) -> Sequence[Hashable]:
+        """See Sync: buckets with gradients ``(call, bucket)``, and modules whose buffers have changed."""
+        with torch.no_grad():
+            for shard in range(self._next_shard, self._own.stop):  # those without samples
+                self._end_leaves(shard, {})
+            for call in range(self._num_calls, self._most_calls()):  # those that this process has not made
+                for index in self._foreseen(call):
+                    self._start(call, index)
+        owners = {owner for node in self._changes for owner in node.value}
+        more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
+        return [*more, *sorted(owners - self._known.owners)]
+
+    @torch.no_grad()
+    def end_phase(self, outcome: Outcome) -> None:
+        """See Sync."""
+        more = [key for key in outcome.unforeseen if isinstance(key, tuple)]
+        for call, index in sorted(more):
+            self._start(call, index)
+            self._known.buckets.setdefault((self._layout, call), set()).add(index)
+        self._known.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
+        changes = self._start_buffers(sorted(self._known.owners))
+        self._exchange.finish()
+        for exchange in self._on_cards.values():
+            exchange.finish()
+        self._buffers.apply(changes)
+        for call, index in sorted(self._sent):
+            total = outcome.totals[call] if call < len(outcome.totals) else None
+            if total is not None:
+                self._sums[call, index].stack[0].value.data.div_(total)
+            self._hand_out(index, self._sums.pop((call, index)))
+        self._clear()
 
     def drop(self) -> None:
         """See Sync."""
-        put_back(self._carried)
-        self.end_step()
+        self._buffers.rewind()
+        self._clear()
+
+    def _clear(self) -> None:
+        for added in self._sums.values():
+            added.clear()
+        self._forget_phase()
+        self._micro = None
 
     def close(self) -> None:
         """See Sync."""
@@ -203,174 +235,105 @@ class Exact:
     # The layout
 
     def _lay_out(self) -> None:
-        """Put the parameters into buckets, and have each tell when its gradient is there.
+        """Put the parameters into buckets: once for each choice of those that learn.
 
-        Those that do not learn now, and may be thawed in the loop's body, are in buckets of their own: as long as they
-        have no gradients, nothing is kept or sent for them.
+        Those that do not learn now, and may be thawed within a phase, are in buckets of their own: as long as they have no
+        gradients, nothing is kept or sent for them.
         """
-        self.close()
-        self._layout = _layout_of(self._names)
-        can_learn = [p for p in self._names if p.is_floating_point() or p.is_complex()]
-        self._buckets = make_buckets([p for p in can_learn if p.requires_grad])
-        self._buckets += make_buckets([p for p in can_learn if not p.requires_grad])
-        self._missing = [set() for _ in self._buckets]
-        # By layout: a rank that was absent may not have seen each change, and must know what the others know.
-        self._learnt.buckets = self._learnt_in.setdefault(tuple(self._layout), {})
-        for index, bucket in enumerate(self._buckets):
-            for place, parameter in enumerate(bucket.parameters):
-                learns = parameter.requires_grad
-                parameter.requires_grad_(True)  # a frozen one takes no hook, but keeps it
-                arrived = functools.partial(self._arrived, index, place)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
-                parameter.requires_grad_(learns)
+        kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
+        if kind not in self._layouts:
+            if len(self._layouts) == _MOST_LAYOUTS:
+                forgotten = self._layouts.pop(next(iter(self._layouts)))
+                for known in self._learnt.values():
+                    known.buckets = {key: found for key, found in known.buckets.items() if key[0] is not forgotten}
+            can_learn = [p for p in self._names if p.is_floating_point() or p.is_complex()]
+            learning = make_buckets([p for p in can_learn if p.requires_grad])
+            self._layouts[kind] = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
+        if self._layout is not self._layouts[kind]:
+            self._layout = self._layouts[kind]
+            self._missing = [set() for _ in self._layout.buckets]
+
+    def _foreseen(self, call: int) -> list[int]:
+        """The buckets that are sent as soon as they are full."""
+        return sorted(self._known.buckets.get((self._layout, call), ()))
+
+    def _most_calls(self) -> int:
+        return max((call + 1 for layout, call in self._known.buckets if layout is self._layout), default=0)
 
     # The backward pass
 
-    def _check(self, turn: MicroStep, call: int, *, weighted: bool, **options: Any) -> None:
-        if self._weighted.setdefault(call, weighted) != weighted:
-            raise UsageError(
-                "backward() was given a weight for some shards and none for others: token counts and sample counts cannot "
-                "be added up. Give every shard a weight, or none."
-            )
-        if options.get("create_graph"):
-            raise UsageError(
-                "backward(create_graph=True) with strategy 'exact': gradients that have met are plain numbers, which nothing "
-                "can be derived from. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
-            )
-        if call > 0 and turn.ends_shard and (changed := self._buffers.touched()):
-            raise UsageError(
-                f"a forward pass between two backward() calls of one step changed buffers ({', '.join(changed[:4])}): they "
-                "begin every step alike for all shards, and are combined in the first backward() call, so what comes "
-                "later would depend on the number of processes. Run all forward passes that train before the first "
-                "backward(), or leave shards= out."
-            )
-
-    def _run_backward(self, loss: Tensor, turn: MicroStep, call: int, share: float, options: dict[str, Any]) -> None:
-        for index, bucket in enumerate(self._buckets):
-            self._missing[index] = set(range(len(bucket.parameters)))
-            if (call, index) not in self._sums:
-                self._sums[call, index] = BucketSum(bucket, self._own_before(turn))
-        self._call, self._share = call, share
-        self._at_once = sorted(self._known(turn).buckets.get(call, ())) if turn.is_last else []
-        self._num_sent = 0
-        self._listening = True
-        try:
-            loss.backward(**options)  # type: ignore[no-untyped-call]
-        finally:
-            self._listening = False
-        with torch.no_grad():
-            for index, missing in enumerate(self._missing):
-                if missing:
-                    self._missing[index] = set()
-                    self._fill(index)
-
-    def _own_before(self, turn: MicroStep) -> range:
-        """This process's shards whose turns in this step are over."""
-        return range(block(self._rank, self._world_size, self._num_shards).start, turn.shard)
-
-    def _arrived(self, index: int, place: int, parameter: Parameter) -> None:
+    def _arrived(self, parameter: Parameter) -> None:
         """A gradient is there: into its bucket, before it leaves the cache. (Called by autograd, in the backward pass.)"""
-        if self._listening:
+        if self._listening and parameter in self._layout.slots:
             with self._one_at_a_time:
-                self._take(index, place, parameter)
+                self._take(*self._layout.slots[parameter], parameter)
 
     def _take(self, index: int, place: int, parameter: Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             raise ModelError(
                 f"a hook of the script's own took the gradient of {self._names[parameter]!r} away in the backward pass, before "
-                "it met those of the other shards: act after team.backward(), when the step ends"
+                "it met those of the other shards: act after the loop over batch.shards, on the whole gradient"
             )
         if gradient.is_sparse:
             raise ModelError(
                 f"parameter {self._names[parameter]!r} has a sparse gradient, which has no place in the fixed tree: use a "
                 "dense one (Embedding(sparse=False)), or leave shards= out, or use strategy='ddp'"
             )
-        missing = self._missing[index]
-        if not missing:
+        if (self._call, index) in self._sent:
             raise ModelError(
                 f"the gradient of {self._names[parameter]!r} came in several parts in one backward pass, after it had been "
                 "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
                 "use_reentrant=False."
             )
         if self._share != 0:  # without weight a shard is absent: its gradient may be NaN, of a mean over nothing
-            self._sums[self._call, index].take(place, gradient, self._share)
+            self._sum(self._call, index).take(place, gradient, self._share)
+        missing = self._missing[index]
         missing.discard(place)
         if not missing:
-            self._fill(index)
+            self._send_complete()
 
-    def _fill(self, index: int) -> None:
-        """A bucket has all gradients of this backward pass; on the last turn, send what is whole and next in order."""
-        turn = self._turn
-        assert turn is not None
-        if turn.ends_shard:
-            self._sums[self._call, index].end_shard(turn.shard)
-        while self._num_sent < len(self._at_once) and not self._missing[self._at_once[self._num_sent]]:
-            self._start(self._nodes(self._call, self._at_once[self._num_sent]))
-            self._num_sent += 1
+    def _sum(self, call: int, index: int) -> BucketSum:
+        if (call, index) not in self._sums:
+            self._sums[call, index] = BucketSum(self._layout.buckets[index], range(self._own.start, self._next_shard))
+        return self._sums[call, index]
 
-    def _start(self, nodes: list[Tensor]) -> None:
-        """Begin to add up tensors over all ranks; ``nodes[0]`` becomes the sum."""
-        turn = self._turn
-        assert turn is not None
-        # Collectives need all ranks; in a step without some of them the others meet by tags.
-        on_card = self._on_cards.get(nodes[0].device) if turn.num_active_ranks == self._world_size else None
-        (on_card or self._exchange).start(nodes)
+    def _send_complete(self) -> None:
+        """In this process's last micro-step: send the buckets that are whole, in order."""
+        assert self._micro is not None
+        while self._at_once and not self._missing[self._at_once[0]]:
+            index = self._at_once.pop(0)
+            self._sum(self._call, index).end_shard(self._micro.shard)
+            for shard in range(self._micro.shard + 1, self._own.stop):
+                self._sum(self._call, index).end_shard(shard)
+            self._start(self._call, index)
 
-    def _finish(self) -> None:
-        self._exchange.finish()
-        for exchange in self._on_cards.values():
-            exchange.finish()
-
-    def _nodes(self, call: int, index: int) -> list[Tensor]:
-        added = self._sums[call, index]
+    def _start(self, call: int, index: int) -> None:
+        """Send this process's part of a bucket on its way."""
+        added = self._sum(call, index)
         added.make_whole()
-        return [node.value.data for node in added.stack]
+        self._sent.append((call, index))
+        self._send([node.value.data for node in added.stack])
 
-    def _send_rest(self, call: int) -> list[int]:
-        """Send the buckets of which it was not known that some shard has gradients in them. All that were sent."""
-        assert self._num_sent == len(self._at_once)
-        rest = [index for index in range(len(self._buckets)) if index not in self._at_once]
-        if not rest:
-            return self._at_once
-        flags = torch.tensor([float(bool(self._sums[call, index].used)) for index in rest])
-        found = self._exchange.sum(self._spread(flags)).tolist()
-        more = [index for index, count in zip(rest, found, strict=True) if count > 0]
-        for index in more:
-            self._start(self._nodes(call, index))
-        for index in rest:
-            if index not in more:
-                self._sums.pop((call, index)).clear()
-        return [*self._at_once, *more]
+    def _send(self, nodes: list[Tensor]) -> None:
+        """Begin to add up tensors over all ranks; ``nodes[0]`` becomes the sum."""
+        (self._on_cards.get(nodes[0].device) or self._exchange).start(nodes)
 
     def _hand_out(self, index: int, added: BucketSum) -> None:
         """Make the sum of a bucket the gradients of its parameters: of those that some shard had one of."""
-        bucket, flat = self._buckets[index], added.stack[0].value
+        bucket, flat = self._layout.buckets[index], added.stack[0].value
         for node in added.stack[1:]:
             bucket.give_back(node.value)
-        places: Sequence[int] = range(len(bucket.parameters))
-        if len(added.used) < len(places):
-            places = [place for place, count in enumerate(flat.counts.tolist()) if count > 0]
+        places = [place for place, count in enumerate(flat.counts.tolist()) if count > 0]
         for place, view in zip(places, bucket.lend(flat, places), strict=True):
             parameter = bucket.parameters[place]
-            parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            gradient = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    # What else goes through the tree
-
-    def _note_buffers(self, turn: MicroStep, call: int) -> None:
-        if call > 0:
-            return
-        self._shard_samples += turn.num_samples
-        if turn.ends_shard:
-            leaf = self._buffers.changes(self._shard_samples / turn.step_samples, is_lowest_shard=turn.shard == 0)
-            push(self._changes, Node(turn.shard, 1, leaf), _add_changes)
-
-    def _send_buffers(self, turn: MicroStep) -> dict[int, Tensor]:
-        """Begin to add up the changes of buffers that are known to change; to be read after ``finish``."""
-        known = sorted(self._known(turn).owners)
-        return self._start_buffers(known)
+    # Buffers
 
     def _start_buffers(self, owners: list[int]) -> dict[int, Tensor]:
+        """Begin to add up the changes of modules' buffers; to be read when all exchanges have finished."""
         by_device: dict[torch.device, list[int]] = {}
         for owner in owners:
             by_device.setdefault(self._buffers.device(owner), []).append(owner)
@@ -378,73 +341,13 @@ class Exact:
         for here in by_device.values():
             absent = {owner: self._buffers.absent(owner) for owner in here}
             nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in here]) for node in self._changes]
-            self._start(nodes)
+            self._send(nodes)
             parts = torch.split(nodes[0], [absent[owner].numel() for owner in here])
             sums.update(zip(here, parts, strict=True))
         return sums
-
-    def _send_header(self, turn: MicroStep, call: int, *, weighted: bool) -> list[Tensor]:
-        """Begin to tell the others the weights, and what buffers have changed unexpectedly."""
-        known = self._known(turn)
-        others = self._buffers.num_owners - len(known.owners) if call == 0 else 0
-        if not weighted and not others and call in known.calls:
-            return []
-        header = self._spread(torch.zeros(2 + self._buffers.num_owners, dtype=torch.float64))
-        header[0][1] = float(weighted)
-        if call == 0:
-            for node in self._changes:
-                header[0][[2 + owner for owner in node.value]] = 1.0
-        if weighted:
-            for tensor, weight in zip(header, self._weights.pop(call).stack, strict=True):
-                tensor[0] = weight.value
-        self._exchange.start(header)
-        return header
-
-    def _read_header(self, turn: MicroStep, header: list[Tensor], changes: dict[int, Tensor]) -> float | None:
-        """The sum of the weights, if there are any; adds to ``changes`` those of other buffers that have changed."""
-        if not header:
-            return None
-        total, num_weighted, *changed = header[0].tolist()
-        if num_weighted not in (0, turn.num_active_ranks):
-            raise UsageError(
-                f"{num_weighted:.0f} of {turn.num_active_ranks} ranks gave backward() a weight: all shards must give one, or "
-                "none may"
-            )
-        more = self._start_buffers([owner for owner, flag in enumerate(changed) if flag and owner not in changes])
-        self._finish()
-        changes.update(more)
-        return total if num_weighted else None
-
-    def _spread(self, values: Tensor) -> list[Tensor]:
-        """A tensor for each subtree of this process: ``values`` for the first, and zeros."""
-        num_nodes = len(self._exchange.roots[self._rank])
-        return [values, *(torch.zeros_like(values) for _ in range(num_nodes - 1))]
-
-    # What all ranks know alike
-
-    def _known(self, turn: MicroStep) -> _Learnt:
-        """What may be counted on in this step: nothing if ranks are absent, since they have not learnt all."""
-        return self._learnt if turn.num_active_ranks == self._world_size else _Learnt()
-
-    def _learn(self, turn: MicroStep, call: int, buckets: Iterable[int], owners: Iterable[int]) -> None:
-        if turn.num_active_ranks == self._world_size:
-            self._learnt.buckets.setdefault(call, set()).update(buckets)
-            self._learnt.owners.update(owners)
-            self._learnt.calls.add(call)
-
-
-def _layout_of(parameters: Iterable[Parameter]) -> list[tuple[bool, torch.dtype]]:
-    return [(parameter.requires_grad, parameter.dtype) for parameter in parameters]
 
 
 def _add_changes(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int, Tensor]:
     for owner, change in right.items():
         left[owner] = left[owner] + change if owner in left else change
     return left
-
-
-@functools.lru_cache(maxsize=256)
-def _roots(num_ranks: int, num_filled: int, world_size: int, num_shards: int) -> Roots:
-    """For each rank that takes part, the subtrees of its shards that are not empty."""
-    blocks = (block(rank, world_size, num_shards) for rank in range(num_ranks))
-    return [roots(range(own.start, min(own.stop, num_filled))) for own in blocks]

@@ -26,7 +26,7 @@ _PIECE_BYTES = 512 << 10
 _SHORT_BYTES = 64 << 10
 _LAG = 2  # exchanges that have begun before the additions of the oldest are waited for
 _FIRST_TAG = 1 << 30  # the lower ones are the user's
-_TAGS_PER_STEP = 1 << 24
+_TAGS_PER_PHASE = 1 << 24
 
 Roots = Sequence[Sequence[tuple[int, int]]]
 """For each rank that takes part: start and size of each of its subtrees."""
@@ -55,15 +55,15 @@ class Exchange:
         self._gathering: list[_Underway] = []
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
 
-    def begin_step(self, step: int, roots: Roots) -> None:
-        """The exchanges to come are of this step.
+    def begin_phase(self, number: int, roots: Roots) -> None:
+        """The exchanges to come are of this phase: the ``number``-th of this launch.
 
         Args:
-            step: its number.
-            roots: the subtrees of ranks 0, 1, ...: of those that take part, this one among them.
+            number: of the phase, the same on every rank.
+            roots: the subtrees of ranks 0, 1, ...
         """
         self._roots = roots
-        self._tag = _FIRST_TAG + step % 2 * _TAGS_PER_STEP
+        self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
         """Begin to add up flat tensors over all ranks. The sum comes to be in ``nodes[0]``.
@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def roots(self) -> Roots:
-        """See ``begin_step``."""
+        """See ``begin_phase``."""
         return self._roots
 
     @property
@@ -107,7 +107,7 @@ class Exchange:
         return self._rank
 
     def reserve_tags(self, number: int) -> int:
-        """The first of so many tags that no other exchange of this step has."""
+        """The first of so many tags that no other exchange of this phase has."""
         first = self._tag
         self._tag += number
         return first
@@ -230,6 +230,6 @@ def _wait(works: list[dist.Work]) -> None:
         if "imed out" not in str(error):
             raise
         raise PeerError(
-            f"another rank did not come to this backward() call within the timeout ({error}). All shards of a step must "
-            "make the same backward() calls, with a weight in all or in none; a rank may also be stuck (loading data, say)."
+            f"another rank did not come to the end of this phase within the timeout ({error}): it may be stuck (loading "
+            "data, say), or have left its loop over batch.shards."
         ) from error

@@ -19,13 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
-from lockstep.plan.shards import MicroStep
+from lockstep.plan.shards import StepPlan
 from lockstep.sync.gradients import Gradients
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 
 
-class FullySharded(ShardedSync):
+class FSDPSync(ShardedSync):
     """The strategy ``fsdp``.
 
     Args:
@@ -39,8 +39,7 @@ class FullySharded(ShardedSync):
     forward_is_collective = True
 
     def __init__(self, num_shards: int, devices: Sequence[torch.device]) -> None:
-        super().__init__(num_shards)
-        self._world_size = dist.get_world_size()
+        super().__init__(num_shards, dist.get_world_size())
         if num_shards % self._world_size:
             raise ConfigError(
                 f"strategy='fsdp' with {num_shards} shards on {self._world_size} processes: every process must have equally "
@@ -64,19 +63,29 @@ class FullySharded(ShardedSync):
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
         return super().attach(model)
 
-    def begin(self, turn: MicroStep) -> None:
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync.
 
         Raises:
             DataError: a global batch has too few samples for all shards.
         """
-        if turn.batch_samples < self._num_shards:
+        if min(plan.sizes) < self._num_shards:
             raise DataError(
-                f"step {turn.step}: a global batch of {turn.batch_samples} samples leaves some of the {self._num_shards} "
+                f"step {plan.number}: a global batch of {min(plan.sizes)} samples leaves some of the {self._num_shards} "
                 "shards empty, and with strategy='fsdp' every process must run the model equally often. Use DataLoader(..., "
                 "drop_last=True), a larger batch_size, or another strategy."
             )
-        super().begin(turn)
+        super().begin_phase(plan, phase)
+
+    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        """See Sync."""
+        # The sum over the ranks comes within the backward pass, so the weight must be in the loss by then.
+        if share == 0 and not math.isfinite(loss.item()):
+            raise LossError(
+                f"a shard of weight 0 has the loss {loss.item()}, which strategy='fsdp' cannot leave out of the sum over the "
+                "processes: make it finite (divide by max(1, number of tokens), say)"
+            )
+        super().backward(loss if share == 1.0 else loss * share, call, 1.0, options)
 
     def close(self) -> None:
         """See Sync."""
@@ -85,39 +94,8 @@ class FullySharded(ShardedSync):
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         return model
 
-    def _add_shard(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
-        # The sum over the ranks comes within the backward pass, so the weight must be in the loss by then.
-        if share == 0 and not math.isfinite(loss.item()):
-            raise LossError(
-                f"a shard of weight 0 has the loss {loss.item()}, which strategy='fsdp' cannot leave out of the sum over the "
-                "processes: make it finite (divide by max(1, number of tokens), say)"
-            )
-        (loss * share).backward(**options)  # type: ignore[no-untyped-call]
-        self._sums.add(call, self._parameters, 1.0)
-
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
-        self._add_shard(loss, call, share, options)
+    def _reduce(self, call: int) -> Gradients:
         return self._sums.take(call)
-
-    def _start_agreeing(
-        self, call: int, total: float | None, changed: list[bool]
-    ) -> Callable[[], tuple[float | None, list[bool]]]:
-        def agree() -> tuple[float | None, list[bool]]:
-            # After the backward pass: within it, it would get between the collectives of fully_shard.
-            if total is None and not changed:
-                return total, changed
-            message = torch.tensor([total or 0.0, *map(float, changed)], dtype=torch.float64)
-            dist.all_reduce(message)
-            summed, *flags = message.tolist()
-            return (None if total is None else summed), [flag > 0 for flag in flags]
-
-        return agree
-
-    def _buffer_reduction(self) -> Callable[[Tensor], None] | None:
-        def all_reduce(flat: Tensor) -> None:
-            dist.all_reduce(flat)
-
-        return all_reduce if self._world_size > 1 else None
 
 
 def _everyone() -> dist.ProcessGroup:

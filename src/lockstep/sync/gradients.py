@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.errors import LossError
-
 Gradients = dict[Parameter, Tensor]
 
 
@@ -39,11 +37,22 @@ def widen(gradient: Tensor) -> Tensor:
     return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
+def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
+    """Move the gradients of the shard that has just run into sums."""
+    for parameter, gradient in set_aside(parameters).items():
+        if weight == 0:
+            continue
+        part = widen(gradient)
+        if weight != 1.0:
+            part = part.mul_(weight)
+        sums[parameter] = sums[parameter].add_(part) if parameter in sums else part
+
+
 class ShardSums:
     """Weighted sums over the shards that have run, kept apart for each backward call of a micro-step.
 
-    A body with two backward calls (two losses, two models) makes the same calls for each shard: the first calls of all
-    shards belong together, and so do the second ones.
+    Two backward calls (two losses, say) may have weights of different kinds: the first calls of all shards belong together,
+    and so do the second ones.
     """
 
     def __init__(self) -> None:
@@ -54,14 +63,11 @@ class ShardSums:
 
         A shard of weight 0 (no tokens) is absent: its loss may be a mean over nothing, and its gradients NaN.
         """
-        sums = self._sums.setdefault(call, {})
-        for parameter, gradient in set_aside(parameters).items():
-            if weight == 0:
-                continue
-            part = widen(gradient)
-            if weight != 1.0:
-                part = part.mul_(weight)
-            sums[parameter] = sums[parameter].add_(part) if parameter in sums else part
+        add_weighted(parameters, self._sums.setdefault(call, {}), weight)
+
+    def put(self, call: int, sums: Gradients) -> None:
+        """Take sums for those of a call."""
+        self._sums[call] = sums
 
     def take(self, call: int) -> Gradients:
         """The sum of a call, and forget it."""
@@ -76,19 +82,6 @@ def install(sums: Gradients) -> None:
     """Make sums the gradients of their parameters, in the parameters' own dtype."""
     for parameter, gradient in sums.items():
         parameter.grad = gradient.to(parameter.dtype)
-
-
-def check_total(total: float, step: int) -> None:
-    """Make sure that a step has some weight.
-
-    Raises:
-        LossError: the weights of all its shards sum to zero. All ranks find that at the same time.
-    """
-    if total == 0:
-        raise LossError(
-            f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
-            "in the whole global batch (no tokens?). Leave such batches out of the data."
-        )
 
 
 def divide(gradients: Iterable[Tensor], total: float) -> None:

@@ -32,7 +32,7 @@ class OrderedExchange:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._roots: Roots = [[]]
 
-    def begin_step(self, roots: Roots) -> None:
+    def begin_phase(self, roots: Roots) -> None:
         """The exchanges to come add up these subtrees: those of all ranks."""
         self._roots = roots
 

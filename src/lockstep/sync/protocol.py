@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from lockstep.plan.shards import MicroStep
+from lockstep.plan.shards import MicroStep, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the ranks have told each other at the end of a phase: the same on all of them."""
+
+    totals: Sequence[float | None]
+    """For each backward call of the phase, what its sum over all shards is to be divided by; None: by nothing."""
+    unforeseen: Sequence[Hashable] = ()
+    """What ``Sync.unforeseen`` has given on all ranks, each once, in order."""
 
 
 class Sync(Protocol):
     """The one place where strategies differ. Made once, by the team.
 
-    Within a step the calls on a rank are: ``begin`` and one or more ``backward`` for each micro-step, then
-    ``end_step``, or ``drop`` at any point; or, on a rank without samples, ``absent`` alone. What gradients and buffers
-    need to meet happens in ``backward`` of the last micro-step.
+    In each phase of a step every rank calls ``begin_phase``; for each of its micro-steps, if it has any, ``begin_shard``,
+    ``backward`` as often as the script does, and ``end_shard``; and ``end_phase``, in which gradients and buffers meet. Or
+    ``drop`` at any point, where all ranks end or leave the step.
     """
 
     forward_is_collective: bool
@@ -30,30 +41,37 @@ class Sync(Protocol):
         Returns what to call for a forward pass with gradients.
         """
 
-    def begin(self, turn: MicroStep) -> None:
-        """A micro-step begins. Waits for nobody, but every rank calls this or ``absent`` in each step."""
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        """A phase of a step begins. Every parameter's ``.grad`` is None. Local."""
 
-    def absent(self, num_active_ranks: int) -> None:
-        """A step begins in which this process has no samples, and ranks 0 to ``num_active_ranks - 1`` have."""
+    def begin_shard(self, micro: MicroStep) -> None:
+        """A micro-step begins. Local."""
 
-    def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
-        """Run the backward pass of one shard.
-
-        After an earlier micro-step of the step, ``.grad`` of every parameter is None. After the last one it is
-        ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks (plus what it was before the step): the same on every
-        rank; None if no shard used the parameter. Buffers are then the same on every rank too.
+    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+        """Run a backward pass. ``.grad`` of every parameter is None afterwards, or not yet what it will be.
 
         Args:
             loss: a scalar.
-            weight: the shard's weight; None: its part of the samples of the step.
+            call: which of this micro-step's backward passes it is, from 0.
+            share: what its gradients are multiplied by.
             options: for ``Tensor.backward``.
         """
 
-    def end_step(self) -> None:
-        """The step is over: buffer changes made after the backward pass of a shard are undone. Local."""
+    def end_shard(self) -> None:
+        """The micro-step is over: changes of buffers are noted and undone. Local."""
+
+    def unforeseen(self) -> Sequence[Hashable]:
+        """What this rank must tell the others of the phase, since it was not so in the phases of this number before."""
+
+    def end_phase(self, outcome: Outcome) -> None:
+        """Bring together what the shards of all ranks have given. Every rank must call it.
+
+        Afterwards ``.grad`` is, summed over the backward calls, ``sum(share * gradient) / total`` over all shards of all ranks:
+        the same on every rank; None if no shard used the parameter. Buffers are the same on every rank too.
+        """
 
     def drop(self) -> None:
-        """Forget what an unfinished step has added up so far. Local."""
+        """Forget what an unfinished phase has added up so far. Local."""
 
     def close(self) -> None:
         """The run is over: let go of process groups. Local."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.sync.gradients import Gradients, check_total
+from lockstep.plan.shards import StepPlan
+from lockstep.sync.gradients import Gradients
+from lockstep.sync.protocol import Outcome
 from lockstep.sync.sharded import ShardedSync
 
 
-class Single(ShardedSync):
+class SingleSync(ShardedSync):
     """The strategy ``single``. With one shard, a step is what the plain single-device loop does, to the bit.
 
     Args:
@@ -27,30 +29,34 @@ class Single(ShardedSync):
         """See Sync."""
         return model if self._is_plain else super().attach(model)
 
-    def backward(self, loss: Tensor, weight: float | None, **options: Any) -> None:
+    def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        """See Sync."""
+        if not self._is_plain:
+            super().begin_phase(plan, phase)
+
+    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
         """See Sync."""
         if self._is_plain:
-            if weight == 0 and self._turn is not None:
-                check_total(weight, self._turn.step)
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
-            super().backward(loss, weight, **options)
+            super().backward(loss, call, share, options)
 
-    def close(self) -> None:
-        """See Sync: there is nothing to let go of."""
+    def end_shard(self) -> None:
+        """See Sync."""
+        if not self._is_plain:
+            super().end_shard()
+
+    def unforeseen(self) -> Sequence[Hashable]:
+        """See Sync."""
+        return () if self._is_plain else super().unforeseen()
+
+    def end_phase(self, outcome: Outcome) -> None:
+        """See Sync."""
+        if not self._is_plain:
+            super().end_phase(outcome)
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         return model
 
-    def _start_agreeing(
-        self, call: int, total: float | None, changed: list[bool]
-    ) -> Callable[[], tuple[float | None, list[bool]]]:
-        return lambda: (total, changed)
-
-    def _backward_and_reduce(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> Gradients:
-        loss.backward(**options)  # type: ignore[no-untyped-call]
-        self._sums.add(call, self._parameters, share)
+    def _reduce(self, call: int) -> Gradients:
         return self._sums.take(call)
-
-    def _buffer_reduction(self) -> Callable[[Tensor], None] | None:
-        return None

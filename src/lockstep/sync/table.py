@@ -11,12 +11,12 @@ from lockstep.comm.group import Meeting
 from lockstep.comm.horovod import find_horovod
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.sync.ddp import DataParallel
-from lockstep.sync.dp import OneProcess, check_dp
-from lockstep.sync.exact import Exact
-from lockstep.sync.horovod import Horovod
+from lockstep.sync.ddp import DDPSync
+from lockstep.sync.dp import DataParallelSync, check_dp
+from lockstep.sync.exact import ExactSync
+from lockstep.sync.horovod import HorovodSync
 from lockstep.sync.protocol import Sync
-from lockstep.sync.single import Single
+from lockstep.sync.single import SingleSync
 
 
 def promises_bits(strategy: str, *, shards_given: bool) -> bool:
@@ -69,18 +69,18 @@ def _fully_sharded(config: RunConfig, shards: int, meeting: Meeting, devices: _D
             "of them. Use 16-mixed or bf16-mixed, which have float32 weights too."
         )
     # Imported where it is wanted: what it needs of PyTorch takes two seconds.
-    from lockstep.sync.fsdp import FullySharded
+    from lockstep.sync.fsdp import FSDPSync
 
-    return FullySharded(shards, devices)
+    return FSDPSync(shards, devices)
 
 
 _TABLE: dict[str, Callable[[RunConfig, int, Meeting, _Devices], Sync]] = {
-    "single": lambda config, shards, meeting, devices: Single(shards, config.accumulate),
-    "dp": lambda config, shards, meeting, devices: OneProcess(shards, config.accumulate, devices, config.batch_dim),
-    "ddp": lambda config, shards, meeting, devices: DataParallel(shards, meeting, find_unused=config.find_unused_parameters),
+    "single": lambda config, shards, meeting, devices: SingleSync(shards, config.accumulate),
+    "dp": lambda config, shards, meeting, devices: DataParallelSync(shards, config.accumulate, devices, config.batch_dim),
+    "ddp": lambda config, shards, meeting, devices: DDPSync(shards, find_unused=config.find_unused_parameters),
     "fsdp": _fully_sharded,
-    "horovod": lambda config, shards, meeting, devices: Horovod(shards, meeting, config.timeout_s),
-    "exact": lambda config, shards, meeting, devices: Exact(
+    "horovod": lambda config, shards, meeting, devices: HorovodSync(shards, config.timeout_s),
+    "exact": lambda config, shards, meeting, devices: ExactSync(
         dist.get_rank(),
         dist.get_world_size(),
         shards,

@@ -1,0 +1,100 @@
+"""Whether V shards have the gradient that one device has, which does not cut the batch. Pure.
+
+Both are those of the first batch, up to rounding: without dropout and with BatchNorm in evaluation mode, which see the shard
+and not the batch, and are meant to (see ``measure.first_gradient``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.analysis.runs import Line, TracedRun
+from lockstep.measure.trace import number
+
+_TOLERANCE = 1e-3
+_NARROW_TOLERANCE = 5e-2
+"""For weights or passes in 16 bits."""
+_NEAR = 0.2
+"""How far a factor of V may be off, where shards are not equally large or random numbers differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDevice:
+    """How the gradient of V shards stands to that of one device."""
+
+    status: str
+    """``same``; ``sum`` (the one is V times the other), ``differs``; or ``skipped`` (they cannot be compared)."""
+    shards: int
+    factor: float | None = None
+    """By which the gradient of V shards comes nearest to the other."""
+    error: float | None = None
+    """What is left between the two as they are, as a part of the other's norm."""
+    reason: str | None = None
+    """Why they cannot be compared."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether V changes what is learnt."""
+        return self.status in ("sum", "differs")
+
+
+def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
+    """Compare a run with one shard and a run with V, of one process each."""
+    shards = many.start["shards"]
+    first, second = one.first_gradient, many.first_gradient
+    if first is None or second is None or not first["values"] or first["values"].keys() != second["values"].keys():
+        return OneDevice(status="skipped", shards=shards, reason="the first step gave no gradient")
+    if _samples(one) != _samples(many):
+        return OneDevice(status="skipped", shards=shards, reason="the first batch is made of other samples")
+    mine, theirs = list(_numbers(first)), list(_numbers(second))
+    norm, other_norm = math.hypot(*mine), math.hypot(*theirs)
+    if not (math.isfinite(norm) and math.isfinite(other_norm) and norm > 0 and other_norm > 0):
+        return OneDevice(status="skipped", shards=shards, reason="the gradient of the first batch is 0, or not finite")
+    factor = math.fsum(a * b for a, b in zip(mine, theirs, strict=True)) / other_norm**2
+    error = _distance(mine, theirs, 1.0) / norm
+    found = {"shards": shards, "factor": factor, "error": error}
+    narrow = many.start["precision"] != "32-true"
+    if error <= (_NARROW_TOLERANCE if narrow else _TOLERANCE):
+        return OneDevice(status="same", **found)
+    is_random = first["draws"] or second["draws"] or first["rows"] != second["rows"]
+    if is_random:
+        # Norms and losses tell a factor of V also where the directions differ.
+        is_sum = _is_near(norm / other_norm, shards) and _is_near(_loss(one) / _loss(many), shards)
+    else:
+        is_sum = _is_near(factor, shards) and _distance(mine, theirs, factor) / norm <= _NEAR
+    if is_sum:
+        return OneDevice(status="sum", **found)
+    if is_random:
+        drawn = "random numbers are drawn" if first["draws"] or second["draws"] else "samples are augmented, or padded,"
+        reason = f"{drawn} for each shard, so that the first batch is not the same"
+        return OneDevice(status="skipped", reason=reason, **found)
+    return OneDevice(status="differs", **found)
+
+
+def _is_near(factor: float, shards: int) -> bool:
+    return shards > 1 and abs(factor / shards - 1) <= _NEAR
+
+
+def _numbers(gradient: Line) -> Iterator[float]:
+    for name in sorted(gradient["values"]):
+        yield from gradient["values"][name]
+
+
+def _distance(mine: list[float], theirs: list[float], factor: float) -> float:
+    return math.sqrt(math.fsum((a - factor * b) ** 2 for a, b in zip(mine, theirs, strict=True)))
+
+
+def _first_shards(run: TracedRun) -> list[Line]:
+    return [owners[0][1] for place, owners in run.shards_of(min(run.steps)) if place.phase == 0]
+
+
+def _samples(run: TracedRun) -> list[str]:
+    return sorted(repr(sample) for line in _first_shards(run) for batch in line["batches"] for sample in batch["samples"])
+
+
+def _loss(run: TracedRun) -> float:
+    """The mean over the shards."""
+    losses = [number(loss) for line in _first_shards(run) for loss in line["losses"]]
+    return math.fsum(losses) / len(losses) if losses and math.fsum(losses) else math.nan

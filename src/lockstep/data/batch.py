@@ -1,0 +1,182 @@
+"""What a prepared loader yields: one step's global batch, as far as it is this process's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from lockstep.data.batches import to_device
+from lockstep.errors import UsageError
+from lockstep.plan.shards import MicroStep, StepPlan
+
+_LINES = "for images, labels in batch.shards: ..."
+
+
+class PhaseDriver(Protocol):
+    """What a batch tells of its phases, and asks."""
+
+    @property
+    def micro(self) -> MicroStep | None:
+        """The micro-step that runs; None: outside of ``batch.shards``."""
+
+    def begin_phase(self, batch: Batch) -> Batch:
+        """The shards of a batch are about to be run. Returns the batch that leads the phase: another one where a loop runs
+        over the shards of two batches side by side."""
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """A micro-step is about to run."""
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """The samples of the micro-step that has begun, before the script gets them."""
+
+    def end_shard(self) -> None:
+        """It has run."""
+
+    def end_phase(self) -> None:
+        """All of this process's shards have run: meet those of the other ranks."""
+
+    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+        """Note values of the shard that runs."""
+
+    def check_outside(self, what: str) -> None:
+        """Refuse what does not belong into ``batch.shards``."""
+
+
+class Batch:
+    """One step's global batch, of which this process has some shards (none, if the batch is small).
+
+    ::
+
+        for batch in loader:
+            for images, labels in batch.shards:
+                loss = criterion(model(images), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            team.log(loss=batch["loss"])
+
+    Args:
+        plan: what this process has to do in it.
+        data: the samples of each micro-step, before they are moved to the device.
+        driver: told of its phases.
+        device: where the script gets the samples.
+    """
+
+    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device) -> None:
+        self.plan = plan
+        self.values: dict[str, float] = {}
+        """What ``batch[name]`` gives."""
+        self._data = data
+        self._driver = driver
+        self._device = device
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step's global batch (of all its parts, with ``accumulate``). The same on every rank."""
+        return self.plan.num_samples
+
+    @property
+    def shards(self) -> Iterator[Any]:
+        """This process's shards, one after another, each on ``team.device``; empty on a rank without samples.
+
+        Each loop over them is a phase, with a random stream and a gradient of its own; at its end the gradients of all
+        ranks meet, so every rank must come to that end. Leaving it before is an error.
+        """
+        return _Shards(self, self._data, self._driver, self._device)
+
+    def add(self, *, weight: float | None = None, **values: Any) -> None:
+        """Note what the shard at hand gave, for the mean over the global batch: ``batch[name]`` when the phase is over.
+
+        Args:
+            weight: the shard's weight in the mean; None: that of its ``team.backward``, else its number of samples.
+            values: each a number or a tensor: the shard's mean, or one value a sample (then they are averaged).
+        """
+        self._driver.add(weight, values)
+
+    def __getitem__(self, name: str) -> float:
+        """The mean of a value over the global batch, by weight: the same on every rank, to the bit."""
+        if not isinstance(name, str):
+            self.refuse(f"batch[{name!r}]")
+        self._driver.check_outside(f"batch[{name!r}]")
+        if name not in self.values:
+            there = ", ".join(self.values) or "nothing"
+            raise UsageError(
+                f"batch[{name!r}]: no value of that name was added in this step with batch.add({name}=...) inside "
+                f"batch.shards (there is: {there}). If it is part of the data, read it inside: `{_LINES}`"
+            )
+        return self.values[name]
+
+    def __iter__(self) -> NoReturn:
+        self.refuse("the batch was unpacked, or iterated")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse(f"batch.{name}")
+
+    def refuse(self, what: str) -> NoReturn:
+        """Say that this is no sample.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{what}: a prepared loader yields one global batch a step, which is no sample or tensor itself, since each "
+            f"process has only its shards of it. Run over these: `{_LINES}`"
+        )
+
+    def __repr__(self) -> str:
+        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self._data)} of the shards here)"
+
+
+class _Shards:
+    """One loop over the shards of a batch. (An object and not a generator: leaving it early must not close anything.)"""
+
+    def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device) -> None:
+        self._batch = batch
+        self._data = data
+        self._driver = driver
+        self._device = device
+        self._place = -1
+        self._leader: Batch | None = None
+        self._is_over = False
+
+    def __iter__(self) -> _Shards:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        driver, batch = self._driver, self._batch
+        if self._leader is None:
+            self._leader = driver.begin_phase(batch)
+            if self._leader is not batch:
+                batch.values = self._leader.values
+        leads = self._leader is batch
+        if leads and self._place >= 0:
+            driver.end_shard()
+        self._place += 1
+        if self._place == len(self._data):
+            self._is_over = True
+            if leads:
+                driver.end_phase()
+            raise StopIteration
+        micro = batch.plan.micro_steps[self._place]
+        data = to_device(self._data[self._place], self._device)
+        if leads:
+            driver.begin_shard(micro)
+        elif driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
+            raise UsageError(
+                f"the shards of two batches must be run side by side, as zip(a.shards, b.shards) does: the second one is at "
+                f"{_name(micro)}, and the first at {_name(driver.micro)}. Both loaders need global batches of equally many "
+                "samples (or more than there are shards)."
+            )
+        driver.received(micro, data)
+        return data
+
+
+def _name(micro: MicroStep | None) -> str:
+    return "none" if micro is None else f"shard {micro.shard}, part {micro.part}"

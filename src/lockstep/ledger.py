@@ -1,0 +1,234 @@
+"""The numbers of a phase: what each shard has weighed, and the values that the script added. At its end all ranks know all.
+
+Nearly always the ranks can foresee what the others have to say: as many backward calls as the last time, of the same kinds,
+and values of the same names. Then one message of a fixed length is all. A rank that has something else says so in it, and
+everybody tells everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.comm.collectives import Collectives
+from lockstep.errors import ConfigError, LossError, UsageError
+from lockstep.plan.shards import MicroStep
+from lockstep.sync.protocol import Outcome
+
+# The name of gathering into one tensor changed in 2.13, which warns of the old one.
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+KINDS = ("samples", "weight", "sum")
+"""What a backward call's gradients are multiplied by: the shard's part of the samples, a weight of the script's, or 1."""
+
+
+@dataclass
+class _Page:
+    """What one rank has noted in a phase."""
+
+    kinds: list[str] = field(default_factory=list)
+    """Of its backward calls."""
+    weights: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By backward call and micro-step."""
+    values: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    """Weighted values and their weights, by name and micro-step."""
+    unforeseen: tuple[Hashable, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({name for name, _ in self.values})
+
+
+@dataclass
+class _Foreseen:
+    """What phases of one number have in common: the same on every rank."""
+
+    kinds: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+class Ledger:
+    """Keeps the numbers of the phase at hand.
+
+    Args:
+        collectives: of all ranks.
+        most_micro_steps: that a rank can have in a step.
+    """
+
+    def __init__(self, collectives: Collectives, most_micro_steps: int) -> None:
+        self._collectives = collectives
+        self._most = most_micro_steps
+        self._foreseen: dict[int, _Foreseen] = {}
+        self._page = _Page()
+        self._index = 0
+        self._num_calls = 0
+        self._weight = 0.0
+        self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
+
+    def begin_phase(self, phase: int) -> None:
+        """A phase begins."""
+        self._known = self._foreseen.setdefault(phase, _Foreseen())
+        self._page = _Page()
+        self._on_device = []
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """A micro-step begins."""
+        self._index, self._num_calls, self._weight = micro.index, 0, float(micro.num_samples)
+
+    @property
+    def weight(self) -> float:
+        """Of the micro-step: that of its last backward call, else its number of samples."""
+        return self._weight
+
+    @property
+    def num_calls(self) -> int:
+        """Backward calls of the micro-step so far."""
+        return self._num_calls
+
+    def call(self, weight: float | None, reduction: str, micro: MicroStep) -> float:
+        """Note a backward call; what its gradients are to be multiplied by.
+
+        Raises:
+            UsageError: the same call of an earlier shard was of another kind.
+        """
+        kind = "weight" if weight is not None else ("samples" if reduction == "mean" else "sum")
+        kinds, call = self._page.kinds, self._num_calls
+        if call == len(kinds):
+            kinds.append(kind)
+        elif kinds[call] != kind:
+            _refuse_kinds(call, {kind, kinds[call]})
+        self._num_calls += 1
+        if weight is not None:
+            self._weight = weight
+            self._page.weights[call, self._index] = weight
+            return weight
+        return micro.fraction if kind == "samples" else 1.0
+
+    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+        """Note values of the micro-step at hand."""
+        weight = self._weight if weight is None else float(weight)
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"batch.add(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+        for name, value in values.items():
+            number = _average(name, value)
+            if isinstance(number, Tensor) and number.device.type != "cpu":
+                self._on_device.append(((name, self._index), number, weight))
+            else:
+                self._note((name, self._index), float(number), weight)
+
+    def _note(self, key: tuple[str, int], value: float, weight: float) -> None:
+        total, weights = self._page.values.get(key, (0.0, 0.0))
+        # Of no weight is absent, also where it is a mean over nothing.
+        self._page.values[key] = (total + (value * weight if weight else 0.0), weights + weight)
+
+    def settle(self, unforeseen: Iterable[Hashable], step: int) -> tuple[Outcome, dict[str, tuple[float, float]]]:
+        """Tell the other ranks. Every rank must call it.
+
+        Returns:
+            What there is to be known of the backward calls, and for each value its weighted sum over the global batch, and the
+            weights' sum: added up so that it does not depend on the number of processes.
+
+        Raises:
+            UsageError: the ranks' backward calls are of unlike kinds.
+            LossError: the weights of all shards sum to zero.
+        """
+        for key, number, weight in self._on_device:  # numbers leave a GPU only here
+            self._note(key, number.item(), weight)
+        page, known = self._page, self._known
+        page.unforeseen = tuple(unforeseen)
+        is_foreseen = (
+            page.kinds == known.kinds[: len(page.kinds)] and set(page.names) <= set(known.names) and not page.unforeseen
+        )
+        pages = [page] if self._collectives.size == 1 else self._exchange(page, known, is_foreseen=is_foreseen)
+        kinds = max((one.kinds for one in pages), key=len)
+        for one in pages:
+            for call, kind in enumerate(one.kinds):
+                if kind != kinds[call]:
+                    _refuse_kinds(call, {kind, kinds[call]})
+        if not is_foreseen or len(pages) > 1:
+            known.kinds = kinds if len(kinds) >= len(known.kinds) or kinds != known.kinds[: len(kinds)] else known.kinds
+            known.names = sorted({*known.names, *(name for one in pages for name in one.names)})
+        totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
+        sums: dict[str, tuple[list[float], list[float]]] = {}
+        for one in pages:
+            for (name, _), (value, weight) in one.values.items():
+                of_name = sums.setdefault(name, ([], []))
+                of_name[0].append(value)
+                of_name[1].append(weight)
+        # fsum rounds once, so that the order does not matter.
+        values = {name: (_sum(sums[name][0]), math.fsum(sums[name][1])) for name in sorted(sums)}
+        found = dict.fromkeys(item for one in pages for item in one.unforeseen)
+        return Outcome(totals, tuple(found)), values
+
+    def _exchange(self, page: _Page, known: _Foreseen, *, is_foreseen: bool) -> list[_Page]:
+        """The pages of all ranks, as far as they say something."""
+        weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
+        slots = range(self._most)
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds))]
+        line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
+        for name in known.names:
+            line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
+        mine = torch.tensor(line, dtype=torch.float64)
+        all_lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
+        _all_gather_flat(all_lines, mine, group=self._collectives.group)
+        lines = all_lines.view(self._collectives.size, len(line)).tolist()
+        if any(theirs[0] for theirs in lines):
+            pages: list[_Page] = self._collectives.all_gather_object(page)
+            return pages
+        return [self._read(theirs, known, weighted) for theirs in lines]
+
+    def _read(self, line: list[float], known: _Foreseen, weighted: list[int]) -> _Page:
+        page = _Page(kinds=known.kinds[: int(line[1])])
+        numbers = iter(line[2:])
+        for call in weighted:
+            for slot in range(self._most):
+                weight = next(numbers)
+                if not math.isnan(weight):
+                    page.weights[call, slot] = weight
+        for name in known.names:
+            for slot in range(self._most):
+                value, weight = next(numbers), next(numbers)
+                if weight >= 0:
+                    page.values[name, slot] = (value, weight)
+        return page
+
+
+def _total(pages: list[_Page], call: int, step: int) -> float:
+    total = math.fsum(weight for page in pages for (own, _), weight in page.weights.items() if own == call)
+    if total == 0:
+        raise LossError(
+            f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
+            "in the whole global batch (no tokens?). Leave such batches out of the data."
+        )
+    return total
+
+
+def _sum(numbers: list[float]) -> float:
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # inf and -inf, or a sum beyond the largest float
+        return sum(sorted(numbers))
+
+
+def _refuse_kinds(call: int, kinds: set[str]) -> None:
+    raise UsageError(
+        f"backward call {call + 1} was given a weight or reduction='sum' for some shards and not for others "
+        f"({' and '.join(sorted(kinds))}): token counts, sample counts and sums cannot be added up. Make it the same call in "
+        "all shards."
+    )
+
+
+def _average(name: str, value: Any) -> Any:
+    if hasattr(value, "__array__"):
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        return value.detach().double().mean()
+    if not hasattr(value, "__float__"):
+        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value a sample")
+    return float(value)

@@ -1,0 +1,72 @@
+"""The gradient of a run's first batch as numbers, so that it can be compared up to rounding with that of one device.
+
+What is *meant* to see the shard alone is put aside: the layers that PyTorch or another library brings are in evaluation mode,
+so that nothing is dropped, and BatchNorm takes its running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.measure.digest import digest
+from lockstep.measure.generators import state_of_streams
+from lockstep.measure.places import file_of, owner
+from lockstep.measure.trace import TraceWriter
+
+_MOST_NUMBERS = 65_536  # of the whole gradient: evenly spaced ones tell as much as all
+
+
+class FirstGradient:
+    """Looks at the first phase of a run, and writes one line of the trace about it."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._writer: TraceWriter | None = writer
+        self._streams: Any = None
+        self._draws = False
+        self._rows: list[str] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Put the layers of a model into evaluation mode, whenever they are used."""
+        for module in model.modules():
+            whose = owner(file_of(type(module)))
+            if whose == "plumbing" or (whose == "library" and not any(module.children())):
+                module.register_forward_pre_hook(_evaluate)
+
+    def received(self, num_samples: int, data: Any) -> None:
+        """A shard's samples."""
+        self._streams = state_of_streams()
+        columns = [column for column in _tensors(data) if column.shape[:1] == (num_samples,)]
+        self._rows += [digest([column[place] for column in columns]) for place in range(num_samples)]
+
+    def end_shard(self) -> None:
+        """The script's code for them has run."""
+        self._draws = self._draws or state_of_streams() != self._streams
+
+    def end_phase(self, gradients: Mapping[str, Tensor]) -> None:
+        """The gradients have met."""
+        if self._writer is not None:
+            every = 1 + sum(gradient.numel() for gradient in gradients.values()) // _MOST_NUMBERS
+            values = {name: _numbers(gradient)[::every].tolist() for name, gradient in gradients.items()}
+            self._writer.write(event="gradient", values=values, rows=sorted(self._rows), draws=self._draws)
+        self._writer = None
+
+
+def _evaluate(module: nn.Module, inputs: Any) -> None:
+    module.training = False
+
+
+def _numbers(gradient: Tensor) -> Tensor:
+    dense = gradient.detach() if gradient.layout == torch.strided else gradient.detach().to_dense()
+    return dense.cpu().double().reshape(-1)
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, (list, tuple, Mapping)):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _tensors(part)

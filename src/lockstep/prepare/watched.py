@@ -1,0 +1,168 @@
+"""The prepared objects that a step acts on, and what must hold of them while shards run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, amp, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.errors import ModelError, UsageError
+from lockstep.prepare.formats import Formats
+from lockstep.prepare.scaling import LossScaling
+from lockstep.sync.buffers import version
+
+
+class Watched:
+    """Parameters, formats and optimizers of all that was prepared so far.
+
+    Args:
+        num_shards: V. With one shard nothing is forbidden: its script is a plain one.
+        scaling: of the loss, if the precision wants it.
+    """
+
+    def __init__(self, num_shards: int, scaling: LossScaling | None) -> None:
+        self.formats: list[Formats] = []
+        """Of all prepared models."""
+        self.parameters: dict[nn.Parameter, str] = {}
+        """Those of all prepared models, with their names. (A dict, since it keeps their order.)"""
+        self._scaling = scaling
+        self._optimizers: list[Optimizer] = []
+        self._is_strict = num_shards > 1
+        self._before: Any = None
+
+    def add_model(self, model: nn.Module, formats: Formats) -> None:
+        """A model takes part."""
+        self.formats.append(formats)
+        for name, parameter in model.named_parameters():
+            self.parameters.setdefault(parameter, name)
+
+    def add_optimizer(self, optimizer: Optimizer, check: Callable[[Optimizer], None], guard: Callable[[str], None]) -> None:
+        """An optimizer takes part.
+
+        Args:
+            optimizer: the script's own; it stays what it is.
+            check: called before it acts.
+            guard: called with the name of what does not belong into ``batch.shards``.
+        """
+        self._optimizers.append(optimizer)
+        optimizer.register_step_pre_hook(lambda one, *_: check(one))
+        refuse_inside(optimizer, ("zero_grad",), guard)
+        if self._scaling is not None:
+            self._scaling.attach(optimizer)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss as the backward pass needs it."""
+        return loss if self._scaling is None else self._scaling.scale(loss)
+
+    def unscale(self) -> None:
+        """Gradients have met: make them those of the true loss."""
+        if self._scaling is not None:
+            self._scaling.unscale()
+
+    def begin_phase(self) -> None:
+        """Remember what no shard may change."""
+        if self._is_strict:
+            self._before = self._look()
+
+    def _look(self) -> tuple[list[int], list[bool], list[Any]]:
+        return (
+            [version(parameter) for parameter in self.parameters],
+            [parameter.requires_grad for parameter in self.parameters],
+            [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups],
+        )
+
+    def check_unchanged(self, step: int) -> None:
+        """The shards of this rank have run: see that they have left alone what is equal on all ranks.
+
+        Raises:
+            ModelError: parameters were changed, frozen or thawed.
+            UsageError: a learning rate was changed.
+        """
+        if not self._is_strict:
+            return
+        versions, learning, rates = self._look()
+        if (versions, learning, rates) == self._before:
+            return
+        for what, now, before in (
+            ("changed", versions, self._before[0]),
+            ("frozen or thawed (requires_grad)", learning, self._before[1]),
+        ):
+            for name, one, other in zip(self.parameters.values(), now, before, strict=True):
+                if one != other:
+                    raise ModelError(
+                        f"parameter {name!r} was {what} inside batch.shards in step {step}: each process runs only its own "
+                        "shards, so the weights would differ from rank to rank, and from one number of processes to another. "
+                        "Do that once a step, behind the loop over batch.shards. (Embedding(max_norm=...) changes its weight "
+                        "in the forward pass: leave max_norm out, and clip the rows behind that loop.)"
+                    )
+        raise UsageError(
+            f"a learning rate was changed inside batch.shards in step {step}, by schedule.step() or by hand: so it would "
+            "change once a shard. Do it once a step, behind the loop over batch.shards."
+        )
+
+    def check_gradients(self, step: int, num_calls: int) -> None:
+        """A micro-step is over: see that its gradients have come through ``team.backward``.
+
+        Raises:
+            UsageError: some have not.
+        """
+        if not self._is_strict and num_calls:
+            return
+        for parameter, name in self.parameters.items():
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"step {step}: {name!r} has a gradient that did not come through team.backward(loss): it would not meet "
+                    "those of the other shards, so every process would train a model of its own. Call team.backward(loss) where "
+                    "the script has loss.backward()."
+                )
+
+    def find_stranger(self, optimizer: Optimizer) -> Tensor | None:
+        """A parameter of the optimizer's that has a gradient and belongs to no prepared model."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        return next((p for p in parameters if p.grad is not None and p not in self.parameters), None)
+
+
+def refuse_inside(thing: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
+    """Have an object's methods refused inside ``batch.shards``. They are replaced on that object, and act as before."""
+    kind = "GradScaler" if isinstance(thing, amp.GradScaler) else type(thing).__name__
+    for name in names:
+        _guard_method(thing, name, guard, kind)
+
+
+def _guard_method(thing: Any, name: str, guard: Callable[[str], None], kind: str) -> None:
+    act = getattr(thing, name)
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        guard(f"{kind}.{name}()")
+        return act(*args, **kwargs)
+
+    guarded.__doc__ = act.__doc__
+    setattr(thing, name, guarded)
+
+
+def keep_formats(average: AveragedModel) -> None:
+    """Let an average take a model of other formats: that of 16-bit weights is better kept in float32."""
+    act = average.update_parameters
+
+    def update_parameters(model: nn.Module) -> None:
+        act(_in_formats_of(average.module, model))
+
+    average.update_parameters = update_parameters  # type: ignore[method-assign]
+
+
+def _in_formats_of(average: nn.Module, model: nn.Module) -> nn.Module:
+    """The model, or something with its parameters and buffers in the average's formats."""
+    kept, seen = ([*module.parameters(), *module.buffers()] for module in (average, model))
+    if all(one.dtype == other.dtype for one, other in zip(kept, seen, strict=False)):
+        return model
+    same = nn.Module()
+    for number, (one, other) in enumerate(zip(kept, seen, strict=True)):
+        cast = other.detach().to(one.dtype)
+        if isinstance(one, nn.Parameter):
+            same.register_parameter(str(number), nn.Parameter(cast, requires_grad=False))
+        else:
+            same.register_buffer(str(number), cast)
+    return same

@@ -1,0 +1,139 @@
+"""The way of this launch through the script: where it resumes, what it passes over, and where checkpoints are cut."""
+
+from __future__ import annotations
+
+from lockstep.recovery.position import Route
+from lockstep.recovery.resuming import Restorer
+from lockstep.recovery.saving import Saver
+from lockstep.stopping import say
+
+
+class Journey:
+    """Brings together where the run is (``Route``), what it resumes with, and what it saves.
+
+    Args:
+        route: counts what the script passes.
+        restorer: of the checkpoint that the run resumes from; None: it is new.
+        saver: cuts checkpoints.
+        is_main: whether this is rank 0, which speaks.
+    """
+
+    def __init__(self, route: Route, restorer: Restorer | None, saver: Saver, *, is_main: bool) -> None:
+        self.step_reached: int | None = None
+        """The step that the run has resumed after, until the loop has taken it over."""
+        self._route = route
+        self._restorer = restorer
+        self._saver = saver
+        self._is_main = is_main
+        self._epoch = 0
+        self._is_at_end = False
+        """Whether this launch has come to the end that the run had come to before, and to nothing new yet."""
+        self._told_of_skipping = False
+
+    @property
+    def section(self) -> int:
+        """Number of the part of the script: odd in a loop over ``team.epochs()``."""
+        return self._route.here().section
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether what runs was done already before the interruption."""
+        return self._route.target is not None or self._is_at_end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a checkpoint is to be cut before the next step. The same on every rank."""
+        return self._saver.is_due
+
+    def enter_epochs(self, num_epochs: int) -> int:
+        """A loop over ``team.epochs()`` begins: returns its first epoch."""
+        self._arrive()  # at the end of an earlier launch that had not come here
+        first = self._route.enter_epochs(num_epochs)
+        is_over = self._arrive(num_epochs)
+        target = self._route.target
+        if not is_over and target is not None and target.in_pass and first < num_epochs:
+            self._restore(
+                is_final=False
+            )  # for the script's code before the pass, which sees the state again when that begins
+        return first
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        self._epoch = epoch
+        self._route.begin_epoch(epoch)
+        self._leave_end()
+        self._arrive()
+        self._is_at_end = False  # what the script does before the pass is new
+
+    def end_epoch(self, epoch: int, step: int, *, is_in_pass: bool) -> None:
+        """It is over. Every rank must call it."""
+        self._saver.ask()
+        if not is_in_pass and self._saver.is_due:
+            self._saver.cut_due(self._route.after_epoch(epoch), step, self._epoch)
+
+    def leave_epochs(self, num_epochs: int | None) -> None:
+        """The loop over epochs has come to its end; or it was left before, with None."""
+        self._route.leave_epochs(num_epochs)
+        if num_epochs is not None:
+            self._arrive()
+
+    def skips(self) -> bool:
+        """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
+        if not self._route.skips():
+            return False
+        if not self._told_of_skipping and self._is_main and self.section % 2 == 0:
+            say(
+                "passes over the training loader that were made before the interruption are left out, but the code around "
+                "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch."
+            )
+            self._told_of_skipping = True
+        self._arrive()
+        return True
+
+    def begin_pass(self) -> None:
+        """A pass over a training loader begins."""
+        self._leave_end()
+        if self._route.begin_pass():
+            self._restore(is_final=True)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """It is over."""
+        self._route.end_pass()
+        if exhausted and self.section % 2 == 0:
+            self.save_if_due(step)  # in a loop over team.epochs() that waits until the epoch's tail is over
+
+    def save_if_due(self, step: int) -> None:
+        """Between two steps: the batch of the next one is there, and nothing of it has been done."""
+        if self._saver.is_due:
+            self._saver.cut_due(self._route.here(), step, self._epoch)
+
+    def close(self, step: int, *, failed: bool) -> None:
+        """The script is over. Unless it failed, every rank must call it."""
+        if self._route.target is not None and not failed and self._is_main:
+            say(
+                f"WARNING: the run was interrupted at {self._route.target}, and the script did not come there: it has not "
+                "resumed, and no checkpoint is written."
+            )
+        if not self.is_replaying:  # else nothing has been trained
+            self._saver.close(self._route.end(), step, self._epoch, failed=failed)
+
+    def _arrive(self, num_epochs: int | None = None) -> bool:
+        """At the place to resume from, if this is one: see ``Route.arrives``."""
+        if not self._route.arrives(num_epochs):
+            return False
+        self._restore(is_final=True)
+        self._is_at_end = self._route.is_end
+        return True
+
+    def _leave_end(self) -> None:
+        """A run that had come to its end is trained further. What ran since it came there again was in its state already
+        (a schedule's step in the tail of the last epoch, say): it is undone."""
+        if self._is_at_end:
+            self._is_at_end = False
+            self._restore(is_final=True)
+
+    def _restore(self, *, is_final: bool) -> None:
+        assert self._restorer is not None
+        self._restorer.apply(is_final=is_final)
+        self._saver.best = self._restorer.best
+        self.step_reached = self._restorer.checkpoint.manifest.step

@@ -1,0 +1,394 @@
+"""Trainings with several phases a step, and what scripts do between the shards of one step and those of the next.
+
+Every training is one rank's script. 33 samples in batches of 8: the last step of a pass has one sample, so that most ranks
+have none, and run the same code.
+"""
+
+import itertools
+import random
+from functools import partial
+
+import numpy
+import torch
+from bits import Seen
+from features import loader_of
+from tasks import Net, Plain, Points
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+
+import lockstep
+
+
+class Quiet(nn.Module):
+    """Dropout, and no BatchNorm, so that shards of one sample are welcome."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(functional.dropout(torch.tanh(self.norm(self.first(x))), 0.2, self.training))
+
+
+# Several phases
+
+
+def train_gan():
+    """The judge learns in two phases of a step, the maker in a third, which gives the judge gradients too."""
+    team = lockstep.join()
+    maker, judge = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6)), Plain()
+    making, judging = (torch.optim.Adam(model.parameters(), lr=0.02) for model in (maker, judge))
+    maker, judge, making, judging, loader = team.prepare(maker, judge, making, judging, loader_of("samples", 33, 8))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for batch in loader:
+            for phase in range(2):
+                for inputs, _, indices in batch.shards:
+                    with torch.no_grad():
+                        made = maker(torch.randn(len(inputs), 4))
+                    loss = functional.softplus(judge(made)).mean() + functional.softplus(-judge(inputs)).mean()
+                    seen.loss(indices, loss, phase)
+                    team.backward(loss)
+                    batch.add(judged=loss)
+                judging.step()
+                judging.zero_grad()
+                seen.step(**{f"judged {phase}": batch["judged"]})
+            for inputs, _, indices in batch.shards:
+                loss = functional.softplus(-judge(maker(torch.randn(len(inputs), 4)))).mean()
+                seen.loss(indices, loss, phase=2)
+                team.backward(loss)
+                batch.add(fooled=loss)
+            seen.step(judged=batch["judged"], fooled=batch["fooled"])
+            seen.gradients(maker, judge)
+            making.step()
+            for optimizer in (making, judging):
+                optimizer.zero_grad()
+        seen.step(averages=loader.averages)
+    return seen.result(maker, judge, making, judging)
+
+
+def train_sharp(model, length, batch_size):
+    """Sharpness-aware: the gradient is taken where a first gradient, over the same samples, leads uphill."""
+    team = lockstep.join()
+    model = {"Net": Net, "Quiet": Quiet}[model]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, batch_size))
+    parameters = list(model.parameters())
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for batch in loader:
+            for phase in range(2):
+                for inputs, targets, indices in batch.shards:
+                    loss = functional.cross_entropy(model(inputs), targets)
+                    seen.loss(indices, loss, phase)
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                if phase == 0:
+                    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in parameters]))
+                    offsets = [0.05 * p.grad / norm for p in parameters]
+                    with torch.no_grad():
+                        torch._foreach_add_(parameters, offsets)
+                    optimizer.zero_grad()
+                    seen.step(norm=norm, first=batch["loss"])
+            with torch.no_grad():
+                torch._foreach_sub_(parameters, offsets)
+            seen.gradients(model)
+            seen.step(second=batch["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model, optimizer)
+
+
+CLOSURES = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adam": partial(torch.optim.Adam, lr=0.02),
+    "LBFGS": partial(torch.optim.LBFGS, lr=0.2, max_iter=3, history_size=4),
+    "LBFGS, strong_wolfe": partial(torch.optim.LBFGS, max_iter=4, history_size=4, line_search_fn="strong_wolfe"),
+}
+
+
+def train_with_closures(kind, **settings):
+    """The closure goes over the shards, as often as the optimizer calls it."""
+    team = lockstep.join(**settings)
+    model = Plain()
+    optimizer = CLOSURES[kind](model.parameters())
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 33, 8))
+    seen = Seen(team)
+
+    def closure(batch, phases):
+        phase = next(phases)
+        optimizer.zero_grad()
+        for inputs, targets, indices in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            seen.loss(indices, loss, phase)
+            team.backward(loss)
+            batch.add(loss=loss)
+        seen.step(**{f"loss {phase}": batch["loss"]})
+        return batch["loss"]
+
+    for _ in team.epochs(2):
+        for batch in loader:
+            phases = itertools.count()
+            seen.step(returned=float(optimizer.step(partial(closure, batch, phases))))
+            seen.step(phases=next(phases))
+    return seen.result(model, optimizer)
+
+
+def train_in_words(loader, weight):
+    """A state goes from batch to batch, one for each shard, with a count that the script changes in place."""
+    team = lockstep.join()
+    model = nn.Module()
+    model.first, model.last = nn.Linear(6, 8), nn.Linear(8, 3)
+    model.forward = partial(_read, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of(loader, 33, 8))
+    hidden = team.per_shard("hidden", torch.zeros(8))
+    counts = team.per_shard("counts", {"samples": 0})
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                outputs, after = model(inputs, hidden.value)
+                loss = functional.cross_entropy(outputs, targets)
+                seen.loss(indices, loss)
+                team.backward(loss, weight=float(targets.sum() + 1) if weight else None)
+                hidden.value = after.detach()
+                counts.value["samples"] += len(inputs)
+                batch.add(loss=loss, samples=counts.value["samples"])
+            seen.step(loss=batch["loss"], samples=batch["samples"])
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model, optimizer)
+
+
+def _read(model, x, hidden):
+    hidden = torch.tanh(model.first(x) + hidden)
+    return model.last(hidden), hidden.mean(0)
+
+
+def draw_everywhere():
+    """Random numbers from all three generators: before the shards, in them, between two phases, and after them."""
+    team = lockstep.join()
+    model, loader = team.prepare(Plain(), loader_of("samples", 33, 8))
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for batch in loader:
+            seen.step(before=_draw())
+            for phase in range(2):
+                for inputs, _, indices in batch.shards:
+                    seen.loss(indices, torch.tensor(_draw()), phase)
+                    team.backward(model(inputs).square().mean())
+                    torch.rand(int(indices[0]) % 5)  # how many are drawn in here does not matter outside
+                seen.step(**{f"after {phase}": _draw()})
+        seen.step(tail=_draw())
+    return seen.result(model, end=_draw())
+
+
+def _draw():
+    return [float(torch.rand(())), random.random(), float(numpy.random.random())]
+
+
+# What scripts do between the shards of one step and those of the next
+
+
+KEEP, STOP = "keep the gradients", "stop the training"
+
+
+def _clip_values(team, model, optimizer, seen):
+    def update(batch):
+        nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        seen.gradients(model)
+        optimizer.step()
+
+    return update
+
+
+def _clip_norms(team, model, optimizer, seen):
+    def update(batch):
+        seen.step(norm=nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+
+    return update
+
+
+def _noise(team, model, optimizer, seen):
+    def update(batch):
+        for parameter in model.parameters():
+            scale = 0.05 * random.random() * numpy.random.random()
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=scale)
+        optimizer.step()
+
+    return update
+
+
+def _average_by_hand(team, model, optimizer, seen):
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def update(batch):
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(average, list(model.parameters()), 0.1)
+        seen.step(average=average)
+
+    return update
+
+
+def _no_optimizer(team, model, optimizer, seen):
+    def update(batch):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad - parameter.grad.mean(), alpha=0.1)
+
+    return update
+
+
+def _plateau(team, model, optimizer, seen):
+    schedule = team.prepare(lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05))
+
+    def update(batch):
+        optimizer.step()
+        schedule.step(batch["loss"])
+        seen.step(rate=optimizer.param_groups[0]["lr"])
+
+    return update
+
+
+def _rate_by_hand(team, model, optimizer, seen):
+    def update(batch):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * batch["loss"] / team.step**0.5
+        optimizer.step()
+
+    return update
+
+
+def _accumulate(team, model, optimizer, seen):
+    def update(batch):
+        seen.gradients(model)
+        if team.step % 2:
+            return KEEP
+        for parameter in model.parameters():
+            parameter.grad.div_(2)
+        optimizer.step()
+        return None
+
+    return update
+
+
+def _stop_early(team, model, optimizer, seen):
+    best = []
+
+    def update(batch):
+        optimizer.step()
+        best.append(batch["loss"])
+        return STOP if len(best) > 3 and best[-1] > min(best[:-1]) else None
+
+    return update
+
+
+def _count(team, model, optimizer, seen):
+    counts = {"steps": 0, "samples": 0, "loss": 0.0, "right": 0}
+
+    def update(batch):
+        optimizer.step()
+        counts["steps"] += 1
+        counts["samples"] += batch.num_samples
+        counts["loss"] += batch["loss"] * batch.num_samples
+        counts["right"] += round(batch["accuracy"] * batch.num_samples)
+        seen.step(counts=counts, mean=counts["loss"] / counts["samples"])
+
+    return update
+
+
+def _skip_at_random(team, model, optimizer, seen):
+    def update(batch):
+        if torch.rand(()) < 0.5 or random.random() < 0.2:
+            return
+        optimizer.step()
+
+    return update
+
+
+def _go_back(team, model, optimizer, seen):
+    kept = {"loss": float("inf")}
+
+    def update(batch):
+        if batch["loss"] < kept["loss"]:
+            kept.update(loss=batch["loss"], state={name: value.clone() for name, value in model.state_dict().items()})
+        optimizer.step()
+        if team.step % 4 == 0:
+            model.load_state_dict(kept["state"])
+
+    return update
+
+
+def _evaluate(team, model, optimizer, seen):
+    test_loader = DataLoader(Points(21), 8)
+
+    def update(batch):
+        optimizer.step()
+        with team.evaluate(model, test_loader) as batches:
+            for inputs, targets, _ in batches:
+                batches.add(loss=functional.cross_entropy(model(inputs), targets))
+        seen.step(evaluated=batches["loss"], best=team.best(batches["loss"], "min"))
+
+    return update
+
+
+def _decide_together(team, model, optimizer, seen):
+    def update(batch):
+        team.barrier()
+        mean = team.all_reduce(torch.tensor(batch["loss"]), "max")
+        if team.any(batch["loss"] > 1) and not team.any(bool(mean > 2)):
+            optimizer.step()
+        team.log(loss=batch["loss"], rate=optimizer.param_groups[0]["lr"])
+
+    return update
+
+
+IDIOMS = {
+    "clip_grad_value_": _clip_values,
+    "clip_grad_norm_ of torch": _clip_norms,
+    "noise on gradients": _noise,
+    "an average by hand": _average_by_hand,
+    "no optimizer": _no_optimizer,
+    "ReduceLROnPlateau on the loss": _plateau,
+    "a rate by hand": _rate_by_hand,
+    "accumulation by hand": _accumulate,
+    "early stopping on the loss": _stop_early,
+    "islice": _clip_norms,
+    "counters": _count,
+    "steps left out at random": _skip_at_random,
+    "the best weights again": _go_back,
+    "evaluation in every step": _evaluate,
+    "collectives in every step": _decide_together,
+}
+
+
+def train_idiom(idiom):
+    team = lockstep.join()
+    model = Quiet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 33, 8))
+    seen = Seen(team)
+    update = IDIOMS[idiom](team, model, optimizer, seen)
+    wish = None
+    for _ in team.epochs(3):
+        for batch in itertools.islice(loader, 3) if idiom == "islice" else loader:
+            for inputs, targets, indices in batch.shards:
+                outputs = model(inputs)
+                loss = functional.cross_entropy(outputs, targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
+                batch.add(loss=loss, accuracy=(outputs.argmax(1) == targets).float().mean())
+            seen.step(loss=batch["loss"], accuracy=batch["accuracy"])
+            wish = update(batch)
+            if wish != KEEP:
+                optimizer.zero_grad()
+            if wish == STOP:
+                break
+        if wish == STOP:
+            break
+    return seen.result(model, optimizer, steps=team.step)

@@ -1,0 +1,110 @@
+"""Runs scripts of the corpus in a process of a crew, one after another, and takes down what each left behind."""
+
+import contextlib
+import gc
+import hashlib
+import importlib.util
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import lockstep
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass
+class Outcome:
+    """What one script came to on one rank."""
+
+    bits: dict[str, str] = field(default_factory=dict)
+    """Digests of all that its ``main()`` returned, by where it stands in it."""
+    error: str = ""
+    """The exception that ended it: the names of its classes, and the message."""
+    is_finite: bool = True
+    """Whether no tensor among the results has a NaN or an infinity: else equal bits would say little."""
+    num_tensors: int = 0
+    seconds: float = 0.0
+    """Of this process's processor."""
+
+
+def run(names, function="main"):
+    """What each script came to in this process, by name. Every rank of the crew must call it with the same names."""
+    return {name: run_one(name, function) for name in names}
+
+
+def run_one(name, function):
+    outcome, begin = Outcome(), time.process_time()
+    argv, sys.argv = sys.argv, [str(SCRIPTS / f"{name}.py")]
+    try:
+        with closing_teams():
+            take_down(outcome, "", getattr(load(name), function)())
+    except Exception as error:
+        outcome.error = f"{' '.join(kind.__name__ for kind in type(error).__mro__)}: {error}"
+        gc.collect()  # what its traceback holds must not live into the next script
+    finally:
+        sys.argv = argv
+    outcome.seconds = time.process_time() - begin
+    return outcome
+
+
+def load(name):
+    """The script as a module of its own, under a name that nothing else has."""
+    known = f"idiom_{name}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, SCRIPTS / f"{name}.py")
+        sys.modules[known] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[known]
+
+
+@contextlib.contextmanager
+def closing_teams():
+    """Scripts leave their teams to the end of the process: here the next script comes first."""
+    join, teams = lockstep.join, []
+
+    def remember(**settings):
+        teams.append(join(checkpoint_every="off", **settings))
+        return teams[-1]
+
+    lockstep.join = remember
+    try:
+        yield
+    finally:
+        lockstep.join = join
+        for team in teams:
+            team.close()  # inside an exception's handling it says nothing to the others
+
+
+def take_down(outcome, name, value):
+    """Digest a result, whatever it is made of: models and optimizers by their states, gradients too."""
+    if isinstance(value, torch.nn.Module):
+        parameters = dict(value.named_parameters())
+        take_down(outcome, f"{name} weights", {**parameters, **dict(value.named_buffers())})
+        take_down(outcome, f"{name} gradients", {key: p.grad for key, p in parameters.items()})
+    elif hasattr(value, "state_dict"):
+        take_down(outcome, f"{name} state", value.state_dict())
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            take_down(outcome, f"{name}.{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            take_down(outcome, f"{name}[{number}]", item)
+    elif isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        data = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        outcome.bits[name] = f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:16]}"
+        outcome.is_finite &= bool(value.isfinite().all())
+        outcome.num_tensors += 1
+    else:
+        outcome.bits[name] = value.hex() if isinstance(value, float) else repr(value)
+
+
+def differences(one, other):
+    """Where two outcomes' results differ."""
+    names = one.bits.keys() | other.bits.keys()
+    return sorted(name for name in names if one.bits.get(name) != other.bits.get(name))

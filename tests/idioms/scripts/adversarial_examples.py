@@ -1,0 +1,28 @@
+"""FGSM: each shard is trained on samples moved against the model."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            moved = inputs.clone().requires_grad_(True)
+            [slope] = torch.autograd.grad(functional.cross_entropy(model(moved), targets), moved)
+            team.backward(functional.cross_entropy(model(inputs + 0.1 * slope.sign()), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""A batch sampler of the script's own."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+import lockstep
+
+
+class Halves(Sampler):
+    def __iter__(self):
+        order = torch.randperm(32).tolist()
+        yield from (order[first : first + 9] for first in range(0, 32, 9))
+
+    def __len__(self):
+        return 4
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, batch_sampler=Halves()))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, len(loader)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Gradients are collected over more and more steps as training goes on."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    waiting = 0
+    for epoch in team.epochs(3):
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss)
+                batch.add(loss=loss)
+            waiting += 1
+            if waiting > epoch:
+                for p in model.parameters():
+                    p.grad /= waiting
+                optimizer.step()
+                optimizer.zero_grad()
+                waiting = 0
+    return model
+
+
+if __name__ == "__main__":
+    main()

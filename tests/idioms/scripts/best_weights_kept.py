@@ -1,0 +1,34 @@
+"""A copy of the weights with the lowest training loss is kept, and loaded at the end."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    best, best_weights = float("inf"), None
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        if batch["loss"] < best:
+            best, best_weights = batch["loss"], copy.deepcopy(model.state_dict())
+        optimizer.step()
+        optimizer.zero_grad()
+    model.load_state_dict(best_weights)
+    return model, best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""AutoClip: the limit is a quantile of all norms so far."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    history = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())).item()
+        history.append(norm)
+        team.clip_grad_norm_(model.parameters(), sorted(history)[len(history) // 4])
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, history
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A table that is counted in the shards and added up over all processes behind the pass."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    total = torch.zeros(3, 3, dtype=torch.long)
+    for batch in loader:
+        table = torch.zeros(3, 3, dtype=torch.long)
+        for inputs, targets in batch.shards:
+            logits = model(inputs)
+            team.backward(functional.cross_entropy(logits, targets))
+            table.index_put_((targets, logits.argmax(dim=1)), torch.tensor(1), accumulate=True)
+        total += team.all_reduce(table)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Batches that are dataclasses, made by collate_fn."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+@dataclass
+class Samples:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def collate(rows):
+    return Samples(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True, collate_fn=collate))
+    for batch in loader:
+        for part in batch.shards:
+            team.backward(functional.cross_entropy(model(part.x), part.y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""A moving average in a dict of tensors, towards which the weights are pulled back."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, p in model.named_parameters():
+            average[name].mul_(0.9).add_(p.data, alpha=0.1)
+            p.data.lerp_(average[name], 0.05)
+    return model, average
+
+
+if __name__ == "__main__":
+    main()

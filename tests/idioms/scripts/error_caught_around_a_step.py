@@ -1,0 +1,34 @@
+"""Try and except around a step: an error on all processes (out of memory in the update, say)."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    failed = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        try:
+            if team.step == 2:
+                raise RuntimeError("CUDA out of memory")
+            optimizer.step()
+        except RuntimeError as error:
+            failed.append((team.step, str(error)))
+        optimizer.zero_grad()
+    return model, failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Try and except around the pass over the shards: an error in one shard leaves the pass."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        try:
+            for inputs, targets in batch.shards:
+                if team.step == 2:
+                    raise RuntimeError("CUDA out of memory")
+                team.backward(functional.cross_entropy(model(inputs), targets))
+        except RuntimeError:
+            optimizer.zero_grad()
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Hard example mining over the global batch: a phase finds the limit, a second one learns."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        mine = []
+        for inputs, targets in batch.shards:
+            with torch.no_grad():
+                mine += functional.cross_entropy(model(inputs), targets, reduction="none").tolist()
+        losses = sorted(loss for part in team.all_gather_object(mine) for loss in part)
+        limit = losses[len(losses) // 2]
+        for inputs, targets in batch.shards:
+            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+            hard = losses >= limit
+            team.backward((losses * hard).sum() / hard.sum().clamp(min=1), weight=hard.sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

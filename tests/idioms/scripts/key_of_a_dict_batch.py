@@ -1,0 +1,25 @@
+"""Batch["x"] of samples that are dicts."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [{"x": torch.randn(6), "y": i % 3} for i in range(32)]
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        team.backward(functional.cross_entropy(model(batch["x"]), batch["y"]))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Precision="16-mixed": the loss is scaled, the gradients read behind the pass are not."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join(precision="16-mixed")
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    norms = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, norms
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""A whole second loader inside each step of the first, its batches in phases of the step."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    support = TensorDataset(torch.randn(12, 6), torch.randint(0, 3, (12,)))
+    model, optimizer, loader, support = team.prepare(
+        model, optimizer, DataLoader(data, 10, shuffle=True), DataLoader(support, 10)
+    )
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        for other in support:
+            for inputs, targets in other.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

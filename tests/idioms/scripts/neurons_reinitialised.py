@@ -1,0 +1,33 @@
+"""Dead neurons are drawn anew, at random."""
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        for row in range(8):
+            if model[0].weight[row].norm() < 0.6 or random.random() < 0.2:
+                nn.init.normal_(model[0].weight[row], std=0.5)
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Gradients are never cleared, so that they add up over all steps."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    return model, optimizer, DataLoader(data, 10)
+
+
+def main():
+    team = lockstep.join()
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+    return model, optimizer
+
+
+def plain():
+    model, optimizer, loader = make()
+    for inputs, targets in loader:
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Hooks of the optimizer that run before and after each step."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    norms = []
+
+    def clip(optimizer, args, kwargs):
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+    def clamp(optimizer, args, kwargs):
+        for p in model.parameters():
+            p.data.clamp_(-0.4, 0.4)
+
+    optimizer.register_step_pre_hook(clip)
+    optimizer.register_step_post_hook(clamp)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, norms
+
+
+if __name__ == "__main__":
+    main()

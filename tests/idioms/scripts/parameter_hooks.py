@@ -1,0 +1,46 @@
+"""Hooks on the parameters clamp the gradients in the backward pass."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    return model, optimizer, DataLoader(data, 10)
+
+
+def main():
+    team = lockstep.join()
+    model, optimizer, loader = team.prepare(*make())
+    for p in model.parameters():
+        p.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def plain():
+    model, optimizer, loader = make()
+    for p in model.parameters():
+        p.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+    for inputs, targets in loader:
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

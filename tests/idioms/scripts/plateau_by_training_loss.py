@@ -1,0 +1,33 @@
+"""ReduceLROnPlateau on the training loss of every step."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(data, 10, shuffle=True))
+    rates = []
+    for _ in team.epochs(2):
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step(batch["loss"])
+            rates.append(schedule.get_last_lr())
+    return model, optimizer, rates
+
+
+if __name__ == "__main__":
+    main()

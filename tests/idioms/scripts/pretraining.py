@@ -1,0 +1,37 @@
+"""Two trainings one after another: pretraining on one data set, fine-tuning with a new optimizer on another."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = torch.randn(22, 6)
+    second = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, first, second = team.prepare(
+        model, optimizer, DataLoader(first, 10, shuffle=True), DataLoader(second, 10, shuffle=True)
+    )
+    for batch in first:
+        for inputs in batch.shards:
+            team.backward(model(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer = team.prepare(torch.optim.Adam(model.parameters(), lr=0.01))
+    for batch in second:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The learning rate is set by hand, by a counter of the script's own."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    return model, optimizer, DataLoader(data, 10)
+
+
+def main():
+    team = lockstep.join()
+    model, optimizer, loader = team.prepare(*make())
+    counter = 0
+    for batch in loader:
+        counter += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.3 / counter
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, counter
+
+
+def plain():
+    model, optimizer, loader = make()
+    counter = 0
+    for inputs, targets in loader:
+        counter += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.3 / counter
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, counter
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The learning rate follows the training loss, and is drawn at random now and then."""
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, batch["loss"]) * (2.0 if random.random() < 0.3 else 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Reptile: several inner steps on one batch, then a move towards where they led."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(3):
+            for inputs, targets in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.copy_(old + 0.5 * (p - old))
+    return model, optimizer
+
+
+if __name__ == "__main__":
+    main()

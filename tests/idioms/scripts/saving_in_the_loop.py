@@ -1,0 +1,33 @@
+"""Torch.save on rank 0 in the loop, and every rank reads the file behind a barrier."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    path = team.run_dir / "weights.pt"
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if team.step == 2 and team.is_main:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    team.barrier()
+    saved = torch.load(path)
+    return model, saved
+
+
+if __name__ == "__main__":
+    main()

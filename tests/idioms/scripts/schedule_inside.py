@@ -1,0 +1,28 @@
+"""A schedule's step() inside batch.shards."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(data, 10))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A step is skipped where its loss is too high."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    return model, optimizer, DataLoader(data, 10)
+
+
+def main():
+    team = lockstep.join()
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        if batch["loss"] < 1.1:
+            optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def plain():
+    model, optimizer, loader = make()
+    for inputs, targets in loader:
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        if loss.item() < 1.1:
+            optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

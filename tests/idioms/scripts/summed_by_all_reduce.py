@@ -1,0 +1,31 @@
+"""Losses are added up in each process, and by team.all_reduce over the processes."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    losses = []
+    for batch in loader:
+        total = torch.zeros(1)
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            total += loss.detach() * len(inputs) / 7
+        losses.append(team.all_reduce(total))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, losses
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A loss that is a sum over the samples (reduction="sum")."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    return model, optimizer, DataLoader(data, 10)
+
+
+def main():
+    team = lockstep.join()
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets, reduction="sum")
+            team.backward(loss, reduction="sum")
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def plain():
+    model, optimizer, loader = make()
+    for inputs, targets in loader:
+        functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

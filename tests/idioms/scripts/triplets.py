@@ -1,0 +1,27 @@
+"""A triplet loss with negatives drawn from the shard."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randn(32, 6))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for anchors, positives in batch.shards:
+            negatives = positives[torch.randperm(len(positives))] + torch.randn_like(positives)
+            team.backward(functional.triplet_margin_loss(model(anchors), model(positives), model(negatives)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

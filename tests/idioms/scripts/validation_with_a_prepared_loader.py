@@ -1,0 +1,32 @@
+"""A prepared loader is gone over under no_grad, for a validation."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader, test = team.prepare(model, optimizer, DataLoader(data, 10), DataLoader(data, 5))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        for batch in test:
+            for inputs, targets in batch.shards:
+                batch.add(loss=functional.cross_entropy(model(inputs), targets))
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The weights at the ends of all epochs are averaged into one model."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    soup = []
+    for _ in team.epochs(3):
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        soup.append({name: value.clone() for name, value in model.state_dict().items()})
+    model.load_state_dict({name: sum(weights[name] for weights in soup) / len(soup) for name in soup[0]})
+    return model
+
+
+if __name__ == "__main__":
+    main()
