@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import multiprocessing
 import secrets
 import sys
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         raise
     _joined = team
     _num_joined += 1
-    atexit.register(team.close)
+    atexit.register(team.close_at_exit)
+    if multiprocessing.parent_process() is not None:  # there nobody calls what is registered with atexit
+        Finalize(None, team.close_at_exit, exitpriority=100)
     return team
 
 

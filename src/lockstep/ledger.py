@@ -41,8 +41,8 @@ class _Page:
     unforeseen: tuple[Hashable, ...] = ()
 
     @property
-    def names(self) -> list[str]:
-        return sorted({name for name, _ in self.values})
+    def names(self) -> set[str]:
+        return {name for name, _ in self.values}
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Foreseen:
     """What phases of one number have in common: the same on every rank."""
 
     kinds: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
 
 class Ledger:
@@ -142,9 +142,9 @@ class Ledger:
             self._note(key, number.item(), weight)
         page, known = self._page, self._known
         page.unforeseen = tuple(unforeseen)
-        is_foreseen = (
-            page.kinds == known.kinds[: len(page.kinds)] and set(page.names) <= set(known.names) and not page.unforeseen
-        )
+        is_foreseen = page.kinds == known.kinds[: len(page.kinds)] and page.names <= known.names and not page.unforeseen
+        if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
+            return Outcome([None] * len(page.kinds)), {}
         pages = [page] if self._collectives.size == 1 else self._exchange(page, known, is_foreseen=is_foreseen)
         kinds = max((one.kinds for one in pages), key=len)
         for one in pages:
@@ -153,7 +153,7 @@ class Ledger:
                     _refuse_kinds(call, {kind, kinds[call]})
         if not is_foreseen or len(pages) > 1:
             known.kinds = kinds if len(kinds) >= len(known.kinds) or kinds != known.kinds[: len(kinds)] else known.kinds
-            known.names = sorted({*known.names, *(name for one in pages for name in one.names)})
+            known.names = known.names.union(*(one.names for one in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         sums: dict[str, tuple[list[float], list[float]]] = {}
         for one in pages:
@@ -172,7 +172,7 @@ class Ledger:
         slots = range(self._most)
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds))]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
-        for name in known.names:
+        for name in sorted(known.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         mine = torch.tensor(line, dtype=torch.float64)
         all_lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
@@ -191,7 +191,7 @@ class Ledger:
                 weight = next(numbers)
                 if not math.isnan(weight):
                     page.weights[call, slot] = weight
-        for name in known.names:
+        for name in sorted(known.names):
             for slot in range(self._most):
                 value, weight = next(numbers), next(numbers)
                 if weight >= 0:

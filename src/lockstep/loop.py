@@ -43,8 +43,7 @@ class Loop:
         """The micro-step that runs; None: outside of ``batch.shards``."""
         self.num_shards = num_shards
         self.num_epochs: int | None = None
-        self.listeners: Sequence[Listener] = ()
-        """Told what happens, in this order."""
+        self.listen(())
         self._seed = seed
         self._sync = sync
         self._ledger = ledger
@@ -98,9 +97,18 @@ class Loop:
             "end, by break or an error that was caught, so its gradients have not met. Run it to its end, with `continue`.)"
         )
 
-    def _tell(self, call: Callable[[Listener], object]) -> None:
-        for listener in self.listeners:
-            call(listener)
+    def listen(self, listeners: Sequence[Listener]) -> None:
+        """Who is told what happens, in this order."""
+        self._told = {
+            name: tuple(getattr(one, name) for one in listeners if getattr(type(one), name) is not plain)
+            for name, plain in vars(Listener).items()
+            if not name.startswith("_")
+        }
+        """For each method of Listener, those who have one of their own."""
+
+    def _tell(self, name: str, *args: Any, **kwargs: Any) -> None:
+        for tell in self._told[name]:
+            tell(*args, **kwargs)
 
     # Epochs
 
@@ -125,7 +133,7 @@ class Loop:
 
     def leave_epochs(self, num_epochs: int | None) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
-        self._journey.leave_epochs(num_epochs)
+        self._journey.leave_epochs(num_epochs, self.step)
         self._catch_up()
         self._reseed_between(0)  # a launch that goes on behind the loop has not drawn what was drawn in it
 
@@ -161,7 +169,7 @@ class Loop:
         self._leader = loader
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
-        self._tell(lambda listener: listener.begin_pass(self.epoch, self.num_epochs, length, done))
+        self._tell("begin_pass", self.epoch, self.num_epochs, length, done)
         return True
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
@@ -176,8 +184,8 @@ class Loop:
             return
         self.resume_stream()
         if exhausted:  # then every rank is here
-            self._tell(lambda listener: listener.flush())
-        self._tell(lambda listener: listener.end_pass(self.step, exhausted=exhausted))
+            self._tell("flush")
+        self._tell("end_pass", self.step, exhausted=exhausted)
         self._journey.end_pass(self.step, exhausted=exhausted)
         if exhausted and self._num_in_pass == 0:
             raise DataError(
@@ -195,7 +203,7 @@ class Loop:
             self._owes_tick = True
             return
         self._drop_phase()
-        self._tell(lambda listener: listener.drop())
+        self._tell("drop")
         self.step -= not failed
 
     # Steps
@@ -203,13 +211,12 @@ class Loop:
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due:
-            self._tell(lambda listener: listener.flush())
+            self._tell("flush")
             self._journey.save_if_due(self.step)
         self.step += 1
         self._plan = plan
         self._num_phases = 0
-        for listener in self.listeners:
-            listener.begin_step(self.step)
+        self._tell("begin_step", self.step)
         self.resume_stream()
 
     def end_step(self) -> None:
@@ -218,13 +225,11 @@ class Loop:
         plan, self._plan = self._plan, None
         assert plan is not None
         self._take_step(plan)
-        for listener in self.listeners:
-            listener.tick(self.step)
+        self._tell("tick", self.step)
 
     def _take_step(self, plan: StepPlan) -> None:
         self._num_in_pass += 1
-        for listener in self.listeners:
-            listener.end_step(self.step, plan.num_samples)
+        self._tell("end_step", self.step, plan.num_samples)
 
     def resume_stream(self) -> None:
         """See Driver."""
@@ -252,8 +257,7 @@ class Loop:
         self._watched.begin_phase()
         self._ledger.begin_phase(self._num_phases)
         self._sync.begin_phase(batch.plan, self._num_phases)
-        for listener in self.listeners:
-            listener.begin_phase(self._num_phases)
+        self._tell("begin_phase", self._num_phases)
         return batch
 
     def begin_shard(self, micro: MicroStep) -> None:
@@ -261,21 +265,18 @@ class Loop:
         self.micro = micro
         self._ledger.begin_shard(micro)
         self._sync.begin_shard(micro)
-        for listener in self.listeners:
-            listener.begin_shard(micro)
+        self._tell("begin_shard", micro)
         self.resume_stream()
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        for listener in self.listeners:
-            listener.received(micro, data)
+        self._tell("received", micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
         self._watched.check_gradients(self.step, self._ledger.num_calls)
         self._sync.end_shard()
-        for listener in self.listeners:
-            listener.end_shard()
+        self._tell("end_shard")
         self.micro = None
 
     def end_phase(self) -> None:
@@ -292,8 +293,7 @@ class Loop:
         if self._leader is not None and values:
             self._leader.add_totals(values)
         self._batch = None
-        for listener in self.listeners:
-            listener.end_phase(self._num_phases)
+        self._tell("end_phase", self._num_phases)
         self._num_phases += 1
         self.resume_stream()
 
@@ -325,8 +325,7 @@ class Loop:
             )
         call = self._ledger.num_calls
         share = self._ledger.call(weight, reduction, micro)
-        for listener in self.listeners:
-            listener.before_backward(loss, weight)
+        self._tell("before_backward", loss, weight)
         self._in_backward = True
         try:
             run: Callable[..., None] = self._sync.backward
@@ -335,8 +334,7 @@ class Loop:
             run(self._watched.scale(loss), call, share, options)
         finally:
             self._in_backward = False
-        for listener in self.listeners:
-            listener.after_backward()
+        self._tell("after_backward")
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
         """See PhaseDriver."""
@@ -373,8 +371,8 @@ class Loop:
         """Bring together what was logged and measured. Every rank must call it; called between passes."""
         if self._owes_tick:
             self._owes_tick = False
-            self._tell(lambda listener: listener.tick(self.step))
-        self._tell(lambda listener: listener.flush())
+            self._tell("tick", self.step)
+        self._tell("flush")
 
     def script_failed(self) -> bool:
         """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,7 @@ from lockstep.prepare.watched import Watched
 from lockstep.preparing import Preparation
 from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.journey import Journey
+from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.saving import Saver
@@ -117,6 +120,7 @@ class Team(Collectives):
         self._holdings = Holdings()
         self._saver = self._make_saver(place)
         self._restorer = self._make_restorer(checkpoint)
+        self._parted = PartedRanks(self._holdings, self._inner)
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
         scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
         watched = Watched(self.num_shards, scaling)
@@ -126,7 +130,7 @@ class Team(Collectives):
             self._sync,
             Ledger(self._inner, config.accumulate * -(-self.num_shards // self.world_size)),
             watched,
-            Journey(_route(checkpoint), self._restorer, self._saver, is_main=self.is_main),
+            Journey(_route(checkpoint), self._restorer, self._saver, self._parted, is_main=self.is_main),
         )
         self._preparation = Preparation(
             config, devices, self._share, self._sync, self._loop, self._inner, watched, self._holdings
@@ -178,8 +182,8 @@ class Team(Collectives):
 
         log = MetricLog(self.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, self.rank, config.log_every)
-        listeners = [watch, log, self._saver, Meter(self._journal, self._inner), Shown(display)]
-        self._loop.listeners = (*listeners, *([] if self._recorder is None else [self._recorder]))
+        listeners = [self._parted, watch, log, self._saver, Meter(self._journal, self._inner), Shown(display)]
+        self._loop.listen([*listeners, *([] if self._recorder is None else [self._recorder])])
         return log
 
     # Preparing
@@ -493,7 +497,7 @@ class Team(Collectives):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self.close_at_exit)
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         # Then the others may be gone, or not come.
@@ -515,6 +519,17 @@ class Team(Collectives):
             self._inner.release()
             self.release()
             close_group()
+
+    def close_at_exit(self) -> None:
+        """``close``, where the process ends: an error must not pass for a success there, as Python has it."""
+        try:
+            self.close()
+        except BaseException:
+            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(1)
 
     def __enter__(self) -> Team:
         return self

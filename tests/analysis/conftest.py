@@ -9,7 +9,7 @@ from crew import crew
 from lockstep.analysis.figures import figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row, parse_method
-from lockstep.analysis.results import Comparison, RowResult
+from lockstep.analysis.results import Comparison, Plan, RowResult
 
 __all__ = ["crew"]
 
@@ -66,12 +66,13 @@ def make_comparison(tmp_path):
             results.append(RowResult(row=row, status="ok", figures=figures_of(events), command_s=9.0))
         return Comparison(
             directory=tmp_path,
-            command=("lockstep", "compare", "train.py"),
-            script="train.py",
-            args=(),
-            shards=max(num_processes for _, num_processes, _ in rows),
-            threads=threads,
-            seed=None,
+            plan=Plan(
+                command=("lockstep", "compare", "train.py"),
+                script=Path("train.py"),
+                shards=max(num_processes for _, num_processes, _ in rows),
+                threads=threads,
+                rows=tuple(result.row for result in results),
+            ),
             machine=Machine(
                 date="2026-01-01T00:00:00+00:00",
                 host="host",

@@ -3,9 +3,9 @@
 import pytest
 
 from lockstep.analysis.diagnose import Experiment, Findings, Outcome, conclude, investigate
+from lockstep.analysis.differences import Difference, Origin
 from lockstep.analysis.runs import gather
 from lockstep.analysis.settings import Setting
-from lockstep.analysis.verify import Difference, Origin
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from lockstep.analysis import settings
+from lockstep.analysis.differences import check, compare, learned, origin, uses_each_sample_once
 from lockstep.analysis.runs import gather
-from lockstep.analysis.verify import check, compare, learned, origin, uses_each_sample_once
 from lockstep.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.timeout(20)
@@ -148,6 +148,36 @@ def test_numbers_are_shown_as_numbers():
     assert compare(gather(trace(1)), changed(CHANGES["state"])).values == ("0.1", "0.2")
 
 
+def resumed(change=lambda line: None):
+    """A run that went on after its first step, with what ``change`` made of each line."""
+    lines = []
+    for line in trace(1)[0]:
+        if line["event"] == "initial":
+            line = {**step_line(1), "event": "initial"}
+            del line["step"]
+        if line.get("step") != 1:
+            change(line)
+            lines.append(line)
+    return gather([lines])
+
+
+def test_a_run_that_goes_on_is_compared_from_where_it_began():
+    one = gather(trace(1))
+    assert compare(one, resumed()) is None
+    assert check(resumed()) is None
+    found = compare(one, resumed(lambda line: CHANGES["loss"](0, line)))
+    assert (found.step, found.stage) == (2, "loss")
+
+
+def test_what_was_not_put_back_is_found_in_the_step_before():
+    def forget(line):
+        if line["event"] == "initial":
+            line["state"]["momentum of w"] = "nothing"
+
+    found = compare(gather(trace(1)), resumed(forget))
+    assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
+
+
 def test_weights_that_differ_before_the_first_step_are_found():
     def begin(rank, line):
         if line["event"] == "initial":
@@ -272,12 +302,28 @@ def test_a_script_that_took_no_step_is_told_what_it_lacks():
 
 
 def test_settings_are_every_combination_with_the_reference_first():
-    found = settings.expand((1, 2), (0, 2), ("local", "torchrun"), None)
+    found = settings.expand((1, 2), (0, 2), ("local", "torchrun"), None, resumes=False)
     assert len(found) == 8
     assert (found[0].world_size, found[0].workers, found[0].launcher) == (1, 0, "local")
     assert found[-1].label == "2 processes, 2 loader workers, torchrun"
     assert [setting.number for setting in found] == list(range(1, 9))
     assert len({setting.slug for setting in found}) == 8
+
+
+def test_without_a_choice_every_launcher_is_run_and_a_run_is_killed_and_resumed_at_another_world_size():
+    found = settings.expand((1, 2, 4), (None,), None, None, resumes=True)
+    assert [setting.label for setting in found] == [
+        "1 process",
+        "2 processes",
+        "4 processes",
+        "1 process, python",
+        "2 processes, torchrun",
+        "1 process, going on where 4 processes were killed",
+    ]
+    assert len({setting.slug for setting in found}) == 6
+    assert [found.world_size for found in settings.expand((4,), (None,), None, None, resumes=True)] == [4, 1, 4, 1]
+    alone = settings.expand((1,), (None,), None, None, resumes=True)
+    assert alone[-1].label == "1 process, going on where 1 process was killed"
 
 
 @pytest.mark.parametrize(
@@ -292,10 +338,10 @@ def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_cards, expected
     [
         (lambda: settings.parse_world_sizes("1,x"), "--world-sizes 1,x: write whole numbers"),
         (lambda: settings.parse_workers("0,-1"), "--workers 0,-1: write whole numbers"),
-        (lambda: settings.parse_launchers("local,slurm"), "unknown launcher 'slurm': choose one of local, torchrun"),
+        (lambda: settings.parse_launchers("local,slurm"), "unknown launcher 'slurm': choose one of local, torchrun, python"),
         (lambda: settings.parse_launchers(","), "names none"),
-        (lambda: settings.expand((1, 4), (None,), ("local",), 2), "--shards 4 or more"),
-        (lambda: settings.expand((2,), (None,), ("local",), None), "one setting only"),
+        (lambda: settings.expand((1, 4), (None,), None, 2, resumes=True), "--shards 4 or more"),
+        (lambda: settings.expand((2,), (None,), ("local",), None, resumes=False), "one setting only"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(make, said):

@@ -6,9 +6,9 @@ import planted
 import pytest
 
 from lockstep.analysis.diagnose import Outcome, conclude, investigate
+from lockstep.analysis.differences import check, compare
 from lockstep.analysis.runs import read_run
 from lockstep.analysis.settings import Setting
-from lockstep.analysis.verify import check, compare
 from lockstep.measure.trace import read_evidence
 
 pytestmark = pytest.mark.timeout(60)

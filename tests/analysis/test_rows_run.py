@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.analysis import compare
+from lockstep.analysis.attempts import new_directory
 from lockstep.analysis.methods import Method, Row, parse_methods
 from lockstep.analysis.runner import start_of
 from lockstep.errors import ConfigError
@@ -28,19 +29,22 @@ time.sleep(60)
 class Silent:
     """An observer that remembers, and calls ``on_waiting`` while a row runs."""
 
-    def __init__(self, on_waiting=lambda row, elapsed_s: None):
-        self.heard, self.waiting = [], on_waiting
+    def __init__(self, on_waiting=lambda what, elapsed_s: None):
+        self.heard, self.on_waiting = [], on_waiting
 
-    def started(self, row):
-        self.heard.append(f"started {row.number}")
+    def started(self, what):
+        self.heard.append(what)
 
-    def ended(self, result):
-        self.heard.append(f"ended {result.row.number} {result.status}")
+    def waiting(self, elapsed_s):
+        self.on_waiting(self.heard[-1], elapsed_s)
+
+    def ended(self, outcome):
+        self.heard.append(outcome.partition(" (")[0])
 
 
 def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), **options):
     plan = compare.plan(script=script, methods=parse_methods(methods), nprocs=nprocs, num_cores=4, **options)
-    directory = compare.new_directory(tmp_path / "comparison")
+    directory = new_directory(tmp_path / "comparison")
     return compare.run(plan, directory=directory, machine=machine, observer=observer or Silent())
 
 
@@ -63,7 +67,10 @@ def test_a_row_that_fails_says_why_and_spoils_no_other(fake_script, tmp_path, ma
     failed, fine = comparison.rows
     assert (failed.status, failed.reason, failed.exit_status) == ("failed", "ValueError: no luck", 1)
     assert (fine.status, fine.figures.samples_per_s) == ("ok", 160.0)
-    assert observer.heard == ["started 1", "ended 1 failed", "started 2", "ended 2 ok"]
+    assert observer.heard == [
+        *("[1/2] single@python+bf16-mixed ×1", "failed: ValueError: no luck"),
+        *("[2/2] single@python ×1", "160 samples/s"),
+    ]
     rows = written(comparison)["rows"]
     assert "no luck" in (comparison.directory / rows[0]["log"]).read_text()
     assert (comparison.directory / rows[1]["run_dir"] / "events.jsonl").is_file()
@@ -129,8 +136,8 @@ def test_what_a_row_leaves_running_is_ended_before_the_next(fake_script, tmp_pat
 def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_script, tmp_path, machine):
     script = fake_script("if settings['precision'] == 'bf16-mixed':\n" + HANG.replace("\n", "\n    ") + "\njournal()")
 
-    def interrupt(row, elapsed_s):
-        if row.number == 2 and elapsed_s > 0.5:
+    def interrupt(what, elapsed_s):
+        if what.startswith("[2/3]") and elapsed_s > 0.5:
             raise KeyboardInterrupt
 
     names = "single@python,single@python+bf16-mixed,single@python"
@@ -170,17 +177,17 @@ def test_variables_of_an_outer_launcher_do_not_reach_the_rows(fake_script, tmp_p
 
 
 def test_an_earlier_comparison_is_never_touched(tmp_path):
-    first = compare.new_directory(tmp_path / "out")
+    first = new_directory(tmp_path / "out")
     (first / "mine.txt").write_text("mine")
-    second = compare.new_directory(tmp_path / "out")
+    second = new_directory(tmp_path / "out")
     (second / "x").touch()
-    assert [first.name, second.name, compare.new_directory(tmp_path / "out").name] == ["out", "out-2", "out-3"]
+    assert [first.name, second.name, new_directory(tmp_path / "out").name] == ["out", "out-2", "out-3"]
     assert (first / "mine.txt").read_text() == "mine"
 
 
 def test_an_empty_directory_is_used_as_it_is(tmp_path):
     (tmp_path / "out").mkdir()
-    assert compare.new_directory(tmp_path / "out") == tmp_path / "out"
+    assert new_directory(tmp_path / "out") == tmp_path / "out"
 
 
 def make_plan(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):

@@ -40,7 +40,8 @@ def run_at(crew, world_sizes, shards, promise, task, *args, **settings):
         by_rank = crew(nproc, task, *args, shards=shards, strategy=strategy(promise, nproc), **settings)
         for other in by_rank[1:]:
             assert_same(by_rank[0]["state"], other["state"], tolerance=0)
-            assert [other.get(name) for name in ("means", "norms")] == [by_rank[0].get(name) for name in ("means", "norms")]
+            for name in ("norms", "means"):
+                assert repr(other.get(name)) == repr(by_rank[0].get(name))  # NaN too
         results.append(by_rank)
     return results
 
@@ -169,7 +170,7 @@ def test_an_average_starts_from_rank_0_on_all_ranks(crew):
     ("kind", "said"),
     [
         ("plain backward", r"team\.backward"),
-        ("update in the shards", r"optimizer\.step\(\).*inside batch\.shards"),
+        ("update in the shards", r"SGD\.step\(\) inside batch\.shards"),
         ("backward behind the shards", r"backward\(\) outside of batch\.shards"),
     ],
 )

@@ -32,16 +32,25 @@ class Outcome:
     """Of this process's processor."""
 
 
-def run(names, function="main"):
-    """What each script came to in this process, by name. Every rank of the crew must call it with the same names."""
-    return {name: run_one(name, function) for name in names}
+def run(names, folder, function="main"):
+    """What each script came to in this process, by name. Every rank of the crew must call it with the same arguments.
+
+    Args:
+        names: of the scripts.
+        folder: for the directories of their runs, which it must be the first to use.
+        function: of the script.
+    """
+    for name in names:
+        load(name)
+    gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch for it
+    return {name: run_one(name, folder, function) for name in names}
 
 
-def run_one(name, function):
+def run_one(name, folder, function):
     outcome, begin = Outcome(), time.process_time()
     argv, sys.argv = sys.argv, [str(SCRIPTS / f"{name}.py")]
     try:
-        with closing_teams():
+        with closing_teams(f"{folder}/{name}"):
             take_down(outcome, "", getattr(load(name), function)())
     except Exception as error:
         outcome.error = f"{' '.join(kind.__name__ for kind in type(error).__mro__)}: {error}"
@@ -63,12 +72,12 @@ def load(name):
 
 
 @contextlib.contextmanager
-def closing_teams():
+def closing_teams(run_dir):
     """Scripts leave their teams to the end of the process: here the next script comes first."""
     join, teams = lockstep.join, []
 
     def remember(**settings):
-        teams.append(join(checkpoint_every="off", **settings))
+        teams.append(join(**{"run_dir": run_dir, "checkpoint_every": "off", **settings}))
         return teams[-1]
 
     lockstep.join = remember

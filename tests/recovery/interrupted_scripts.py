@@ -256,7 +256,7 @@ SCRIPTS = {
         15,
         BEGIN,
         """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(35))
+        model, optimizer, batches = team.prepare(model, optimizer, samples(36))
         hidden = team.per_shard("hidden", torch.zeros(FEATURES))
         pairs = team.per_shard("pairs", {"steps": 0, "parts": [torch.ones(2), 0.5]})
         for epoch in team.epochs(3):
@@ -420,7 +420,7 @@ SCRIPTS = {
                 optimizer.step()
                 optimizer.zero_grad()
                 strike(team)
-        say_last_words(team, model, optimizer, scale=team._scaling.scaler.state_dict())
+        say_last_words(team, model, optimizer, scale=team._loop._watched._scaling.scaler.state_dict())
         """,
     ),
     "accumulate": (

@@ -288,7 +288,6 @@ def refused_in_the_shards():
         calls = {
             "optimizer.step()": lambda: optimizer.step(),
             "optimizer.zero_grad()": lambda: optimizer.zero_grad(),
-            "schedule.step()": lambda: schedule.step(),
             "average.update_parameters()": lambda: average.update_parameters(model),
             "scaler.unscale_()": lambda: scaler.unscale_(optimizer),
             "scaler.step()": lambda: scaler.step(optimizer),
@@ -320,6 +319,21 @@ def refused_in_the_shards():
             average.update_parameters(model)
             optimizer.zero_grad()
         return said, (model.weight.item(), int(average.n_averaged), schedule.last_epoch, team.step)
+
+
+def schedule_in_the_shards(every):
+    """A schedule is stepped once a shard; it changes the rate every so many calls."""
+    with lockstep.join() as team:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = StepLR(optimizer, every)
+        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(numbers(12), 4))
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+                schedule.step()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]

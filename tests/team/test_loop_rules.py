@@ -143,6 +143,13 @@ def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothin
         assert after == (pytest.approx(1 - 0.15 - 0.055 - 0.0095), 3, 3, 3)
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_schedule_that_is_stepped_in_the_shards_is_refused_whether_or_not_it_changes_the_rate(crew, nproc, every):
+    with pytest.raises(LaunchError, match=r"UsageError: .*step\(\).*inside batch\.shards|inside batch\.shards.*step\(\)"):
+        crew(nproc, team_scripts.schedule_in_the_shards, every, shards=4, timeout_s=20.0)
+
+
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 2), (2, 4)])
 @pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
 def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(crew, nproc, shards, then):
@@ -163,7 +170,7 @@ def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_do
         ("moved", r"for .* in batch\.shards"),
         ("a value that was not added", r"batch\.add\(loss="),
         ("a value in the shards", "batch.shards"),
-        ("added behind the shards", r"inside batch\.shards|in batch\.shards"),
+        ("added behind the shards", r"batch\.add\(loss.*\) outside of batch\.shards"),
         ("a batch behind the loop", r"batch\.shards outside of the loop"),
         ("shards in shards", "batch.shards"),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.analysis.figures import Figures
 from lockstep.analysis.attempts import counted
+from lockstep.analysis.figures import Figures
 from lockstep.analysis.results import Comparison
 
 _SHORT_S = 2.0

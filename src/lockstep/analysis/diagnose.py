@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.analysis.causes import CAUSES, Cause
+from lockstep.analysis.differences import Difference, Origin, check, compare, origin
 from lockstep.analysis.runs import Line, TracedRun
 from lockstep.analysis.sets import sets_in
 from lockstep.analysis.settings import Setting
-from lockstep.analysis.differences import Difference, Origin, check, compare, origin
 
 _HASH_SEEDS = (1, 2, 3, 4)  # with a set of two texts, every other seed gives the same order
 

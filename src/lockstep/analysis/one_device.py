@@ -25,7 +25,8 @@ class OneDevice:
     """How the gradient of V shards stands to that of one device."""
 
     status: str
-    """``same``; ``sum`` (the one is V times the other), ``differs``; or ``skipped`` (they cannot be compared)."""
+    """``same``; ``sum`` (the one is V times the other), ``differs``; ``skipped`` (they cannot be compared) or
+    ``interrupted``."""
     shards: int
     factor: float | None = None
     """By which the gradient of V shards comes nearest to the other."""

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from lockstep.analysis.results import counted
-from lockstep.analysis.verification import SettingResult, Verification, describe_samples
-from lockstep.analysis.verify import Difference
+from lockstep.analysis.attempts import counted
+from lockstep.analysis.differences import Difference
+from lockstep.analysis.verification import SettingResult, Verification
 
 _DIGITS = 16
 
 
 def outcome(verification: Verification, result: SettingResult) -> str:
     """What became of a setting, in one line."""
+    took = f"({result.command_s or 0:.1f} s)"
     summary = result.summary
-    if summary is None:
-        return f"{result.status}: {result.reason}"
+    if summary is None:  # an error is shown once, and whole, by the verdict
+        return f"{result.status} {took}" if result.error else f"{result.status}: {result.reason} {took}"
     shares = " + ".join(str(number) for number in summary.samples_by_rank)
-    words = [counted(summary.num_steps, "step"), f"{shares} samples"]
+    words = [f"from step {summary.first_step} on"] if summary.first_step > 1 else []
+    words += [counted(summary.num_steps, "step"), f"{shares} samples"]
     if summary.loss is not None:
         words.append(f"loss {summary.loss:.6g}")
     words.append(f"weights {summary.weights[:_DIGITS]}")
-    reference = verification.reference
     if result.difference is not None:
         words.append(f"DIFFERS in {_where(result.difference)}")
     elif not summary.learned:
         words.append("NOTHING LEARNED")
-    elif reference is not None and reference.setting.number != result.setting.number:
+    elif verification.reference is not result:
         words.append("the same")
-    return ", ".join(words)
+    return f"{', '.join(words)} {took}"
+
+
+def outcome_of_one_device(verification: Verification) -> str:
+    """How the gradient of the first batch stands to that of one device, in one line."""
+    found = verification.one_device
+    assert found is not None
+    if found.status == "same":
+        return f"the same gradient of the first batch, up to rounding ({found.error:.1e} of its norm)"
+    if found.status == "sum":
+        return f"the gradient of the first batch is {found.factor:.4g} TIMES SMALLER"
+    if found.status == "differs":
+        return f"the gradient of the first batch DIFFERS by {found.error:.2g} of its norm"
+    return f"{found.status}: {found.reason}"
 
 
 def verdict(verification: Verification) -> list[str]:
@@ -34,28 +48,71 @@ def verdict(verification: Verification) -> list[str]:
     if verification.verdict == "interrupted":
         return ["stopped: nothing can be said"]
     if verification.passed:
-        summary = verification.results[0].summary
+        summary = verification.reference.summary
         assert summary is not None
-        return [
+        lines = [
             f"PASS  {counted(len(verification.results), 'setting')}, {counted(summary.num_steps, 'step')}, "
-            f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}  "
-            f"({describe_samples(verification.results)})"
+            f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}{_use(verification)}"
         ]
-    lines: list[str] = []
+        return [*lines, *_not_verified(verification)]
+    lines = []
     for result in verification.results:
-        if result.status not in ("ok", "interrupted"):
+        if result.status not in ("ok", "skipped", "interrupted", "not run"):
             where = f" ({verification.directory / result.log})" if result.log else ""
-            lines.append(f"FAIL  {result.setting.label}: {result.status}: {result.reason}{where}")
-    worst, reference = verification.worst, verification.reference
-    if worst is not None and worst.difference is not None and reference is not None:
-        lines += _difference(worst, worst.difference, reference)
+            lines.append(
+                f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
+            )
+            lines += [f"  {line}" for line in result.error.splitlines()]
+    worst = verification.worst
+    if worst is not None and worst.difference is not None:
+        lines += _difference(worst, worst.difference, verification.reference)
         lines += _diagnosis(verification)
-    elif not lines:
+    lines += _one_device(verification)
+    if not lines:
         lines += [
             "FAIL  nothing was learned: no weight moved in any step",
             "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
         ]
     return lines
+
+
+def _use(verification: Verification) -> str:
+    """How samples were used, in the words of the last line."""
+    once = {result.summary.each_sample_once for result in verification.results if result.summary is not None}
+    if None in once:
+        return ""
+    return (
+        f"  ({'each sample used once an epoch' if once == {True} else 'the sampler draws samples more than once an epoch'})"
+    )
+
+
+def _not_verified(verification: Verification) -> list[str]:
+    skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
+    one_device = verification.one_device
+    if one_device is not None and one_device.status == "skipped":
+        skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
+    return ["not verified:", *(f"  {text}" for text in skipped)] if skipped else []
+
+
+def _one_device(verification: Verification) -> list[str]:
+    found = verification.one_device
+    if found is None or not found.is_bad:
+        return []
+    lines = [f"FAIL  {found.shards} shards against one device: {outcome_of_one_device(verification)}"]
+    if found.status == "sum":
+        return [
+            *lines,
+            "  likely cause: a sum: the loss is summed over the samples, and the mean over the shards is taken of it",
+            '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples',
+        ]
+    return [
+        *lines,
+        "  likely cause: a loss over the whole batch: what it gives for a sample depends on the others in the batch (negatives "
+        "of a contrastive loss, a mean or a normalisation over the batch taken by hand), and a shard has fewer of them; or a "
+        "mean over something else than samples (tokens, say)",
+        "  remedy: team.backward(loss, weight=what it is the mean over); if the loss must see the whole batch, --shards 1, or "
+        "--no-one-device to accept that V is part of what is learnt",
+    ]
 
 
 def _difference(worst: SettingResult, difference: Difference, reference: SettingResult) -> list[str]:

@@ -112,9 +112,9 @@ class Verification:
     @property
     def verdict(self) -> str:
         """``pass``, ``fail``, or ``interrupted``."""
-        if any(result.status == "interrupted" for result in self.results):
-            return "interrupted"
         as_one_device = self.one_device is None or not self.one_device.is_bad
+        if "interrupted" in {thing.status for thing in (*self.results, self.one_device) if thing is not None}:
+            return "interrupted"
         return "pass" if as_one_device and all(result.passed for result in self.results) else "fail"
 
     @property

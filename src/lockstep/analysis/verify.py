@@ -77,10 +77,10 @@ class _Verifier:
         self,
         setting: Setting,
         run_dir: Path,
+        settings: Mapping[str, object],
         *,
         variables: Mapping[str, str] | None = None,
         is_killed: bool = False,
-        **settings: object,
     ) -> Attempt:
         """Run the script as a user does: only fields of RunConfig are given, and of the environment nothing is changed."""
         plan = self._plan
@@ -111,14 +111,16 @@ class _Verifier:
     def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
         run_dir = self._directory / "runs" / setting.slug
         if setting.killed_at is not None:
-            killed = self._run(_before(setting), run_dir, is_killed=True, checkpoint_every=1)
+            before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
+            killed = self._run(before, run_dir, {"checkpoint_every": 1}, is_killed=True)
+            result = SettingResult(setting=setting, **vars(killed))
             if killed.status == "ok" and killed.exit_status is not None:
-                return _skipped(setting, killed, "the training was over before it could be killed: give it more steps"), None
+                return _skip(result, "the training was over before it could be killed: give it more steps"), None
             if killed.status == "failed" and "checkpoint_every is" in (killed.reason or ""):
-                return _skipped(setting, killed, "the script sets checkpoint_every itself"), None
+                return _skip(result, "the script sets checkpoint_every itself"), None
             if killed.status != "ok":
-                return SettingResult(setting=setting, **vars(killed)), None
-        result = SettingResult(setting=setting, **vars(self._run(setting, run_dir, trace="steps")))
+                return result, None
+        result = SettingResult(setting=setting, **vars(self._run(setting, run_dir, {"trace": "steps"})))
         if result.status != "ok":
             return result, None
         try:
@@ -132,19 +134,20 @@ class _Verifier:
                 raise
             return dataclasses.replace(result, status="failed", reason=str(error)), None
         if setting.killed_at is not None and min(run.steps) == 1:
-            return _skipped(setting, result, "it was killed before its first checkpoint was whole: give it more steps"), None
+            return _skip(result, "it was killed before its first checkpoint was whole: give it more steps"), None
         return dataclasses.replace(result, summary=summary_of(run)), run
 
     def _compare_with_one_device(self) -> OneDevice:
-        shards, setting = self._plan.shards, Setting(number=0, world_size=1, workers=0)
-        if shards == 1:
-            return OneDevice(status="same", shards=1)
+        shards, setting = self._plan.shards, Setting(number=0, world_size=1)
         runs = []
         for number in (1, shards):
             run_dir = self._directory / "one-device" / f"{number}-shards"
-            done = self._run(setting, run_dir, shards=number, trace="gradient", trace_until=1)
+            done = self._run(setting, run_dir, {"shards": number, "trace": "gradient", "trace_until": 1})
             if done.status != "ok":
-                return OneDevice(status="skipped", shards=shards, reason=f"{done.status}: {done.reason}")
+                status = "interrupted" if done.status == "interrupted" else "skipped"
+                is_fixed = "shards is" in (done.reason or "")
+                reason = "the script sets shards itself, and one device has one" if is_fixed else done.reason
+                return OneDevice(status=status, shards=shards, reason=reason)
             try:
                 runs.append(read_run(run_dir))
             except UsageError as error:
@@ -164,9 +167,11 @@ class _Verifier:
             done.append(what)
             self._observer.started(f"looking for the cause: {what}")
             run_dir = self._directory / "diagnosis" / f"{len(done)}-{experiment.level}-{experiment.setting.slug}"
-            until = {} if experiment.until is None else {"trace_until": experiment.until}
+            trace: dict[str, object] = {"trace": experiment.level}
+            if experiment.until is not None:
+                trace["trace_until"] = experiment.until
             variables = {} if experiment.hash_seed is None else {"PYTHONHASHSEED": str(experiment.hash_seed)}
-            tried = self._run(experiment.setting, run_dir, variables=variables, trace=experiment.level, **until)
+            tried = self._run(experiment.setting, run_dir, trace, variables=variables)
             if tried.status == "interrupted":
                 raise KeyboardInterrupt
             try:
@@ -179,9 +184,7 @@ class _Verifier:
             if worst.setting.killed_at is not None:
                 until = max(worst.difference.step, 1)
                 watched = laboratory(
-                    Experiment(
-                        purpose="watching what the script keeps", setting=first.setting, level="calls", until=until
-                    )
+                    Experiment(purpose="watching what the script keeps", setting=first.setting, level="calls", until=until)
                 )
                 diagnosis = conclude_for_killed(() if watched is None else watched.evidence, directory=Path.cwd())
             else:
@@ -193,18 +196,8 @@ class _Verifier:
         return dataclasses.replace(verification, diagnosis=diagnosis, experiments=tuple(done))
 
 
-def _before(setting: Setting) -> Setting:
-    """The launch that is killed before a setting goes on with it."""
-    assert setting.killed_at is not None
-    return dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
-
-
-def _skipped(setting: Setting, tried: Attempt, reason: str) -> SettingResult:
-    return SettingResult(setting=setting, **{**vars(_plain(tried)), "status": "skipped", "reason": reason, "error": ""})
-
-
-def _plain(tried: Attempt) -> Attempt:
-    return Attempt(**{field.name: getattr(tried, field.name) for field in dataclasses.fields(Attempt)})
+def _skip(result: SettingResult, reason: str) -> SettingResult:
+    return dataclasses.replace(result, status="skipped", reason=reason, error="")
 
 
 def _has_checkpoint(run_dir: Path) -> bool:

@@ -35,7 +35,7 @@ from typing import Any
 from lockstep.checkpoint.files import checksum, write_json
 from lockstep.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 FILE_NAME = "manifest.json"
 
 

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.checkpoint.files import flush, write_text
@@ -135,6 +136,12 @@ class Store:
         for old in others[keep - 1 :]:
             _remove(old)
         return path
+
+    def mark_finished(self, step: int) -> None:
+        """Note of the checkpoint of a step that the script came to its end with it."""
+        path = self.directory / f"step-{step:08d}"
+        replace(Manifest.read(path), finished=True).write(path)
+        flush(path)
 
     def commit_best(self, unfinished: Path, manifest: Manifest) -> Path:
         """The same for the weights that are kept apart."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
 from lockstep.analysis import advice, compare, machine, methods, plot, table
-from lockstep.analysis.methods import Row
-from lockstep.analysis.results import Comparison, RowResult, counted
+from lockstep.analysis.attempts import counted, new_directory
+from lockstep.analysis.results import Comparison
+from lockstep.cli.attempts import Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
@@ -37,8 +36,6 @@ Examples:
     epilog=_EPILOG,
     context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
 )
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--methods",
     "method_names",
@@ -52,33 +49,11 @@ Examples:
     help="Numbers of processes of every method but single and dp, which have one.  "
     "[default: 2, 4, 8, ... up to the number of cards; without several, 2, and 4 where there are 4 cores]",
 )
-@click.option(
-    "--shards",
-    type=click.IntRange(min=1),
-    metavar="V",
-    help="Parts that each global batch is cut into, in every row.  [default: the largest number of processes]",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of every row.  [default: the script's own]")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of each process, in every row.  [default: the cores divided by the largest number of processes]",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("comparison"),
-    show_default=True,
-    metavar="DIR",
-    help="Directory for the results. If there is one already, DIR-2, DIR-3, ...: nothing is overwritten.",
-)
-@click.option(
-    "--timeout-per-method",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop a row that takes longer, and go on with the next.  [default: none]",
+@options_of_attempts(
+    run="row",
+    out="comparison",
+    threads="the cores divided by the largest number of processes",
+    timeout="--timeout-per-method: Stop a row that takes longer, and go on with the next.",
 )
 def command(
     script: Path,
@@ -124,15 +99,14 @@ def command(
         timeout_s=timeout_s,
     )
     console = open_console()
-    directory = compare.new_directory(out)
-    console.print(
+    directory = new_directory(out)
+    say(
+        console,
         f"comparing {counted(len(plan.rows), 'run')} of {script}: V = {counted(plan.shards, 'shard')}, "
         f"{counted(plan.threads, 'thread')} a process, results in {directory}",
-        soft_wrap=True,
-        highlight=False,
     )
     here = machine.look(num_cores=cores, num_cards=cards)
-    with sigterm_interrupts() as stopped_by, _Progress(console, len(plan.rows)) as progress:
+    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         comparison = compare.run(plan, directory=directory, machine=here, observer=progress)
     _report(comparison, console)
     statuses = {result.status for result in comparison.rows}
@@ -151,46 +125,5 @@ def _report(comparison: Comparison, console: Console) -> None:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         picture = ""
-        console.print(
-            Text('No picture: it takes matplotlib, pip install "torch-lockstep[compare]"', style="yellow"),
-        )
-    console.print(Text(f"{comparison.directory}/: results.json{picture}, runs/"), soft_wrap=True)
-
-
-class _Progress:
-    """Says which row runs: a line that moves on a terminal, a line a row elsewhere."""
-
-    def __init__(self, console: Console, num_rows: int) -> None:
-        self._console = console
-        self._num_rows = num_rows
-        self._status = Status("", console=console) if console.is_terminal else None
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def started(self, row: Row) -> None:
-        if self._status is None:
-            self._print(f"{self._place(row)} ...")
-        else:
-            self._status.start()
-
-    def waiting(self, row: Row, elapsed_s: float) -> None:
-        if self._status is not None:
-            self._status.update(Text(f"{self._place(row)}: {elapsed_s:.0f} s"))
-
-    def ended(self, result: RowResult) -> None:
-        if result.figures is not None:
-            outcome = f"{table.count(result.figures.samples_per_s)} samples/s"
-        else:
-            outcome = f"{result.status}: {result.reason}"
-        self._print(f"{self._place(result.row)}: {outcome} ({result.command_s or 0:.1f} s in all)")
-
-    def _place(self, row: Row) -> str:
-        return f"[{row.number}/{self._num_rows}] {row.label}"
-
-    def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        say(console, 'No picture: it takes matplotlib, pip install "torch-lockstep[compare]"', style="yellow")
+    say(console, f"{comparison.directory}/: results.json{picture}, runs/")

@@ -1,14 +1,18 @@
 """The gradient of a run's first batch as numbers, so that it can be compared up to rounding with that of one device.
 
 What is *meant* to see the shard alone is put aside: the layers that PyTorch or another library brings are in evaluation mode,
-so that nothing is dropped, and BatchNorm takes its running statistics.
+so that nothing is dropped, and BatchNorm takes its running statistics. And what a data set draws for a sample (to augment it)
+is made to depend on the sample alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +39,26 @@ class FirstGradient:
             whose = owner(file_of(type(module)))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)
+
+    def watch_dataset(self, dataset: Any) -> None:
+        """Start the streams of each sample by its index, in whichever shard it is. The object changes its class."""
+        plain = type(dataset)
+        if not hasattr(plain, "__getitem__"):
+            return
+
+        def __getitem__(self: Any, index: Any) -> Any:  # noqa: N807
+            number = int(digest(index)[:8], 16)
+            torch.default_generator.manual_seed(number)
+            numpy.random.seed(number)
+            random.seed(number)
+            return plain.__getitem__(self, index)
+
+        def __getitems__(self: Any, indices: Any) -> Any:  # noqa: N807
+            return [self[index] for index in indices]
+
+        methods = {"__getitem__": __getitem__, "__getitems__": __getitems__, "__module__": plain.__module__}
+        with contextlib.suppress(TypeError):  # a list, say, which draws nothing
+            dataset.__class__ = type(plain.__name__, (plain,), methods)
 
     def received(self, num_samples: int, data: Any) -> None:
         """A shard's samples."""

@@ -58,7 +58,9 @@ class Recorder(Listener):
         """The parameters in the order in which the phase at hand computed their gradients."""
         self._gradients: list[dict[str, str]] = []
         self._norms: list[str] = []
+        self._in_pass = False
         self._is_over = False
+        """Whether the step after which the script is to end has been recorded."""
 
     def start(self, **fields: Any) -> None:
         """Write the first line."""
@@ -102,16 +104,15 @@ class Recorder(Listener):
         self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
         if self._witness is not None:
             self._witness.watch_dataset(dataset)
+        if self._first is not None:
+            self._first.watch_dataset(dataset)
 
     # The loop
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the step after which the script is to end has been recorded."""
-        return self._is_over
-
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
+        self._stop_if_over()
+        self._in_pass = True
         if self._place["pass"] < 0:
             self._writer.write(event="initial", **self._all_digests())
         self._place = {"epoch": epoch, "pass": self._place["pass"] + 1}
@@ -207,6 +208,20 @@ class Recorder(Listener):
         )
         self._forget()
         self._is_over = self._until is not None and step >= self._until
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        if self._in_pass:  # if the loop was left in the last step, the script may be at its end already
+            self._stop_if_over()
+
+    def _stop_if_over(self) -> None:
+        """End the script in order after the last step that is to be traced. All ranks come here after the same step."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self._in_pass = False
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation has its results."""

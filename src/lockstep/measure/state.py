@@ -83,7 +83,7 @@ class WeightsOf:
 
     def __init__(self) -> None:
         self._weights: dict[str, Tensor] = {}
-        self._before: dict[str, tuple[int, Tensor]] = {}
+        self._before: dict[str, Tensor] = {}
         self._are_few = True
 
     def watch(self, prefix: str, model: nn.Module) -> None:
@@ -94,15 +94,15 @@ class WeightsOf:
 
     def look(self) -> None:
         """Remember what they are."""
-        self._before = {name: (weight._version, weight.detach().clone()) for name, weight in self._weights.items()}
+        self._before = {name: weight.detach().clone() for name, weight in self._weights.items()}
 
     def changes(self, *, thoroughly: bool) -> Iterator[str]:
-        """The names of those that are others since, each once. PyTorch does not count a change through ``.data``: of many
-        weights, it is only seen thoroughly."""
-        for name, (version, before) in self._before.items():
+        """The names of those that are others since, each once. (PyTorch does not count what is changed through ``.data``, so
+        all are read: if they are many, only where it is asked for.)"""
+        for name, before in self._before.items() if self._are_few or thoroughly else ():
             weight = self._weights[name]
-            if (self._are_few or thoroughly or weight._version != version) and not torch.equal(weight, before):
-                self._before[name] = weight._version, weight.detach().clone()
+            if not torch.equal(weight, before):
+                self._before[name] = weight.detach().clone()
                 if digest(weight) != digest(before):  # a NaN does not equal itself
                     yield name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Restorer
 from lockstep.recovery.saving import Saver
@@ -15,20 +16,26 @@ class Journey:
         route: counts what the script passes.
         restorer: of the checkpoint that the run resumes from; None: it is new.
         saver: cuts checkpoints.
+        parted: sees that the ranks have not parted before one is cut.
         is_main: whether this is rank 0, which speaks.
     """
 
-    def __init__(self, route: Route, restorer: Restorer | None, saver: Saver, *, is_main: bool) -> None:
+    def __init__(self, route: Route, restorer: Restorer | None, saver: Saver, parted: PartedRanks, *, is_main: bool) -> None:
         self.step_reached: int | None = None
         """The step that the run has resumed after, until the loop has taken it over."""
         self._route = route
         self._restorer = restorer
         self._saver = saver
+        self._parted = parted
         self._is_main = is_main
         self._epoch = 0
         self._is_at_end = False
         """Whether this launch has come to the end that the run had come to before, and to nothing new yet."""
         self._told_of_skipping = False
+        self._resumed_after = 0
+        """The step after which this launch has resumed."""
+        self._end: tuple[int, int] | None = None
+        """The step at the end of the last loop over epochs, and what the state was that was saved there."""
 
     @property
     def section(self) -> int:
@@ -69,13 +76,16 @@ class Journey:
         """It is over. Every rank must call it."""
         self._saver.ask()
         if not is_in_pass and self._saver.is_due:
+            self._parted.before_save(step)
             self._saver.cut_due(self._route.after_epoch(epoch), step, self._epoch)
 
-    def leave_epochs(self, num_epochs: int | None) -> None:
+    def leave_epochs(self, num_epochs: int | None, step: int) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
         self._route.leave_epochs(num_epochs)
-        if num_epochs is not None:
-            self._arrive()
+        if num_epochs is not None and not self._arrive() and not self.is_replaying and step > self._resumed_after:
+            self._parted.before_save(step)
+            if self._saver.cut_end(self._route.end(), step, self._epoch):
+                self._end = (step, self._parted.digest())
 
     def skips(self) -> bool:
         """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
@@ -105,6 +115,7 @@ class Journey:
     def save_if_due(self, step: int) -> None:
         """Between two steps: the batch of the next one is there, and nothing of it has been done."""
         if self._saver.is_due:
+            self._parted.before_save(step)
             self._saver.cut_due(self._route.here(), step, self._epoch)
 
     def close(self, step: int, *, failed: bool) -> None:
@@ -115,7 +126,10 @@ class Journey:
                 "resumed, and no checkpoint is written."
             )
         if not self.is_replaying:  # else nothing has been trained
-            self._saver.close(self._route.end(), step, self._epoch, failed=failed)
+            if not failed and step > 0:
+                self._parted.before_save(step)
+            is_saved = not failed and self._end is not None and self._end == (step, self._parted.digest())
+            self._saver.close(self._route.end(), step, self._epoch, failed=failed, is_saved=is_saved)
 
     def _arrive(self, num_epochs: int | None = None) -> bool:
         """At the place to resume from, if this is one: see ``Route.arrives``."""
@@ -136,4 +150,4 @@ class Journey:
         assert self._restorer is not None
         self._restorer.apply(is_final=is_final)
         self._saver.best = self._restorer.best
-        self.step_reached = self._restorer.checkpoint.manifest.step
+        self.step_reached = self._resumed_after = self._restorer.checkpoint.manifest.step

@@ -322,10 +322,29 @@ class Saver(Listener):
                 return not some_failed
             self._writer.wait(_LOOK_EVERY_S)
 
-    def close(self, position: Position, step: int, epoch: int, *, failed: bool) -> None:
-        """The script is over: cut the last checkpoint. Unless the script failed, every rank must call it."""
+    def cut_end(self, position: Position, step: int, epoch: int) -> bool:
+        """All epochs are over: cut what may be the last checkpoint, and wait for it, since a process may leave without a word.
+        Every rank must call it. Whether it was written."""
+        if self._pace.is_off or step == 0:
+            return False
+        self.cut(position, step, epoch)
+        return self.settle()
+
+    def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> None:
+        """The script is over: cut the last checkpoint. Unless the script failed, every rank must call it.
+
+        Args:
+            position: where the run is.
+            step: the last one.
+            epoch: the last one.
+            failed: whether the script has.
+            is_saved: whether nothing has changed since ``cut_end``.
+        """
         try:
-            if failed:
+            if is_saved and not failed and self.settle():
+                if self._is_main:
+                    self._store.mark_finished(step)
+            elif failed:
                 self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
                 self._read_results()
             else:
