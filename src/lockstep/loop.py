@@ -57,9 +57,14 @@ class Loop:
         """Whose shards are being run: the phase at hand."""
         self._num_phases = 0
         """Phases of the step at hand that are over."""
+        self._totals: dict[str, tuple[float, float]] = {}
+        """What the script has added in this step, for the averages of its pass."""
         self._carried: Gradients = {}
         """Gradients from before the phase, to which its own are added."""
-        self._in_backward = False
+        self._was_left = False
+        """Whether the newest pass was left inside ``batch.shards``, and that has still to be said."""
+        self._is_said = False
+        """Whether the script was told already of something that does not belong into the phase at hand."""
         self._num_in_pass = 0
         self._owes_tick = False
         """Whether the ranks have still to talk about the last step, because the loop was left in it."""
@@ -88,8 +93,15 @@ class Loop:
         Raises:
             UsageError: a loop over ``batch.shards`` runs, or was left before its end.
         """
+        if self._was_left:
+            self._was_left = False
+            raise UsageError(
+                f"{what}: the loop was left in step {self.step + 1} inside batch.shards, by break or an error that was caught, "
+                "so its gradients have not met, and the step is discarded. Leave the loop behind the one over batch.shards."
+            )
         if self._batch is None:
             return
+        self._is_said = True
         at = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
         raise UsageError(
             f"{what} inside batch.shards{at}: there each process runs only its own shards, so the others would not do the "
@@ -177,9 +189,9 @@ class Loop:
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
-        self._leader = None
         if self._plan is not None:
             self._leave_body(failed=failed)
+        self._leader = None
         if failed:
             return
         self.resume_stream()
@@ -202,6 +214,7 @@ class Loop:
             # `break`, or an error that ends the script: they look alike, and after an error nobody may be waited for.
             self._owes_tick = True
             return
+        self._was_left = self._batch is not None and not failed and not self._is_said
         self._drop_phase()
         self._tell("drop")
         self.step -= not failed
@@ -216,6 +229,7 @@ class Loop:
         self.step += 1
         self._plan = plan
         self._num_phases = 0
+        self._totals = {}
         self._tell("begin_step", self.step)
         self.resume_stream()
 
@@ -229,6 +243,8 @@ class Loop:
 
     def _take_step(self, plan: StepPlan) -> None:
         self._num_in_pass += 1
+        if self._leader is not None and self._totals:
+            self._leader.add_totals(self._totals)
         self._tell("end_step", self.step, plan.num_samples)
 
     def resume_stream(self) -> None:
@@ -252,7 +268,7 @@ class Loop:
             raise UsageError(
                 "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
             )
-        self._batch = batch
+        self._batch, self._is_said = batch, False
         self._carried = set_aside(self._watched.parameters)
         self._watched.begin_phase()
         self._ledger.begin_phase(self._num_phases)
@@ -290,8 +306,7 @@ class Loop:
         put_back(self._carried)
         self._carried = {}
         batch.values.update((name, total / weight if weight else float("nan")) for name, (total, weight) in values.items())
-        if self._leader is not None and values:
-            self._leader.add_totals(values)
+        self._totals.update(values)
         self._batch = None
         self._tell("end_phase", self._num_phases)
         self._num_phases += 1
@@ -326,14 +341,10 @@ class Loop:
         call = self._ledger.num_calls
         share = self._ledger.call(weight, reduction, micro)
         self._tell("before_backward", loss, weight)
-        self._in_backward = True
-        try:
-            run: Callable[..., None] = self._sync.backward
-            for formats in self._watched.formats:
-                run = functools.partial(formats.backward, run)
-            run(self._watched.scale(loss), call, share, options)
-        finally:
-            self._in_backward = False
+        run: Callable[..., None] = self._sync.backward
+        for formats in self._watched.formats:
+            run = functools.partial(formats.backward, run)
+        run(self._watched.scale(loss), call, share, options)
         self._tell("after_backward")
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -369,6 +380,7 @@ class Loop:
 
     def report(self) -> None:
         """Bring together what was logged and measured. Every rank must call it; called between passes."""
+        self.check_outside("the end of the pass")
         if self._owes_tick:
             self._owes_tick = False
             self._tell("tick", self.step)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import amp, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.agreement import compare_ranks
@@ -127,6 +128,8 @@ class Preparation:
         elif isinstance(thing, amp.GradScaler):
             check_scaler(self._precision)
             refuse_inside(thing, ("unscale_", "step", "update"), self._loop.check_outside)
+        elif isinstance(thing, LRScheduler):
+            self._watched.add_schedule(thing)
         self.keep(thing)
         return thing
 

@@ -25,7 +25,7 @@ class Numbers(Dataset):
         self.asked = 0
 
     def __len__(self):
-        return 16
+        return 48 if self.fault == "not saved" else 16
 
     def __getitem__(self, index):
         x = torch.arange(4) / 4 + index / 32
@@ -52,10 +52,11 @@ class Stream(IterableDataset):
     def __iter__(self):
         if self.fault == "seeded by rank":
             noise = np.random.default_rng(self.team.rank)  # PLANT
-        for index in range(16):
+        first, every = 0, 1
+        if self.fault == "split by rank":
+            first, every = self.team.rank, self.team.world_size  # PLANT
+        for index in range(first, 16, every):
             x, y = self.numbers[index]
-            if self.fault == "split by rank":
-                x = self.numbers[self.team.world_size * index + self.team.rank][0]  # PLANT
             yield (x + noise.normal(), y) if self.fault == "seeded by rank" else (x, y)
 
 
@@ -68,6 +69,7 @@ class Faulty(nn.Module):
         self.fault = fault
         self.average = 0.0
         self.calls = 0
+        self.seen = 0
 
     def forward(self, x):
         fault = self.fault
@@ -98,6 +100,8 @@ class Faulty(nn.Module):
             x = x + torch.zeros(1).put_(places, values)  # PLANT
         if fault == "unknown kernel":
             x = x + unseen_noise()
+        if fault == "not saved":
+            x = x * (1 + self.seen / 10)
         if fault == "counts what it sees":  # nothing depends on it
             self.calls += 1
         if fault == "threads":
@@ -126,7 +130,10 @@ def train(fault):
     for _ in team.epochs(1):
         for batch in loader:
             for x, y in batch.shards:
-                loss = nn.functional.mse_loss(model(x), y)
+                guess = model(x)
+                if fault == "whole batch":
+                    guess = guess - guess.mean()
+                loss = nn.functional.mse_loss(guess, y, reduction="sum" if fault == "sum" else "mean")
                 if fault == "collective":
                     total = loss.detach().clone()
                     torch.distributed.all_reduce(total)  # PLANT
@@ -140,6 +147,9 @@ def train(fault):
             if fault == "update by one rank":
                 with torch.no_grad():
                     model[0].weight.add_(float(team.is_main))  # PLANT
+            if fault == "not saved":
+                model[1].seen += 1  # PLANT
+                time.sleep(0.3)  # time to be killed in
             print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")

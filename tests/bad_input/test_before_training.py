@@ -16,7 +16,7 @@ ONE_AND_TWO = [
     (bad_scripts.foreign_optimizer, "ModelError", "2 of the parameters of SGD belong to no prepared model"),
     (bad_scripts.optimizer_before_its_model, "ModelError", "prepare the model first or in the same call"),
     (bad_scripts.backward_before_prepare, "UsageError", "backward() before prepare()"),
-    (bad_scripts.backward_outside_the_loop, "UsageError", "Iterate the loader that prepare() returned"),
+    (bad_scripts.backward_outside_the_loop, "UsageError", "over the loader that prepare() returned"),
     (bad_scripts.backward_after_the_loop, "UsageError", "backward() outside of batch.shards"),
     (bad_scripts.backward_behind_the_shards, "UsageError", "backward() outside of batch.shards"),
     (bad_scripts.samples_from_the_loader, "UsageError", "for images, labels in batch.shards"),

@@ -16,6 +16,8 @@ class Refused:
     """It ends in an error of lockstep's with these words."""
 
     words: str
+    alone: bool = True
+    """Whether also by a process that is alone. (Else it runs there: only other processes can tell.)"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ TABLE = {
         Row(
             "optimizer_in_backward",
             "an optimizer step inside the backward pass (post-accumulate hooks)",
-            Refused("within the backward pass"),
+            Refused("inside batch.shards"),
         ),
         Row("lookahead", "Lookahead: slow weights follow the fast ones every second step", PLAIN),
         Row("sam", "SAM: a second pass over the shards at the weights moved uphill", PLAIN),
@@ -240,10 +242,7 @@ TABLE = {
         Row(
             "embedding_max_norm",
             "an embedding that renormalises its rows in the forward pass (max_norm)",
-            Documented(
-                "Weights that a forward pass itself writes (`nn.Embedding(max_norm=...)`) are changed by this "
-                "process's shards only, and by one shard before the next: renormalise them behind the pass.",
-            ),
+            Refused("was changed inside batch.shards"),
         ),
         Row("embedding_renormalised", "the rows of an embedding are renormalised by hand after each step", EQUAL),
         Row("neurons_reinitialised", "dead neurons are drawn anew, at random", EQUAL),
@@ -269,12 +268,14 @@ TABLE = {
             EQUAL,
         ),
         Row("lazy_layers", "lazy layers that a sample has been run through before prepare", EQUAL),
+        Row("written_inside", "weights are clamped inside batch.shards", Refused("was changed inside batch.shards")),
         Row(
-            "written_inside",
-            "weights are clamped inside batch.shards",
+            "written_inside_through_data",
+            "weights shrink a little with every shard, through p.data",
             Documented(
-                "Weights written inside `batch.shards` are written for this process's later shards only, and not on "
-                "the other processes: write them behind the pass.",
+                "Weights written inside `batch.shards` are written for this process's later shards only, as often as "
+                "it has shards. Where that goes through `.data`, PyTorch keeps no note of it, and it is refused only "
+                'where the ranks come to differ ("the ranks have parted"): write weights behind the pass.',
             ),
         ),
     ],
@@ -356,7 +357,12 @@ TABLE = {
         Row("augmented", "a data set that augments at random, with torch, numpy and random", EQUAL),
         Row("augmented_in_workers", "the same in loader workers", EQUAL),
         Row("random_collate", "a collate_fn that masks words at random", EQUAL),
-        Row("zipped_loaders", "labelled and unlabelled samples from two loaders side by side", EQUAL),
+        Row("zipped_loaders", "labelled and unlabelled samples from two loaders side by side, whole batches only", EQUAL),
+        Row(
+            "zipped_shards_that_do_not_match",
+            "zip(a.shards, b.shards) of batches of which one has fewer shards with samples",
+            Refused("must be run side by side"),
+        ),
         Row("two_loaders_in_turn", "two tasks in each step: a phase over a batch of each of two loaders", EQUAL),
         Row("shorter_loader_started_anew", "a shorter second loader that begins again when it is empty", EQUAL),
         Row(
@@ -370,10 +376,20 @@ TABLE = {
         Row(
             "itertools_cycle",
             "itertools.cycle(loader), which would hand out the batches of the first pass again",
-            Refused("batch"),
+            Refused("outside of the loop that yielded the batch"),
         ),
-        Row("batches_kept", "list(loader): batches that are used when their step is over", Refused("batch")),
-        Row("one_batch_again_and_again", "overfitting one batch: many optimizer steps on the first batch", EQUAL),
+        Row(
+            "batches_kept",
+            "list(loader): batches that are used when their step is over",
+            Refused("outside of the loop that yielded the batch"),
+        ),
+        Row("one_batch_again_and_again", "overfitting one batch: many optimizer steps within its step", EQUAL),
+        Row(
+            "batch_of_a_lost_iterator",
+            "next(iter(loader)), whose iterator nobody keeps",
+            Refused("outside of the loop that yielded the batch"),
+        ),
+        Row("batch_before_again", "the batch before is gone over again, in a phase of this step", EQUAL),
         Row("dict_batches", "batches that are dicts, with strings beside the tensors", EQUAL),
         Row("dataclass_batches", "batches that are dataclasses, made by collate_fn", EQUAL),
         Row("own_batch_class", "batches of a class of the script's own, with a method to()", EQUAL),
@@ -443,27 +459,26 @@ TABLE = {
         Row("registered_counters", "counters and running means that belong to the run's state (team.register)", EQUAL),
         Row(
             "counter_inside",
-            "samples are counted inside batch.shards",
-            Documented(
-                "A counter inside `batch.shards` counts this process's shards or samples: count behind the pass, with "
-                "`batch.num_samples`.",
-            ),
+            "samples are counted inside batch.shards, and the learning rate follows the count",
+            Refused("the ranks have parted", alone=False),
+        ),
+        Row(
+            "last_loss_decides",
+            'the loss of the last shard, and not batch["loss"], decides over the learning rate',
+            Refused("the ranks have parted", alone=False),
         ),
         Row(
             "drawn_on_rank_0",
             "rank 0 alone draws random numbers behind the pass, and all draw after it",
-            Documented(
-                "Random numbers that only rank 0 draws move its random stream on, and what is drawn later in the same "
-                "step (behind the pass) differs from the other ranks': draw them with a generator of their own, or on "
-                "all ranks.",
-            ),
+            Refused("the ranks have parted", alone=False),
         ),
+        Row("written_on_rank_0", "rank 0 alone changes the weights", Refused("the ranks have parted", alone=False)),
         Row(
             "rank_in_the_answer",
             "the learning rate is multiplied by the number of processes",
             Documented(
-                "Code that reads the rank (or the time, or the host) and lets it into the answer makes ranks and "
-                "numbers of processes differ; every rank must run the same code behind the pass.",
+                "Code that lets the number of processes (or the time, or the host) into the answer has another answer "
+                "for each.",
             ),
         ),
         Row("functions_and_classes", "the loop in a Trainer class, with callbacks", EQUAL),

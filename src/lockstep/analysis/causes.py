@@ -83,7 +83,7 @@ CAUSES = {
         sentence="something that the script keeps is in no checkpoint, so the run goes on without it",
         remedy="give it to team.register(name, thing); or keep it in a buffer of the model, in the optimizer, or in "
         "team.per_shard(...), which are saved",
-        kinds=("state", "generator"),
+        kinds=("kept", "state", "generator"),
     ),
     "rounding": Cause(
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",

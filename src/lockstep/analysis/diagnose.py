@@ -252,7 +252,7 @@ _DATA = ("data", "samples")
 
 def _is_possible(findings: Findings, kind: str) -> bool:
     """Whether an experiment leaves room for this kind of cause."""
-    if kind not in _BY_KIND or kind == "threads" or (kind == "weights" and findings.strategy == "fsdp"):
+    if kind not in _BY_KIND or kind in ("threads", "kept") or (kind == "weights" and findings.strategy == "fsdp"):
         return False  # (fsdp itself changes weights, as it gathers them)
     if findings.repeats is True:
         return kind not in ("clock", "entropy", "process", "kernel")
@@ -341,7 +341,7 @@ def _arose(findings: Findings) -> str:
 def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = None) -> Diagnosis:
     """Why a run that goes on where another was killed computes something else, if all settings else are the same."""
     show, cause = _Shower(directory), CAUSES["not saved"]
-    kept = [line for line in evidence if line["kind"] in cause.kinds]
+    kept = [line for kind in cause.kinds for line in evidence if line["kind"] == kind]
     return Diagnosis(
         cause="not saved",
         sentence=cause.sentence,

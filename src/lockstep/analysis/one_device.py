@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from lockstep.analysis.runs import Line, TracedRun
 from lockstep.measure.trace import number
 
-_TOLERANCE = 1e-3
-_NARROW_TOLERANCE = 5e-2
+_TOLERANCE = 1e-4
+_ON_CARDS = 5e-3
+"""Which may multiply in TF32."""
+_NARROW = 5e-2
 """For weights or passes in 16 bits."""
 _NEAR = 0.2
 """How far a factor of V may be off, where shards are not equally large or random numbers differ."""
@@ -56,8 +58,7 @@ def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
     factor = math.fsum(a * b for a, b in zip(mine, theirs, strict=True)) / other_norm**2
     error = _distance(mine, theirs, 1.0) / norm
     found = {"shards": shards, "factor": factor, "error": error}
-    narrow = many.start["precision"] != "32-true"
-    if error <= (_NARROW_TOLERANCE if narrow else _TOLERANCE):
+    if error <= _tolerance(many.start):
         return OneDevice(status="same", **found)
     is_random = first["draws"] or second["draws"] or first["rows"] != second["rows"]
     if is_random:
@@ -72,6 +73,12 @@ def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
         reason = f"{drawn} for each shard, so that the first batch is not the same"
         return OneDevice(status="skipped", reason=reason, **found)
     return OneDevice(status="differs", **found)
+
+
+def _tolerance(start: Line) -> float:
+    if start["precision"] != "32-true":
+        return _NARROW
+    return _TOLERANCE if start["device"] == "cpu" else _ON_CARDS
 
 
 def _is_near(factor: float, shards: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,7 +51,9 @@ class _Verifier:
             self._observer.started(f"[{setting.number}/{total}] {setting.label}")
             result, run = self._run_setting(setting)
             if run is not None:
-                found = check(run) or (None if reference is None else compare(reference, run))
+                # One that failed is compared as far as it came: what it computed before may tell why.
+                until = None if result.status == "ok" else max(run.steps)
+                found = check(run) or (None if reference is None else compare(reference, run, until=until))
                 reference = reference or run
                 result = dataclasses.replace(result, difference=found)
             results = (*results[:place], result, *results[place + 1 :])
@@ -122,7 +125,7 @@ class _Verifier:
                 return result, None
         result = SettingResult(setting=setting, **vars(self._run(setting, run_dir, {"trace": "steps"})))
         if result.status != "ok":
-            return result, None
+            return result, _what_is_there(run_dir)
         try:
             run = read_run(run_dir)
             if run.start["world_size"] != setting.world_size:
@@ -174,15 +177,16 @@ class _Verifier:
             tried = self._run(experiment.setting, run_dir, trace, variables=variables)
             if tried.status == "interrupted":
                 raise KeyboardInterrupt
-            try:
-                return Outcome(run=read_run(run_dir), evidence=read_evidence(run_dir)) if tried.status == "ok" else None
-            except UsageError:
+            run = _what_is_there(run_dir)
+            # That it failed after the last step that matters is no matter.
+            if run is None or (tried.status != "ok" and max(run.steps) < (experiment.until or math.inf)):
                 return None
+            return Outcome(run=run, evidence=read_evidence(run_dir))
 
         first = worst if worst.difference.among is not None else verification.reference
         try:
             if worst.setting.killed_at is not None:
-                until = max(worst.difference.step, 1)
+                until = worst.difference.step + 1  # what goes on into a step is seen when that begins
                 watched = laboratory(
                     Experiment(purpose="watching what the script keeps", setting=first.setting, level="calls", until=until)
                 )
@@ -198,6 +202,14 @@ class _Verifier:
 
 def _skip(result: SettingResult, reason: str) -> SettingResult:
     return dataclasses.replace(result, status="skipped", reason=reason, error="")
+
+
+def _what_is_there(run_dir: Path) -> TracedRun | None:
+    """As much as was traced; None: not even a step."""
+    try:
+        return read_run(run_dir)
+    except UsageError:
+        return None
 
 
 def _has_checkpoint(run_dir: Path) -> bool:

@@ -13,6 +13,7 @@ It writes *evidence*: what was done where in the user's code. That is not proof,
 ``collective``  a collective was called inside a shard
 ``threads``     the number of threads was set
 ``state``       an attribute of a layer, data set or module, no parameter and no buffer, changed in a forward pass or a fetch
+``kept``        such an attribute is another than in the step before
 ``weights``     a parameter of a prepared model changed inside a shard
 ``kernel``      (``trace="kernels"``) PyTorch warned of a kernel that is not deterministic
 ``file``        a file of the user's whose code has run
@@ -42,7 +43,7 @@ from torch.utils.data import get_worker_info
 
 from lockstep.measure.digest import digest
 from lockstep.measure.generators import Generators, what
-from lockstep.measure.places import Place, is_fetching, owner, place_of
+from lockstep.measure.places import Place, file_of, is_fetching, owner, place_of
 from lockstep.measure.state import StateOf, WeightsOf, describe_change
 from lockstep.measure.trace import TraceWriter
 
@@ -124,6 +125,7 @@ class Witness:
         self._stack: list[tuple[str, Any]] = []
         self._fetched: StateOf | None = None
         self._weights = WeightsOf()
+        self._kept: list[StateOf] = []
         self._c_functions = _c_functions()
         self._python_functions = _python_functions()
         self._calls = level == "calls"
@@ -165,13 +167,23 @@ class Witness:
             return
         self._weights.watch(prefix, model)
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(_Before(self, prefix + name or "the model"), with_kwargs=True)
+            shown = prefix + name or "the model"
+            if owner(file_of(type(module))) == "user":
+                self._keep(module, _layer(shown))
+            module.register_forward_pre_hook(_Before(self, shown), with_kwargs=True)
             module.register_forward_hook(_After(self), with_kwargs=True, always_call=True)
 
     def watch_dataset(self, dataset: Any) -> None:
         """Notice whether a data set keeps something while samples are fetched (in this process)."""
         if self._calls:
-            self._fetched = StateOf(dataset, f"the data set {type(dataset).__name__}")
+            name = f"the data set {type(dataset).__name__}"
+            self._fetched = StateOf(dataset, name)
+            self._keep(dataset, name)
+
+    def _keep(self, thing: Any, name: str) -> None:
+        kept = StateOf(thing, name)
+        kept.look()
+        self._kept.append(kept)
 
     # The loop
 
@@ -184,6 +196,10 @@ class Witness:
 
     def begin_step(self, step: int) -> None:
         """A step begins."""
+        for kept in self._kept if self._calls else ():
+            if self._step:  # before the first one, the script was still being set up
+                self._note_changes(kept, "outside", "kept")
+            kept.look()
         self._step = step
 
     def begin_shard(self) -> None:
@@ -227,7 +243,7 @@ class Witness:
 
     def enter_layer(self, name: str, module: nn.Module, inputs: Any) -> None:
         """A forward pass begins."""
-        watched = StateOf(module, f"layer {name}" if name != "the model" else name)
+        watched = StateOf(module, _layer(name))
         watched.look()
         self._stack.append((name, (watched, digest(inputs))))
 
@@ -241,10 +257,10 @@ class Witness:
         if self._in_shard:
             self._layers.append([name, type(module).__name__, inputs, digest(output)])
 
-    def _note_changes(self, watched: StateOf, place: str) -> None:
+    def _note_changes(self, watched: StateOf, place: str, kind: str = "state") -> None:
         for change in watched.changes():
             file, line = describe_change(watched.thing, change)
-            self._write("state", f"{change} of {watched.name}" if "." not in change else change, file, line, place)
+            self._write(kind, f"{change} of {watched.name}" if "." not in change else change, file, line, place)
 
     # Calls
 
@@ -338,6 +354,10 @@ class Witness:
             self._write("kernel", found["kernel"], file, line, self._where())
 
         warnings.showwarning = note
+
+
+def _layer(name: str) -> str:
+    return name if name == "the model" else f"layer {name}"
 
 
 class _Before:

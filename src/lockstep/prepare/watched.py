@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, amp, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.errors import ModelError, UsageError
@@ -30,6 +31,7 @@ class Watched:
         """Those of all prepared models, with their names. (A dict, since it keeps their order.)"""
         self._scaling = scaling
         self._optimizers: list[Optimizer] = []
+        self._schedules: list[LRScheduler] = []
         self._is_strict = num_shards > 1
         self._before: Any = None
 
@@ -53,6 +55,10 @@ class Watched:
         if self._scaling is not None:
             self._scaling.attach(optimizer)
 
+    def add_schedule(self, schedule: LRScheduler) -> None:
+        """A schedule takes part."""
+        self._schedules.append(schedule)
+
     def scale(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass needs it."""
         return loss if self._scaling is None else self._scaling.scale(loss)
@@ -71,7 +77,8 @@ class Watched:
         return (
             [version(parameter) for parameter in self.parameters],
             [parameter.requires_grad for parameter in self.parameters],
-            [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups],
+            [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
+            + [schedule.last_epoch for schedule in self._schedules],
         )
 
     def check_unchanged(self, step: int) -> None:
@@ -99,8 +106,8 @@ class Watched:
                         "in the forward pass: leave max_norm out, and clip the rows behind that loop.)"
                     )
         raise UsageError(
-            f"a learning rate was changed inside batch.shards in step {step}, by schedule.step() or by hand: so it would "
-            "change once a shard. Do it once a step, behind the loop over batch.shards."
+            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): so it would "
+            "act once a shard. Call it once a step, behind the loop over batch.shards."
         )
 
     def check_gradients(self, step: int, num_calls: int) -> None:

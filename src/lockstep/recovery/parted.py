@@ -141,7 +141,7 @@ def _text(value: Any) -> str:
 
 
 def _stream() -> int:
-    found = zlib.crc32(torch.default_generator.get_state().numpy())
+    found = zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
     found = zlib.crc32(repr(random.getstate()).encode(), found)
     numpy = sys.modules.get("numpy")
     return found if numpy is None else zlib.crc32(numpy.random.get_state()[1].tobytes(), found)

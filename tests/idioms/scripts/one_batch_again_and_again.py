@@ -1,4 +1,4 @@
-"""Overfitting one batch: many optimizer steps on the first batch."""
+"""Overfitting one batch: many optimizer steps within its step."""
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
-    batch = next(iter(loader))
+    batches = iter(loader)
+    batch = next(batches)
     losses = []
     for _ in range(6):
         for inputs, targets in batch.shards:
@@ -24,7 +25,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         losses.append(batch["loss"])
-    return model, losses
+    return model, losses, team.step
 
 
 if __name__ == "__main__":

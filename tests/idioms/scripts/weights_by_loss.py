@@ -17,17 +17,17 @@ def main():
     sampler = WeightedRandomSampler(torch.ones(22), num_samples=22)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, sampler=sampler))
     for _ in team.epochs(2):
-        found = {}
         for batch in loader:
+            found = {}
             for inputs, targets, indices in batch.shards:
                 losses = functional.cross_entropy(model(inputs), targets, reduction="none")
                 team.backward(losses.mean())
                 found.update(zip(indices.tolist(), losses.tolist(), strict=True))
             optimizer.step()
             optimizer.zero_grad()
-        for part in team.all_gather_object(found):
-            for index, loss in part.items():
-                sampler.weights[index] = loss
+            for part in team.all_gather_object(found):
+                for index, loss in part.items():
+                    sampler.weights[index] = loss
     return model, sampler.weights
 
 

@@ -17,8 +17,9 @@ def main():
     for batch in loader:
         for inputs, targets in batch.shards:
             team.backward(functional.cross_entropy(model(inputs), targets))
-            for p in model.parameters():
-                p.data *= 0.99
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.2, 0.2)
         optimizer.step()
         optimizer.zero_grad()
     return model

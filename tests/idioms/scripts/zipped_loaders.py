@@ -1,4 +1,4 @@
-"""Labelled and unlabelled samples from two loaders side by side."""
+"""Labelled and unlabelled samples from two loaders side by side, whole batches only."""
 
 import torch
 from torch import nn
@@ -13,7 +13,8 @@ def main():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
-    labelled, unlabelled = DataLoader(data, 10, shuffle=True), DataLoader(torch.randn(64, 6), 20, shuffle=True)
+    labelled = DataLoader(data, 10, shuffle=True, drop_last=True)
+    unlabelled = DataLoader(torch.randn(70, 6), 20, shuffle=True, drop_last=True)
     model, optimizer, labelled, unlabelled = team.prepare(model, optimizer, labelled, unlabelled)
     for batch, other in zip(labelled, unlabelled, strict=True):
         for (inputs, targets), more in zip(batch.shards, other.shards, strict=True):
