@@ -93,10 +93,11 @@ def main():
         told = f"{batches['real']:.1%} of the digits and {batches['painted']:.1%} of the paintings"
         team.print(f"epoch {epoch + 1}: the judge takes {told} for real")
 
+    painter.eval()
+    with torch.no_grad():
+        paintings = painter(torch.randn(64, NOISE, device=team.device))
     if team.is_main:
-        painter.eval()
-        with torch.no_grad():
-            save_grid(painter(torch.randn(64, NOISE, device=team.device)), team.run_dir / "gan.png")
+        save_grid(paintings, team.run_dir / "gan.png")
 
 
 if __name__ == "__main__":

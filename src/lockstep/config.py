@@ -63,8 +63,9 @@ class RunConfig:
     the world size at the run's birth."""
     accumulate: int = 1
     """How many consecutive global batches make one step."""
-    seed: int = 0
-    """Root of every random stream of the run."""
+    seed: int | None = None
+    """Root of every random stream of the run. None: the script's own (``torch.manual_seed``, below 2**32, before ``join``),
+    else 0. What the script gives to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = None
     """Intra-op threads of each process; None: the cores of this machine divided by the shards (so that the number of
     processes and machines does not matter: threads can change the last bits)."""
@@ -146,7 +147,7 @@ class RunConfig:
             ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in ("shards", "threads", "workers", "trace_until", "devices_per_process"):
+            if value is None and field in ("shards", "seed", "threads", "workers", "trace_until", "devices_per_process"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
@@ -161,7 +162,7 @@ class RunConfig:
             )
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")
-        if self.seed >= 2**63:
+        if (self.seed or 0) >= 2**63:
             raise ConfigError(f"seed={self.seed}: it must be below 2**63")
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
         if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:

@@ -28,6 +28,7 @@ from lockstep.comm.group import (
 from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.cores import num_cores
+from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
 from lockstep.opening import Launch, open_run
 from lockstep.plan.shards import block
@@ -70,6 +71,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     environment = read_environment()
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
+    if config.seed is None and (seed := script_seed()) is not None:
+        explicit["seed"] = seed  # the script's seed is the run's: another one is another run
+        config = dataclasses.replace(config, seed=seed)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
     _choose(config, world, None)  # what cannot be is said before anybody waits for others
@@ -125,7 +129,7 @@ def _agree(
             shards=config.shards or world.world_size,
             exact=promises_bits(config.strategy, shards_given=config.shards is not None),
             accumulate=config.accumulate,
-            seed=config.seed,
+            seed=config.seed or 0,
             threads=config.threads or _default_threads(config.shards or world.world_size, world),
             precision=config.precision,
             device=device,

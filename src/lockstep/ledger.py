@@ -91,13 +91,13 @@ class Ledger:
         """Backward calls of the micro-step so far."""
         return self._num_calls
 
-    def call(self, weight: float | None, reduction: str, micro: MicroStep) -> float:
+    def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
         """Note a backward call; what its gradients are to be multiplied by.
 
         Raises:
             UsageError: the same call of an earlier shard was of another kind.
         """
-        kind = "weight" if weight is not None else ("samples" if reduction == "mean" else "sum")
+        kind = "weight" if weight is not None else ("sum" if reduction == "sum" else "samples")
         kinds, call = self._page.kinds, self._num_calls
         if call == len(kinds):
             kinds.append(kind)

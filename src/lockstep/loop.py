@@ -18,6 +18,7 @@ from lockstep.errors import DataError, LossError, UsageError
 from lockstep.ledger import Ledger
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.journey import Journey
 from lockstep.sync.gradients import Gradients, put_back, set_aside
@@ -44,7 +45,7 @@ class Loop:
         self.num_shards = num_shards
         self.num_epochs: int | None = None
         self.listen(())
-        self._seed = seed
+        self.seed = seed
         self._sync = sync
         self._ledger = ledger
         self._watched = watched
@@ -61,6 +62,8 @@ class Loop:
         """What the script has added in this step, for the averages of its pass."""
         self._carried: Gradients = {}
         """Gradients from before the phase, to which its own are added."""
+        self._seen: set[tuple[int, int]] = set()
+        """Phases and backward calls whose loss was looked at."""
         self._was_left = False
         """Whether the newest pass was left inside ``batch.shards``, and that has still to be said."""
         self._is_said = False
@@ -96,8 +99,8 @@ class Loop:
         if self._was_left:
             self._was_left = False
             raise UsageError(
-                f"{what}: the loop was left in step {self.step + 1} inside batch.shards, by break or an error that was caught, "
-                "so its gradients have not met, and the step is discarded. Leave the loop behind the one over batch.shards."
+                f"{what}: in step {self.step + 1} the loop over batch.shards was left before its end, by break or an error "
+                "that was caught, so its gradients have not met, and the step is discarded. Leave the outer loop behind it."
             )
         if self._batch is None:
             return
@@ -151,7 +154,7 @@ class Loop:
 
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
-            reseed(self._seed, Purpose.EPOCH, self._journey.section, epoch)
+            reseed(self.seed, Purpose.EPOCH, self._journey.section, epoch)
 
     def _catch_up(self) -> None:
         """The journey may have come to where the run resumes."""
@@ -251,11 +254,11 @@ class Loop:
         """See Driver."""
         micro = self.micro
         if micro is not None:
-            reseed(self._seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self._num_phases)
+            reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self._num_phases)
         elif self._plan is not None:
-            reseed(self._seed, Purpose.STEP, self.step, self._num_phases)
+            reseed(self.seed, Purpose.STEP, self.step, self._num_phases)
         else:
-            reseed(self._seed, Purpose.TAIL, self.step)
+            reseed(self.seed, Purpose.TAIL, self.step)
 
     # Phases
 
@@ -321,7 +324,7 @@ class Loop:
 
     # What the script does
 
-    def backward(self, loss: Any, weight: float | None, reduction: str, options: dict[str, Any]) -> None:
+    def backward(self, loss: Any, weight: float | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass."""
         micro = self.micro
         if micro is None:
@@ -339,6 +342,14 @@ class Loop:
                 "a number on the way, or computed under no_grad?"
             )
         call = self._ledger.num_calls
+        if reduction is None and weight is None and self.num_shards > 1 and (self._num_phases, call) not in self._seen:
+            self._seen.add((self._num_phases, call))
+            if is_sum(loss, micro.num_samples):
+                raise LossError(
+                    f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "
+                    f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Say so: "
+                    "team.backward(loss, reduction='sum'); or use a mean. (If it is none: reduction='mean'.)"
+                )
         share = self._ledger.call(weight, reduction, micro)
         self._tell("before_backward", loss, weight)
         run: Callable[..., None] = self._sync.backward

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.allotment import misfits
 from lockstep.checkpoint.store import Store
+from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Meeting, close_group, default_group
 from lockstep.comm.spread import whole
@@ -27,7 +28,7 @@ from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.occasions import Occasions
 from lockstep.data.sources import Share
-from lockstep.data.streams import Purpose, draw_on, reseed
+from lockstep.data.streams import Purpose, derive, draw_on, reseed
 from lockstep.errors import ConfigError, PeerError, UsageError, unknown_name
 from lockstep.introduction import first_line, start_event
 from lockstep.ledger import Ledger
@@ -92,6 +93,7 @@ class Team(Collectives):
     ) -> None:
         assert config.shards is not None
         assert config.threads is not None
+        assert config.seed is not None
         super().__init__(default_group(), meeting, lambda what: self._loop.check_outside(what))
         self.config = config
         """The settings of the run, all of them definite."""
@@ -108,7 +110,10 @@ class Team(Collectives):
         self.num_shards = config.shards
         torch.set_num_threads(config.threads)
         draw_on(devices)
+        self.seed = config.seed
+        """Root of the run's random streams."""
         reseed(config.seed, Purpose.START)
+        self._seed_of_start: int | None = torch.initial_seed()
         self._precision = find_precision(config.precision)
         self._lock = place.lock
         self._stop_watch = StopWatch(speaks=self.is_main)
@@ -207,6 +212,7 @@ class Team(Collectives):
             DataError: a loader that cannot be dealt out.
             MismatchError: the ranks gave different objects.
         """
+        self._take_script_seed()
         prepared = self._preparation.prepare(objects)
         if self._restorer is not None and not self._restorer.is_done:
             self._restorer.check_objects()
@@ -218,12 +224,22 @@ class Team(Collectives):
                     self._stop_watch.begin()
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
+    def _take_script_seed(self) -> None:
+        """The script's seed is the run's, also where it calls ``torch.manual_seed`` after ``join``: then it is mixed in."""
+        if self._seed_of_start is None:
+            return
+        found, before, self._seed_of_start = torch.initial_seed(), self._seed_of_start, None
+        remedy = "Give torch.manual_seed() the same number on every rank: each shard has a random stream of its own anyway"
+        compare_ranks("random seeds", [f"torch.manual_seed({found})"], self._inner, remedy)
+        if found != before:
+            self.seed = self._loop.seed = derive(self.seed, found) >> 1
+
     def _share(self, loader: int) -> Share:
         return Share(
             rank=self.rank,
             world_size=self.world_size,
             num_shards=self.num_shards,
-            seed=self.config.seed,
+            seed=self.seed,
             loader=loader,
             accumulate=self.config.accumulate,
         )
@@ -321,7 +337,7 @@ class Team(Collectives):
             self._loop.leave_epochs(max(first, num_epochs) if completed else None)
 
     def backward(
-        self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str = "mean", **options: Any
+        self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
     ) -> None:
         """The backward pass of one shard, in place of ``loss.backward()``. Called inside ``batch.shards``.
 
@@ -331,20 +347,20 @@ class Team(Collectives):
             loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
             weight: how much the shard counts, 0 or more; None: its number of samples. Give the number of tokens where the
                 loss is a mean over tokens. All shards give one, or none does. A number on the CPU costs no waiting.
-            reduction: ``mean``, or ``sum`` for a loss that is a sum over the shard's samples (``reduction="sum"`` of PyTorch's
-                losses): then the gradients of all shards are added up, and not divided.
+            reduction: ``mean`` (so it is understood), or ``sum`` for a loss that is a sum over the shard's samples
+                (``reduction="sum"`` of PyTorch's losses): then the gradients of all shards are added up, and not divided.
             options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
 
         Raises:
             UsageError: before ``prepare``, or outside of ``batch.shards``.
             ConfigError: an unknown reduction, or a sum with a weight.
-            LossError: the loss is not a scalar, or is NaN.
+            LossError: the loss is not a scalar, is NaN, or is a sum where nothing was said of it.
             ModelError: the loss no longer depends on some parameters.
         """
         if not self._preparation.has_models:
             raise UsageError("backward() before prepare(): prepare the model first, so that its gradients can meet")
-        if reduction not in ("mean", "sum"):
-            raise unknown_name("reduction", reduction, ("mean", "sum"))
+        if reduction not in (None, "mean", "sum"):
+            raise unknown_name("reduction", str(reduction), ("mean", "sum"))
         if reduction == "sum" and weight is not None:
             raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
         self._loop.backward(loss, None if weight is None else _check_weight(weight), reduction, options)
@@ -462,7 +478,7 @@ class Team(Collectives):
             rank=self.rank,
             world_size=self.world_size,
             shards=self.num_shards,
-            seed=self.config.seed,
+            seed=self.seed,
             threads=self.config.threads,
             strategy=self.config.strategy,
             precision=self.config.precision,

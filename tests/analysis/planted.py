@@ -17,6 +17,7 @@ numpy_generator = np.random.default_rng(0)
 torch_generator = torch.Generator().manual_seed(1)
 python_generator = random.Random(4)
 history = []
+SLOW = ("slow", "not saved")
 
 
 class Numbers(Dataset):
@@ -25,12 +26,14 @@ class Numbers(Dataset):
         self.asked = 0
 
     def __len__(self):
-        return 48 if self.fault == "not saved" else 16
+        return 48 if self.fault in SLOW else 16
 
     def __getitem__(self, index):
         x = torch.arange(4) / 4 + index / 32
         if self.fault == "generator in the data":
             x = x + torch.randn(4, generator=torch_generator)  # PLANT
+        if self.fault == "random data":
+            x = x + torch.randn(4) + random.random() + np.random.rand()
         if self.fault == "generator made anew":
             x = x + np.random.default_rng(index).normal()
         if self.fault == "state in the data":
@@ -100,6 +103,8 @@ class Faulty(nn.Module):
             x = x + torch.zeros(1).put_(places, values)  # PLANT
         if fault == "unknown kernel":
             x = x + unseen_noise()
+        if fault == "noise":
+            x = x + torch.randn(x.shape)
         if fault == "not saved":
             x = x * (1 + self.seen / 10)
         if fault == "counts what it sees":  # nothing depends on it
@@ -147,7 +152,7 @@ def train(fault):
             if fault == "update by one rank":
                 with torch.no_grad():
                     model[0].weight.add_(float(team.is_main))  # PLANT
-            if fault == "not saved":
+            if fault in SLOW:
                 model[1].seen += 1  # PLANT
                 time.sleep(0.3)  # time to be killed in
             print(team.is_main, time.time() - began)  # innocent

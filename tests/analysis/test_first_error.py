@@ -1,8 +1,8 @@
-"""Promises of the one line that says why a row failed."""
+"""Promises of the one line that says why a run failed, and of the whole error."""
 
 import pytest
 
-from lockstep.analysis.failure import first_error
+from lockstep.analysis.failure import first_error, whole_error
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -50,3 +50,29 @@ def test_without_an_error_how_it_ended(output, exit_status, said):
 
 def test_a_long_error_is_cut():
     assert len(first_error(f"{TRACE}ValueError: {'x' * 5000}\n", 1)) <= 300
+
+
+def test_the_whole_error_is_the_traceback_with_its_message_and_what_it_follows_from():
+    chain = f"{TRACE}OSError: no file\n\nThe above exception was the direct cause of the following exception:\n\n"
+    error = f"{chain}{TRACE}DataError: no data set\nin /data"
+    assert whole_error(f"loading: 100 %\n{error}\n") == error
+
+
+def test_what_another_process_or_torchrun_says_after_it_is_no_part_of_the_error():
+    worker = "".join(f"[rank1]: {line}\n" for line in f"{TRACE}KeyError: 'x'".splitlines())
+    torchrun = "E1122 22:40:00.000000 1 site-packages/torch/distributed/elastic: failed (exitcode: 1)\n"
+    for after in (f"{TRACE}ChildFailedError: \n", torchrun, "=====\nroot cause\n"):
+        assert whole_error(worker + after) == f"{TRACE}KeyError: 'x'"
+
+
+def test_without_a_traceback_the_whole_error_is_what_was_said_last():
+    assert whole_error("Usage: x\n\nError: No such option: --shard\n") == "Error: No such option: --shard"
+    assert whole_error("\n".join(map(str, range(100)))).splitlines() == [str(number) for number in range(80, 100)]
+
+
+def test_of_a_very_deep_traceback_the_middle_is_left_out():
+    lines = whole_error(
+        "\n".join([TRACE, *[f"  line {number}" for number in range(500)], "RecursionError: deep"])
+    ).splitlines()
+    assert len(lines) < 80
+    assert lines[-1] == "RecursionError: deep"

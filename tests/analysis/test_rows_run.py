@@ -1,6 +1,7 @@
 """Promises of running rows: in directories of their own, none spoils another, nothing is left running."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from lockstep.analysis import compare
 from lockstep.analysis.attempts import new_directory
 from lockstep.analysis.methods import Method, Row, parse_methods
-from lockstep.analysis.runner import start_of
+from lockstep.analysis.runner import run_to_end, start_of, start_under
 from lockstep.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(60)
@@ -174,6 +175,32 @@ def test_variables_of_an_outer_launcher_do_not_reach_the_rows(fake_script, tmp_p
     monkeypatch.setenv("RANK", "1")
     (result,) = run(fake_script(), "single@python", tmp_path, machine).rows
     assert result.reason is None
+
+
+def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_threads_is_asked_for(tmp_path):
+    (tmp_path / "show.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))")
+    start = start_under("python", num_processes=1, settings={"shards": 2}, script=tmp_path / "show.py", args=())
+    run_to_end(start, log=tmp_path / "log", timeout_s=None, on_tick=lambda elapsed_s: None)
+    seen = json.loads((tmp_path / "log").read_text())
+    changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
+    assert changed - {"LC_CTYPE"} == {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT"}  # LC_CTYPE is Python's own doing
+    assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2}
+
+
+def test_a_run_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text("import subprocess, sys, time\n" + HANG.replace("journal()", f"open({str(tmp_path / 'go')!r}, 'w')"))
+    start = start_under("python", num_processes=1, settings={}, script=script, args=())
+    began = time.monotonic()
+    ended = run_to_end(
+        start,
+        log=tmp_path / "log",
+        timeout_s=None,
+        on_tick=lambda elapsed_s: None,
+        kill_when=(tmp_path / "go").is_file,
+    )
+    assert (ended.status, ended.exit_status) == ("killed", None)
+    assert time.monotonic() - began < 20
 
 
 def test_an_earlier_comparison_is_never_touched(tmp_path):

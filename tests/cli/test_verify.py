@@ -16,6 +16,7 @@ from lockstep.cli.main import main
 
 pytestmark = pytest.mark.timeout(120)
 
+BRIEFLY = ("--launchers", "local", "--no-resume", "--no-one-device")
 PLANTED = Path(__file__).parents[1] / "analysis" / "planted.py"
 
 
@@ -37,7 +38,7 @@ def verify(capfd, tmp_path, monkeypatch):
 
 
 def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(verify):
-    done = verify("train.py", "--world-sizes", "1,2", "--workers", "0,1")
+    done = verify("--world-sizes", "1,2", "--workers", "0,1", *BRIEFLY, "train.py")
     assert done.exit_code == 0, done.output
     assert re.search(r"\[1/4\] 1 process, 0 loader workers: 2 steps, 16 samples, weights [0-9a-f]{16} \(", done.output)
     assert re.search(r"\[4/4\] 2 processes, 1 loader worker: 2 steps, 8 \+ 8 samples, .*, the same", done.output)
@@ -51,8 +52,34 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
 
 
 @pytest.mark.long
+def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify):
+    done = verify("--world-sizes", "1,2", "train.py", "slow")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"\[3/6\] 1 process, python: 6 steps, .*, the same", done.output)
+    assert re.search(r"\[4/6\] 2 processes, torchrun: 6 steps, .*, the same", done.output)
+    killed = re.search(
+        r"\[5/6\] 1 process, going on where 2 processes were killed: from step (\d) on, .*, the same", done.output
+    )
+    assert int(killed[1]) > 1
+    assert re.search(
+        r"\[6/6\] 2 shards against one device: the same gradient of the first batch, up to rounding", done.output
+    )
+    assert "not verified" not in done.output
+    assert [setting["killed_at"] for setting in done.results["settings"]] == [None, None, None, None, 2]
+    assert done.results["one_device"]["status"] == "same"
+
+
+def test_a_run_that_is_over_before_it_is_killed_is_said_to_be_not_verified(verify, tmp_path):
+    text = PLANTED.read_text().replace("team = lockstep.join()", 'team = lockstep.join(checkpoint_every="off")')
+    (tmp_path / "train.py").write_text(text)
+    done = verify("--world-sizes", "1", "--launchers", "local", "train.py")
+    assert done.exit_code == 0, done.output
+    assert "not verified:\n  1 process, going on where 1 process was killed: the script sets checkpoint_every" in done.output
+
+
+@pytest.mark.long
 def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_path):
-    done = verify("train.py", "--world-sizes", "1,2", "--", "set")
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "set")
     assert done.exit_code == 1, done.output
     line = 1 + next(i for i, text in enumerate(PLANTED.read_text().splitlines()) if "for name in {" in text)
     for text in (
@@ -67,46 +94,80 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
     found = done.results
     assert (found["verdict"], found["first_difference"], found["diagnosis"]["cause"]) == ("fail", 2, "set order")
     difference = found["settings"][1]["difference"]
-    assert (difference["step"], difference["shard"]) == (1, 0)
+    assert (difference["step"], difference["phase"], difference["shard"]) == (1, 0, 0)
     assert difference["values"][0] != difference["values"][1]
     assert len(found["experiments"]) == len(list((tmp_path / "verification" / "diagnosis").glob("*.log")))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("os.urandom", "random"),
-        ("threads", "threads"),
-        ("unknown kernel", "timing"),
-        ("update by one rank", "rank"),
-    ],
+    ("fault", "cause"), [("os.urandom", "random"), ("threads", "threads"), ("unknown kernel", "timing")]
 )
 def test_a_planted_cause_is_named_by_the_command(verify, fault, cause):
     # More of them are planted in analysis/test_planted_causes.py, with the same experiments in warm processes.
-    done = verify("train.py", "--world-sizes", "1,2", "--", fault)
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", fault)
     assert done.exit_code == 1, done.output
     assert done.results["diagnosis"]["cause"] == cause, done.output
 
 
+@pytest.mark.long
+def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(verify):
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "update by one rank")
+    assert done.exit_code == 1, done.output
+    assert done.output.count("MismatchError: the ranks have parted: after step 1, '0.weight'") == 1
+    assert "FAIL  2 processes: rank 1 differs from rank 0" in done.output
+    assert re.search(r"train.py:\d+  team.is_main:  model\[0\].weight.add_", done.output)
+    assert done.results["diagnosis"]["cause"] == "rank"
+
+
+@pytest.mark.long
+def test_what_is_in_no_checkpoint_is_found_by_a_kill(verify):
+    done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-one-device", "train.py", "not saved")
+    assert done.exit_code == 1, done.output
+    assert "FAIL  1 process, going on where 2 processes were killed differs from 1 process" in done.output
+    assert "seen of layer 1" in done.output
+    assert done.results["diagnosis"]["cause"] == "not saved"
+
+
+@pytest.mark.long
+def test_a_summed_loss_is_found_by_one_device(verify):
+    done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-resume", "train.py", "sum")
+    assert done.exit_code == 1, done.output
+    assert "FAIL  2 shards against one device: the gradient of the first batch is 2 TIMES SMALLER" in done.output
+    assert 'remedy: team.backward(loss, reduction="sum")' in done.output
+    assert done.results["one_device"]["status"] == "sum"
+
+
 def test_a_script_that_learns_nothing_fails(verify):
-    done = verify("train.py", "--world-sizes", "1", "--workers", "0,1", "--", "learns nothing")
+    done = verify("--world-sizes", "1", "--workers", "0,1", *BRIEFLY, "train.py", "learns nothing")
     assert done.exit_code == 1
     assert "FAIL  nothing was learned: no weight moved in any step" in done.output
 
 
-def test_a_setting_in_which_the_script_fails_says_so_with_the_first_error(verify):
-    done = verify("train.py", "--world-sizes", "1,2", "--", "fails")
+def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_and_whole(verify):
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "fails")
     assert done.exit_code == 1
-    assert re.search(r"\[2/2\] 2 processes: failed: RuntimeError: no luck", done.output)
-    assert re.search(r"FAIL  1 process: failed: RuntimeError: no luck \(verification/runs/1-x1-local.log\)", done.output)
+    assert re.search(r"\[1/2\] 1 process: failed \(", done.output)
+    assert "[2/2]" not in done.output
+    assert (
+        "FAIL  1 process: failed (verification/runs/1-x1-local.log)\n  Traceback (most recent call last):\n" in done.output
+    )
+    assert done.output.count("RuntimeError: no luck") == 1
+    assert [setting["status"] for setting in done.results["settings"]] == ["failed", "not run"]
+
+
+def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verify, tmp_path):
+    (tmp_path / "show.py").write_text("import sys\nraise SystemExit(f'given {sys.argv[1:]}')")
+    done = verify("--world-sizes", "1", "show.py", "--epochs", "3", "--seed", "5", "--", "-x")
+    assert "given ['--epochs', '3', '--seed', '5', '--', '-x']" in done.output
+    assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
 
 
 def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_path):
     (tmp_path / "hang.py").write_text("import time\ntime.sleep(60)\n")
-    done = verify("hang.py", "--world-sizes", "1,2", "--timeout-per-run", "1")
+    done = verify("--world-sizes", "1,2", "--timeout-per-run", "1", "hang.py")
     assert done.exit_code == 1
-    assert done.output.count("did not end within 1 s and was stopped") >= 2
+    assert "FAIL  1 process: timeout: did not end within 1 s and was stopped" in done.output
 
 
 @pytest.mark.parametrize(
@@ -118,7 +179,7 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_pa
 )
 def test_a_script_with_nothing_to_verify_is_told_so_after_its_first_run(verify, tmp_path, source, said):
     (tmp_path / "other.py").write_text(source)
-    done = verify("other.py", "--world-sizes", "1,2")
+    done = verify("--world-sizes", "1,2", "other.py")
     assert done.exit_code == 2
     assert said in done.output
     assert "[2/2]" not in done.output
@@ -128,10 +189,10 @@ def test_a_script_with_nothing_to_verify_is_told_so_after_its_first_run(verify, 
     ("args", "said"),
     [
         (("missing.py",), "missing.py"),
-        (("train.py", "--world-sizes", "1,4", "--shards", "2"), "--shards 4 or more"),
-        (("train.py", "--world-sizes", "x"), "--world-sizes x: write whole numbers"),
-        (("train.py", "--launchers", "slurm"), "unknown launcher 'slurm': choose one of local, torchrun"),
-        (("train.py", "--world-sizes", "2"), "one setting only"),
+        (("--world-sizes", "1,4", "--shards", "2", "train.py"), "--shards 4 or more"),
+        (("--world-sizes", "x", "train.py"), "--world-sizes x: write whole numbers"),
+        (("--launchers", "slurm", "train.py"), "unknown launcher 'slurm': choose one of local, torchrun, python"),
+        (("--world-sizes", "2", *BRIEFLY, "train.py"), "one setting only"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(verify, tmp_path, args, said):
@@ -152,7 +213,7 @@ def test_a_signal_stops_the_run_and_keeps_what_was_found(tmp_path, number):
     script = tmp_path / "hang.py"
     script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
     stopped = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "verify", str(script), "--world-sizes", "1,2"],
+        [sys.executable, "-m", "lockstep.cli.main", "verify", "--world-sizes", "1,2", *BRIEFLY, str(script)],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

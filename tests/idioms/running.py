@@ -49,6 +49,7 @@ def run(names, folder, function="main"):
 def run_one(name, folder, function):
     outcome, begin = Outcome(), time.process_time()
     argv, sys.argv = sys.argv, [str(SCRIPTS / f"{name}.py")]
+    torch.seed()  # 64 random bits, as in a process that has just begun
     try:
         with closing_teams(f"{folder}/{name}"):
             take_down(outcome, "", getattr(load(name), function)())

@@ -228,22 +228,23 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
     if stage == "samples" and "ran this shard" in findings.difference.detail:
         return "unknown", []
     if findings.data_by_rank:
-        read = [line for line in lines if line["kind"] == "rank" and _relevance(findings, line) > 0]
-        return "data by rank", sorted(read, key=lambda line: -_relevance(findings, line))
-    names = list(CAUSES)
-    relevant = [(line, _relevance(findings, line)) for line in lines if _is_possible(findings, line["kind"])]
-    relevant = sorted((pair for pair in relevant if pair[1] > 0), key=lambda pair: -pair[1])
-    if relevant:
-        nearest = [line for line, relevance in relevant if relevance == relevant[0][1]]
-        kind = min(nearest, key=lambda line: names.index(_BY_KIND[line["kind"]]))["kind"]
-        name = _BY_KIND[kind]
-        chosen = [line for line, _ in relevant if _BY_KIND[line["kind"]] == name]
+        return "data by rank", _nearest(findings, [line for line in lines if line["kind"] == "rank"])
+    if nearest := _nearest(findings, [line for line in lines if _is_possible(findings, line["kind"])]):
+        found = {_BY_KIND[line["kind"]] for line in nearest}
+        name = next(name for name in CAUSES if name in found)
+        chosen = [line for line in nearest if _BY_KIND[line["kind"]] == name]
         return "data by rank" if name == "rank" and findings.origin.where in _DATA else name, chosen
     if findings.origin.where == "exchange" and findings.strategy != "exact":
         return "rounding", []
     if findings.repeats is False:
         return "timing", []
     return "unknown", []
+
+
+def _nearest(findings: Findings, lines: Sequence[Line]) -> list[Line]:
+    """Those nearest to where the difference arose, if they are of any relevance."""
+    most = max((_relevance(findings, line) for line in lines), default=0)
+    return [line for line in lines if most and _relevance(findings, line) == most]
 
 
 _BY_KIND = {kind: name for name, cause in reversed(CAUSES.items()) for kind in cause.kinds}

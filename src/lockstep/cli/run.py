@@ -180,7 +180,9 @@ def _names(valid: Iterable[str]) -> str:
     "give the same answer. Default: the number of processes.",
 )
 @click.option("--accumulate", type=int, metavar="K", help="Consecutive global batches that make one step. Default: 1.")
-@click.option("--seed", type=int, metavar="N", help="Root of all random streams. Default: 0.")
+@click.option(
+    "--seed", type=int, metavar="N", help="Root of all random streams.  [default: the script's torch.manual_seed(), else 0]"
+)
 @click.option("--on-nan", metavar=_names(NAN_POLICIES), help="What a loss that is not a number does. Default: stop.")
 @click.option("--run-dir", metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N.")
 @click.option("--progress", metavar=_names(PROGRESS_STYLES), help="How to show progress.")

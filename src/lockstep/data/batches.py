@@ -139,7 +139,7 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
     """Some samples of a ready batch of ``num_samples``.
 
     Tensors and arrays are cut along dimension 0, and so are lists with a value a sample (texts, names, lists
-    of tokens). Other plain values, and lists of another length, belong to the whole batch and are kept.
+    of tokens). Other plain values, tuples of numbers, and lists of another length belong to the whole batch and are kept.
 
     Raises:
         DataError: there is something in it of which nobody can say how it is to be cut.
@@ -148,7 +148,7 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
     def convert(path: str, value: Any) -> Any:
         if _is_array(value):
             return value[part]
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, (str, bytes)) or _is_size(value):
             return value
         if isinstance(value, (list, tuple, range)) and not _is_named_tuple(value) and not _holds_array(value):
             return cut_list(value, path)
@@ -175,6 +175,11 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
     if part == slice(0, num_samples):
         return batch
     return convert("batch", batch)
+
+
+def _is_size(value: Any) -> bool:
+    """A tuple of plain numbers is of the whole batch, an image's size say: values of samples come as lists or tensors."""
+    return type(value) is tuple and all(isinstance(item, (int, float)) for item in value)
 
 
 def _holds_array(value: Any) -> bool:

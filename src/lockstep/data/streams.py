@@ -51,6 +51,15 @@ def derive(*place: int) -> int:
     return value
 
 
+def script_seed() -> int | None:
+    """What the script has given to ``torch.manual_seed``, before there are any streams; None: nothing that can be seen.
+
+    PyTorch begins with 64 random bits of the system's. Seeds that people give are below 2**32, as numpy's must be.
+    """
+    seed = torch.initial_seed()
+    return seed if seed < 2**32 else None
+
+
 _cards: tuple[int, ...] = ()
 """Those that this process draws on; none: the current one."""
 

@@ -106,8 +106,8 @@ class Watched:
                         "in the forward pass: leave max_norm out, and clip the rows behind that loop.)"
                     )
         raise UsageError(
-            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): so it would "
-            "act once a shard. Call it once a step, behind the loop over batch.shards."
+            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): so it "
+            "would act once a shard. Call it once a step, behind the loop over batch.shards."
         )
 
     def check_gradients(self, step: int, num_calls: int) -> None:
@@ -122,8 +122,8 @@ class Watched:
             if parameter.grad is not None:
                 raise UsageError(
                     f"step {step}: {name!r} has a gradient that did not come through team.backward(loss): it would not meet "
-                    "those of the other shards, so every process would train a model of its own. Call team.backward(loss) where "
-                    "the script has loss.backward()."
+                    "those of the other shards, so every process would train a model of its own. Call team.backward(loss) "
+                    "where the script has loss.backward()."
                 )
 
     def find_stranger(self, optimizer: Optimizer) -> Tensor | None:
