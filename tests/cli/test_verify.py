@@ -69,12 +69,15 @@ def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify
     assert done.results["one_device"]["status"] == "same"
 
 
-def test_a_run_that_is_over_before_it_is_killed_is_said_to_be_not_verified(verify, tmp_path):
-    text = PLANTED.read_text().replace("team = lockstep.join()", 'team = lockstep.join(checkpoint_every="off")')
+def test_what_the_script_fixes_itself_stays_and_what_cannot_be_verified_then_is_said(verify, tmp_path):
+    text = PLANTED.read_text().replace("team = lockstep.join()", 'team = lockstep.join(shards=3, checkpoint_every="off")')
     (tmp_path / "train.py").write_text(text)
-    done = verify("--world-sizes", "1", "--launchers", "local", "train.py")
+    done = verify("--world-sizes", "1", "--launchers", "local", "--one-device", "train.py")
     assert done.exit_code == 0, done.output
-    assert "not verified:\n  1 process, going on where 1 process was killed: the script sets checkpoint_every" in done.output
+    assert "the script cuts batches into 3 shards itself: so do all settings" in done.output
+    assert done.results["shards"] == 3
+    not_verified = done.output.partition("not verified:\n")[2].splitlines()
+    assert not_verified[0].startswith("  1 process, going on where 1 process was killed: the training was over before")
 
 
 @pytest.mark.long

@@ -90,9 +90,13 @@ def test_averages_several_optimizers_and_kept_gradients_go_on(crew, seed):
     assert_goes_on(crew, seed, (features.train_averages, features.train_two_optimizers)[seed])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_states_of_shards_and_several_phases_go_on(crew, seed):
-    task = (partial(idioms.train_in_words, "samples", True), idioms.train_gan)[seed]
+    task = (
+        partial(idioms.train_in_words, "samples", True),
+        idioms.train_gan,
+        partial(idioms.train_with_closures, "LBFGS, strong_wolfe"),
+    )[seed]
     assert_goes_on(crew, seed, task, num_steps=10)
 
 
@@ -119,8 +123,8 @@ LONG = {
     "states of shards": (partial(idioms.train_in_words, "ready", False), {"num_steps": 10}),
     "random numbers": (idioms.draw_everywhere, {"num_steps": 10}),
     **{
-        idiom: (partial(idioms.train_idiom, idiom), {"num_steps": 9 if idiom == "islice" else 15})
-        for idiom in ("noise on gradients", "ReduceLROnPlateau on the loss", "islice", "steps left out at random")
+        idiom: (partial(idioms.train_idiom, idiom), {"num_steps": 15})
+        for idiom in ("noise on gradients", "ReduceLROnPlateau on the loss", "steps left out at random")
     },
     "looked at": (partial(features.train_and_look, "evaluation"), {}),
     "two loaders": (features.train_two_loaders, {"shards": 3, "num_steps": 12}),

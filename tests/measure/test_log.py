@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import lockstep
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, UsageError
 from lockstep.measure.log import MetricLog
 
 pytestmark = pytest.mark.timeout(60)
@@ -28,7 +28,7 @@ def test_values_of_a_steps_shards_are_averaged_by_weight(alone):
     log, rows = alone
     log.add(0, 1, 3.0, {"loss": 1.0, "accuracy": 0.5})
     log.add(0, 1, 1.0, {"loss": 5.0})
-    log.end_step()
+    log.end_step(1, 4)
     log.tick(1)
     assert rows == [(0, 1, {"loss": 2.0, "accuracy": 0.5})]
 
@@ -37,7 +37,7 @@ def test_a_single_process_writes_each_step_at_once(alone):
     log, rows = alone
     for step in (1, 2, 3):
         log.add(0, step, 1.0, {"loss": step})
-        log.end_step()
+        log.end_step(step, 4)
         log.tick(step)
         assert len(rows) == step
 
@@ -73,9 +73,9 @@ def test_a_value_without_weight_is_absent_also_if_it_is_not_a_number(alone):
 def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
     log, rows = alone
     log.add(0, 1, 1.0, {"loss": 1.0})
-    log.end_step()
+    log.end_step(1, 4)
     log.add(0, 2, 1.0, {"loss": 99.0})
-    log.drop_step()
+    log.drop()
     log.add(0, 2, 1.0, {"loss": 2.0})
     log.flush()
     assert rows == [(0, 1, {"loss": 1.0}), (0, 2, {"loss": 2.0})]
@@ -92,11 +92,22 @@ def test_flushing_nothing_writes_nothing(alone):
 def test_what_is_logged_after_the_loop_belongs_to_its_last_step(alone):
     log, rows = alone
     log.add(0, 1, 4.0, {"loss": 1.0})
-    log.end_step()
+    log.end_step(1, 4)
     log.tick(1)
-    log.add(0, 1, 1.0, {"rate": 0.1})
+    log.add(0, 1, None, {"rate": 0.1})
     log.flush()
     assert rows == [(0, 1, {"loss": 1.0}), (0, 1, {"rate": 0.1})]
+
+
+def test_what_is_logged_behind_the_shards_is_written_as_it_is_beside_the_averages_of_its_step(alone):
+    log, rows = alone
+    log.add(0, 1, 3.0, {"loss": 1.0})
+    log.add(0, 1, 1.0, {"loss": 5.0})
+    log.add(0, 1, None, {"rate": 0.5, "norm": torch.tensor(2.0), "nothing": None})
+    log.add(0, 1, None, {"rate": 0.25})
+    log.end_step(1, 4)
+    log.tick(1)
+    assert rows == [(0, 1, {"loss": 2.0, "rate": 0.25, "norm": 2.0})]
 
 
 # Several: what each rank wrote
@@ -114,6 +125,10 @@ def script(what, rank, step):
         return [(1.0, {"loss": 1.0, **({"late": 7.0} if step > 3 and rank == 0 else {})})]
     if what == "some steps":
         return [(1.0, {"loss": float(rank)})] if step % (rank + 2) == 0 else []
+    if what == "behind the shards too":
+        return [(None, {"rate": step / 4}), *([(2.0, {"loss": float(step)})] if rank == 0 or step % 2 else [])]
+    if what == "behind the shards alone":
+        return [(None, {"rate": step / 4, "nan": math.nan})] if step % 3 else []
     if what == "none values":
         return [(1.0, {"norm": None if rank == 0 else 3.0})]
     if what == "nothing":
@@ -123,7 +138,7 @@ def script(what, rank, step):
 
 SCRIPTS = (
     *("all", "one rank only", "names by rank", "new names on the way", "some steps"),
-    *("none values", "nothing"),
+    *("behind the shards too", "behind the shards alone", "none values", "nothing"),
 )
 NUM_STEPS = 9
 
@@ -131,13 +146,17 @@ NUM_STEPS = 9
 def expected(what, world_size):
     rows = []
     for step in range(1, NUM_STEPS + 1):
-        sums, weights = {}, {}
+        sums, weights, common = {}, {}, {}
         for weight, values in itertools.chain(*(script(what, rank, step) for rank in range(world_size))):
+            if weight is None:
+                common = values
+                continue
             for name, value in values.items():
                 if value is not None:
                     sums[name] = sums.get(name, 0.0) + weight * value
                     weights[name] = weights.get(name, 0.0) + weight
-        rows.append((0, step, {name: pytest.approx(sums[name] / weights[name]) for name in sums}))
+        averages = {name: pytest.approx(sums[name] / weights[name]) for name in sums}
+        rows.append((0, step, {**averages, **{name: pytest.approx(value, nan_ok=True) for name, value in common.items()}}))
     return [row for row in rows if row[2]]
 
 
@@ -150,7 +169,7 @@ def log_scripts(every):
         for step in range(1, NUM_STEPS + 1):
             for weight, values in script(what, team.rank, step):
                 log.add(0, step, weight, values)
-            log.end_step()
+            log.end_step(step, 4)
             log.tick(step)
         before_flush = len(rows)
         log.flush()
@@ -180,7 +199,7 @@ def log_behind_a_slow_rank():
             time.sleep(1.0)
         started = time.perf_counter()
         log.add(0, step, 1.0, {"loss": 1.0})
-        log.end_step()
+        log.end_step(step, 4)
         log.tick(step)
         if step < 4:  # a window is waited for at the end of the next
             longest = max(longest, time.perf_counter() - started)
@@ -194,13 +213,34 @@ def test_a_step_does_not_wait_for_the_other_ranks_log(crew):
     assert longest < 0.5
 
 
+def log_unlike(rate):
+    team = lockstep.join()
+    log = MetricLog(team.world_size, 1, lambda row: None)
+    for step in (1, 2, 3):
+        log.add(0, step, None, {"rate": rate if step == 2 and team.rank == 1 else 0.5})
+        log.end_step(step, 4)
+    try:
+        log.flush()
+    except UsageError as error:
+        return str(error)
+
+
+def test_what_is_not_the_same_on_all_ranks_behind_the_shards_is_told_of_on_all(crew):
+    for message in crew(2, log_unlike, 0.25):
+        assert message.startswith(
+            "team.log(rate=...) in step 2, outside of batch.shards: it is 0.5 on rank 0 and 0.25 on rank 1."
+        )
+        assert "batch.add(rate=...) inside" in message
+    assert crew(2, log_unlike, 0.5) == [None, None]
+
+
 def log_beside_a_barrier():
     team = lockstep.join()
     rows = []
     log = MetricLog(2, 1, rows.append)
     for step in range(1, 4):
         log.add(0, step, 1.0, {"loss": float(team.rank)})
-        log.end_step()
+        log.end_step(step, 4)
         log.tick(step)
     dist.barrier()
     log.flush()
@@ -220,8 +260,9 @@ def test_values_on_a_card_stay_there_until_a_window_ends(alone):
     for step in range(1, 12):
         log.add(0, step, 1.0, {"loss": torch.tensor(float(step), device="cuda"), "plain": step})
         log.add(0, step, 3.0, {"loss": torch.tensor(0.0, device="cuda")})
-        log.end_step()
+        log.add(0, step, None, {"norm": torch.tensor(float(step), device="cuda")})
+        log.end_step(step, 4)
         log.tick(step)
     assert len(rows) == 5
     log.flush()
-    assert rows == [(0, step, {"loss": step / 4, "plain": float(step)}) for step in range(1, 12)]
+    assert rows == [(0, step, {"loss": step / 4, "plain": float(step), "norm": float(step)}) for step in range(1, 12)]

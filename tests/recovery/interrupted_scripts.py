@@ -324,6 +324,26 @@ SCRIPTS = {
         say_last_words(team, model, optimizer, certain=other["certain"])
         """,
     ),
+    "a second loader begun anew in each epoch": (
+        15,
+        BEGIN,
+        """
+        second = samples(52, 8, generator=torch.Generator().manual_seed(8))
+        model, optimizer, first, second = team.prepare(model, optimizer, samples(40), second)
+        for epoch in team.epochs(3):
+            others = iter(second)
+            for batch in first:
+                other = next(others)
+                for (features, labels), (unlabelled, _) in zip(batch.shards, other.shards):
+                    certain = model(unlabelled).softmax(1).square().sum(1).mean()
+                    team.backward(nn.functional.cross_entropy(model(features), labels) - 0.1 * certain)
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer)
+        """,
+    ),
     "zip that ends with its second loader": (
         9,
         BEGIN,

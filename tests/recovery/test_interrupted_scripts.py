@@ -70,6 +70,24 @@ def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name)
     interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a second loader that goes round by itself",
+        "a second loader begun anew in each epoch",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("averages of a pass", "state of each shard")),
+    ],
+)
+def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbed, name):
+    script = source_of(name)
+    fault = {"at": "step", "number": 7, "what": "kill", "first": 1}
+    killed = lab.run(script, nproc=2, fault=fault, checkpoint_every=5)
+    ended = lab.run(script, checkpoint_every=5)
+    told = f"{killed}\n{ended}"
+    assert lab.resumes() == [5], told
+    assert ended.words == undisturbed(script), told
+
+
 @pytest.mark.parametrize("name", LONGER)
 def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, name):
     script, seed = LONGER[name], 803

@@ -23,6 +23,8 @@ class Plan(Task):
 
     settings: tuple[Setting, ...]
     """The others are compared with the first."""
+    shards_are_asked_for: bool = False
+    """Whether the user gave V; else the script's own is taken, if it has one."""
     with_one_device: bool = True
     """Whether the gradient of the first batch is compared with that of one device, which does not cut it."""
 

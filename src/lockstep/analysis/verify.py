@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from lockstep.measure.events import read_events
 from lockstep.measure.trace import read_evidence
 
 _LAUNCHERS = {"local": "lockstep"}
+# How ``RunConfig`` says that a setting of ours is not the script's.
+_FIXED_SHARDS = re.compile(r"shards is (\d+) in the script's join\(\)")
+_FIXED_INTERVAL = re.compile(r"checkpoint_every is .* in the script's join\(\)")
 
 
 def verify(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) -> Verification:
@@ -50,6 +54,13 @@ class _Verifier:
         for place, setting in enumerate(plan.settings):
             self._observer.started(f"[{setting.number}/{total}] {setting.label}")
             result, run = self._run_setting(setting)
+            fixed = _FIXED_SHARDS.search(result.reason or "")
+            if fixed and place == 0 and not plan.shards_are_asked_for:
+                self._observer.ended(f"the script cuts batches into {fixed[1]} shards itself: so do all settings")
+                plan = self._plan = dataclasses.replace(plan, shards=int(fixed[1]))
+                verification = dataclasses.replace(verification, plan=plan)
+                self._observer.started(f"[{setting.number}/{total}] {setting.label}")
+                result, run = self._run_setting(setting)
             if run is not None:
                 # One that failed is compared as far as it came: what it computed before may tell why.
                 until = None if result.status == "ok" else max(run.steps)
@@ -116,11 +127,11 @@ class _Verifier:
         if setting.killed_at is not None:
             before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
             killed = self._run(before, run_dir, {"checkpoint_every": 1}, is_killed=True)
+            if _FIXED_INTERVAL.search(killed.reason or ""):
+                killed = self._run(before, run_dir, {}, is_killed=True)
             result = SettingResult(setting=setting, **vars(killed))
             if killed.status == "ok" and killed.exit_status is not None:
                 return _skip(result, "the training was over before it could be killed: give it more steps"), None
-            if killed.status == "failed" and "checkpoint_every is" in (killed.reason or ""):
-                return _skip(result, "the script sets checkpoint_every itself"), None
             if killed.status != "ok":
                 return result, None
         result = SettingResult(setting=setting, **vars(self._run(setting, run_dir, {"trace": "steps"})))
@@ -148,7 +159,7 @@ class _Verifier:
             done = self._run(setting, run_dir, {"shards": number, "trace": "gradient", "trace_until": 1})
             if done.status != "ok":
                 status = "interrupted" if done.status == "interrupted" else "skipped"
-                is_fixed = "shards is" in (done.reason or "")
+                is_fixed = _FIXED_SHARDS.search(done.reason or "")
                 reason = "the script sets shards itself, and one device has one" if is_fixed else done.reason
                 return OneDevice(status=status, shards=shards, reason=reason)
             try:

@@ -14,13 +14,14 @@ from rich.text import Text
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def options_of_attempts(*, run: str, out: str, threads: str, timeout: str) -> Callable[[F], F]:
+def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[F], F]:
     """The arguments and options of every verb that runs a script again and again.
 
     Args:
         run: what a run is called.
         out: the name of the directory for the results.
-        threads: the number of threads that is the default.
+        shards: the number of shards that is the default.
+        threads: the same for threads.
         timeout: the name of the option that limits a run's time, and what then happens.
     """
     name, _, then = timeout.partition(": ")
@@ -31,7 +32,7 @@ def options_of_attempts(*, run: str, out: str, threads: str, timeout: str) -> Ca
             "--shards",
             type=click.IntRange(min=1),
             metavar="V",
-            help=f"Parts that each global batch is cut into, in every {run}.  [default: the largest number of processes]",
+            help=f"Parts that each global batch is cut into, in every {run}.  [default: {shards}]",
         ),
         click.option("--seed", type=click.IntRange(min=0), help=f"Seed of every {run}.  [default: the script's own]"),
         click.option(

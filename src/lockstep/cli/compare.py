@@ -52,6 +52,7 @@ Examples:
 @options_of_attempts(
     run="row",
     out="comparison",
+    shards="the largest number of processes",
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Stop a row that takes longer, and go on with the next.",
 )

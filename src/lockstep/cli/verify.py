@@ -72,6 +72,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 @options_of_attempts(
     run="setting",
     out="verification",
+    shards="the script's own, else the largest number of processes",
     threads="the script's own, else the cores divided by V",
     timeout="--timeout-per-run: Stop a run that takes longer; its setting has failed.",
 )
@@ -118,6 +119,7 @@ def command(
             sizes, settings.parse_workers(workers), settings.parse_launchers(launchers), shards, resumes=resumes
         ),
         shards=num_shards,
+        shards_are_asked_for=shards is not None,
         threads=threads,
         seed=seed,
         timeout_s=timeout_s,
