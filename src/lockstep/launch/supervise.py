@@ -65,20 +65,24 @@ class Outcome:
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
     """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
 
+    But for those that the script left on purpose, where all went well: see ``sweep``.
+
     Raises:
         LaunchError: they could not be forked, or the server died.
     """
     watch = _Watch(server, spec, streams, interrupts)
+    went_well = False
     try:
         with contextlib.closing(watch):
             watch.run()
+        went_well = not (watch.failures or interrupts.received or watch.stopped_with)
     except _StoppedEarlyError:
         server.close()
     except BaseException:
         watch.sessions |= server.close()  # with it goes every worker, also those that we have not heard of yet
         raise
     finally:
-        sweep(watch.sessions, spec.private_dir)
+        sweep(watch.sessions, spec.private_dir, went_well=went_well)
     stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
     found = watch.found()
     if stopped_by and (not watch.is_saving or len(interrupts.received) > 1):
