@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from launch_helpers import is_running, read_pids
@@ -102,6 +104,22 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert [failure.rank for failure in ended.outcome.failures] == [1]
     assert ended.outcome.failures[0].exit_status == status
     assert words in failures.report(ended.outcome.failures, 2)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("code", ["256", "-512", "2**32"])
+def test_a_status_of_which_the_system_keeps_nothing_is_a_failure_and_that_is_said(run_warm, nproc, code):
+    (failure,) = run_warm(f"import os, sys\nif os.environ['RANK'] == '0': sys.exit({code})", nproc=nproc).outcome.failures
+    assert failure.exit_status == 1
+    assert f"sys.exit({eval(code)}). That is status 1 here; under python alone" in failure.message
+
+
+@pytest.mark.parametrize("code", ["None", "0", "False", "True", "7", "-1", "257", "2**80", "-2**80", "0.0", "'words'", "''"])
+def test_every_other_status_is_pythons(run_warm, code):
+    source = f"import sys; sys.exit({code})"
+    alone = subprocess.run([sys.executable, "-S", "-c", source], stderr=subprocess.DEVNULL, timeout=30).returncode
+    found = [failure.exit_status for failure in run_warm(source, nproc=1).outcome.failures]
+    assert found == ([alone] if alone else [])
 
 
 @pytest.mark.parametrize("options", [(), ("--nproc", "2"), ("--nproc", "2", "--tee"), ("--nproc", "2", "--log-dir", "logs")])

@@ -94,10 +94,30 @@ def from_exception(rank: int, error: BaseException) -> Failure:
     )
 
 
+def is_well(code: object) -> bool:
+    """Whether ``sys.exit(code)`` means that all went well."""
+    return code is None or (isinstance(code, int) and code == 0)
+
+
+def status_of(code: object) -> int:
+    """The status that Python ends with after ``sys.exit(code)``, of which the system keeps 8 bits."""
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        return 1
+    return (code if -(2**63) <= code < 2**63 else -1) & 0xFF
+
+
 def from_exit(rank: int, code: object) -> Failure:
     """A failure by ``sys.exit(code)``; to be called in the worker."""
     if isinstance(code, int):
-        message, status = f"the script ended itself with sys.exit({code})", code & 0xFF
+        message, status = f"the script ended itself with sys.exit({code})", status_of(code)
+        if status == 0:
+            message += (
+                ". That is status 1 here; under python alone the system, which keeps the last 8 bits, would make it 0, as if "
+                "all were well. Use a status from 1 to 255"
+            )
+            status = 1
     else:  # words, which the interpreter would write
         message, status = _message(code), 1
     return Failure(

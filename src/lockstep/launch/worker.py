@@ -53,7 +53,7 @@ def run_worker(request: Request) -> int:
     except SystemExit as error:
         if spec is None:
             raise
-        if error.code in (None, 0):
+        if failures.is_well(error.code):
             failures.mark_end(spec.private_dir, request.rank, error)
             raise
         if isinstance(error, Stopped):
