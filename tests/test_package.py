@@ -14,8 +14,24 @@ import lockstep
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_version_is_written_once():
-    assert getattr(lockstep, "__version__", None) in (None, importlib.metadata.version("torch-lockstep"))
+def test_the_version_is_the_one_that_is_installed_and_written_nowhere_else():
+    assert lockstep.__version__ == importlib.metadata.version("torch-lockstep")
+    assert [*ROOT.glob("src/**/*.py")]
+    assert not [path for path in ROOT.glob("src/**/*.py") if f'"{lockstep.__version__}"' in path.read_text()]
+
+
+def test_the_version_comes_without_torch():
+    program = "import sys, lockstep; print(lockstep.__version__); sys.exit('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert (run.returncode, run.stdout.strip()) == (0, lockstep.__version__)
+
+
+def test_in_a_checkout_that_was_not_installed_the_version_is_unknown(tmp_path):
+    (tmp_path / "lockstep").mkdir()
+    shutil.copy(lockstep.__file__, tmp_path / "lockstep")
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import lockstep; print(lockstep.__version__)"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=20)
+    assert (run.returncode, run.stdout) == (0, "unknown\n"), run.stderr
 
 
 def test_help_comes_without_torch():

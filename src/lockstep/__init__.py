@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lockstep.team import Team
     from lockstep.world import World
 
+    __version__: str
+
 _PLACES = {
     "CheckpointError": "lockstep.errors",
     "Collectives": "lockstep.comm.collectives",
@@ -72,6 +74,13 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # The command line lives in this package too, and must not wait seconds for torch: names are looked up when used.
+    if name == "__version__":
+        # The one place is pyproject.toml, and to read what was installed of it takes a while.
+        metadata = _import_module("importlib.metadata")
+        try:
+            return metadata.version("torch-lockstep")
+        except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+            return "unknown"
     if name not in _PLACES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     value = globals()[name] = getattr(_import_module(_PLACES[name]), name)

@@ -40,6 +40,13 @@ def test_version(capsys):
     assert out.startswith("lockstep ")
 
 
+def test_run_alone_is_told_its_usage(capsys):
+    status, out, err = call(capsys, "run")
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: lockstep run [OPTIONS] SCRIPT [ARGS]...")
+    assert "Missing argument 'SCRIPT'" in err
+
+
 def test_an_unknown_verb_is_told_the_known_ones(capsys):
     status, _, err = call(capsys, "train.py")
     assert status == 2

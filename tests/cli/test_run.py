@@ -1,6 +1,7 @@
 """``lockstep run``: what its command line means."""
 
 import json
+import re
 
 import pytest
 
@@ -96,3 +97,20 @@ def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script)
     assert argv == "['a']"
     assert "sys.exit(5)" in done.stderr
     assert LaunchError("", 5).exit_status == 5
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--standalone", "Accepted for torchrun compatibility; no effect"),
+        ("--rdzv-backend", "c10d goes with --rdzv-endpoint, static with --node-rank"),
+        ("--master-port", "TCP port on machine 0 where the others connect"),
+        ("--strategy", "How gradients are synchronized. Default: auto, which is exact with --shards, else ddp"),
+        ("--backend", "Default: nccl where each process has its own GPU, else gloo"),
+        ("--on-nan", "What to do when a loss is NaN or infinite"),
+    ],
+)
+def test_the_help_of_an_option_says_what_it_does(capsys, option, words):
+    _, out, _ = call(capsys, "--help")
+    told = re.search(rf"^  (?:-\w, )?{option} .*(?:\n {{10,}}.*)*", out, flags=re.MULTILINE)
+    assert words in " ".join(told[0].split())

@@ -320,6 +320,21 @@ def test_a_step_that_was_saved_and_not_told_of_counts(look, stopped, tmp_path):
     assert (found["step"], found["world_sizes"], found["ran_s"]) == (step, [2], 0.0)
 
 
+def test_a_run_that_came_to_its_end_has_not_ended_before_its_first_checkpoint(look, stopped, tmp_path):
+    shutil.rmtree(stopped / "checkpoints")
+    (start,) = [line for line in (stopped / "events.jsonl").read_text().splitlines() if '"start"' in line]
+    end = '{"event": "end", "time_s": 1e9, "step": 16}'
+    replace(stopped / "events.jsonl", f"{start}\n{end}\n".encode())
+    assert rows(look(tmp_path).out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
+    # started anew in the same directory, and killed
+    replace(stopped / "events.jsonl", f"{start}\n{end}\n{start}\n".encode())
+    done = look(tmp_path)
+    assert rows(done.out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
+    assert "it came to its end at step 16, without a checkpoint; it was started anew after that" in done.out
+    replace(stopped / "events.jsonl", f"{start}\n".encode())
+    assert "ended before its first checkpoint" in rows(look(tmp_path).out)["stopped-1"]
+
+
 # Where there is nothing
 
 

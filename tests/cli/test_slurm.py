@@ -73,6 +73,12 @@ def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, argument
     assert not (tmp_path / "train.sbatch").exists()
 
 
+def test_the_help_says_of_named_nodes_whether_they_are_wanted_or_not(slurm):
+    told = " ".join(slurm("--help").stdout.split())
+    assert "Nodes that must be used: n[07-09]." in told
+    assert "Nodes that must not be used: n[07-09]." in told
+
+
 def test_help_shows_the_job_the_run_and_examples(slurm):
     told = slurm("--help").stdout
     assert told.index("The job:") < told.index("--cpus-per-task") < told.index("The run, as") < told.index("--shards V")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from launch_helpers import is_running, read_pids
@@ -104,6 +106,22 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert words in failures.report(ended.outcome.failures, 2)
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("code", ["256", "-512", "2**32"])
+def test_a_status_of_which_the_system_keeps_nothing_is_a_failure_and_that_is_said(run_warm, nproc, code):
+    (failure,) = run_warm(f"import os, sys\nif os.environ['RANK'] == '0': sys.exit({code})", nproc=nproc).outcome.failures
+    assert failure.exit_status == 1
+    assert f"sys.exit({eval(code)}). That is status 1 here; under python alone" in failure.message
+
+
+@pytest.mark.parametrize("code", ["None", "0", "False", "True", "7", "-1", "257", "2**80", "-2**80", "0.0", "'words'", "''"])
+def test_every_other_status_is_pythons(run_warm, code):
+    source = f"import sys; sys.exit({code})"
+    alone = subprocess.run([sys.executable, "-S", "-c", source], stderr=subprocess.DEVNULL, timeout=30).returncode
+    found = [failure.exit_status for failure in run_warm(source, nproc=1).outcome.failures]
+    assert found == ([alone] if alone else [])
+
+
 @pytest.mark.parametrize("options", [(), ("--nproc", "2"), ("--nproc", "2", "--tee"), ("--nproc", "2", "--log-dir", "logs")])
 def test_the_words_that_a_script_ends_itself_with_are_told_once(run_script, tmp_path, options):
     source = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit('no data')\ntime.sleep(60)"
@@ -133,6 +151,67 @@ def test_the_echo_of_a_peers_death_is_not_taken_for_the_cause(run_warm):
     )
     assert ended.outcome.failures[0].rank == 1
     assert ended.outcome.failures[0].kind == "SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("sys.exit(0)", "it called sys.exit(0) in {script}, line 12,"),
+        ("sys.exit()", "it called sys.exit() in {script}, line 12,"),
+        ("os._exit(0)", "it ended with status 0 before its program came to its end"),
+        ("pass", "its program came to its end,"),
+    ],
+)
+def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(run_warm, tmp_path, statement, words):
+    ended = run_warm(
+        f"""
+        import sys
+        if RANK == 1:
+            {statement}
+        else:
+            dist.all_reduce(one)
+        """,
+        meet=True,
+    )
+    text = failures.report(ended.outcome.failures, 2)
+    words = words.format(script=tmp_path / "script.py")
+    assert text.startswith(f"rank 1 of 2 on {os.uname().nodename} ended first: {words}"), text
+    assert [failure.rank for failure in ended.outcome.failures] == [1, 0]
+    assert "Traceback" not in text
+    assert "GLHF" not in text
+    assert ended.outcome.failures[0].exit_status == 1
+
+
+ABORT_IN_A_NATIVE_THREAD = """
+import ctypes, atexit, os, sys, time
+def abort():
+    libc = ctypes.CDLL(None)
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.abort, None)
+    time.sleep(60)
+atexit.register(abort)
+"""
+
+
+def test_a_rank_that_ended_early_and_was_aborted_by_a_library_then_is_said_to_have_ended_early(run_warm):
+    rest = "\nif os.environ['RANK'] == '1': sys.exit(0)\natexit.unregister(abort)\ntime.sleep(60)"
+    first, *others = run_warm(ABORT_IN_A_NATIVE_THREAD + rest).outcome.failures
+    assert (first.rank, first.ended_early) == (1, True)
+    assert [(failure.rank, failure.kind) for failure in others] == [(1, "SIGABRT")]
+
+
+def test_a_rank_that_was_aborted_when_all_had_come_to_their_end_did_not_end_early(run_warm):
+    rest = "\nif os.environ['RANK'] == '0': atexit.unregister(abort)\nelse: atexit.register(time.sleep, 1)"
+    (failure,) = run_warm(ABORT_IN_A_NATIVE_THREAD + rest).outcome.failures
+    assert (failure.rank, failure.kind) == (1, "SIGABRT")
+
+
+def test_gloos_advice_is_left_out_of_what_it_says():
+    said = "[/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4528: Connection reset by peer."
+    error = RuntimeError(f"{said} This is typically caused by a remote worker hanging. GLHF! 🏖️")
+    found = failures.from_exception(0, error)
+    assert found.message == "Read error [127.0.0.1]:4528: Connection reset by peer."
+    assert found.is_consequence
+    assert found.text == f"RuntimeError: {found.message}\n"
 
 
 def test_failures_are_put_in_order_by_cause_then_time():
@@ -171,6 +250,24 @@ def test_the_scripts_own_excepthook_is_called(run_warm):
 def test_a_launch_after_a_failed_one_works_on_the_same_server(run_warm):
     assert run_warm("raise SystemExit(3)").outcome.failures
     assert run_warm("print(one.item())", meet=True).lines == ["2.0", "2.0"]
+
+
+def test_the_ranks_that_had_ended_when_the_server_was_killed_are_named(run_warm, server):
+    with pytest.raises(LaunchError) as caught:
+        run_warm(
+            f"""
+            import os, signal, sys, time
+            if os.environ["RANK"] == "1":
+                sys.exit(0)
+            time.sleep(1)
+            os.kill({server.pid}, signal.SIGKILL)
+            time.sleep(60)
+            """
+        )
+    first, _, *rest = str(caught.value).splitlines()
+    assert "was killed (SIGKILL)" in first
+    assert rest[0] == "ended before it:"
+    assert rest[1].startswith("  rank 1: it called sys.exit(0)")
 
 
 def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, server, tmp_path):

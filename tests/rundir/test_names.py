@@ -11,9 +11,10 @@ from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
 pytestmark = pytest.mark.timeout(20)
 
 
-def test_a_run_gets_the_next_free_number(tmp_path):
+def test_a_run_gets_a_number_above_all_others_of_its_script_also_where_lower_ones_were_deleted(tmp_path):
     (tmp_path / "runs" / "digits-2").mkdir(parents=True)
-    assert [default_run_dir(tmp_path / "runs", "/some/where/digits.py").name for _ in range(2)] == ["digits-1", "digits-3"]
+    (tmp_path / "runs" / "other-7").mkdir()
+    assert [default_run_dir(tmp_path / "runs", "/some/where/digits.py").name for _ in range(2)] == ["digits-3", "digits-4"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The batch file as a whole: what a reader sees, a shell can read, and no argument can break."""
 
+import dataclasses
 import shlex
 import subprocess
 
@@ -160,9 +161,52 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
         ),
         ({"settings": {"shards": 1}}, "2 processes .2 nodes x 1. and --shards 1: more processes than shards"),
         ({"settings": {"precision": "64"}}, "unknown precision '64'"),
-        ({"args": ("a\nb",)}, "a line break cannot stand in a batch file"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(asked, words):
     with pytest.raises(ConfigError, match=words):
         request(**asked)
+
+
+TEXTS = (
+    "script",
+    "python",
+    "mem",
+    "time",
+    "gpus_per_node",
+    "partition",
+    "account",
+    "qos",
+    "nodelist",
+    "exclude",
+    "job_name",
+    "array",
+    "output",
+    "signal",
+    "container",
+    "runtime",
+)
+
+
+def test_all_values_that_are_text_are_known_here():
+    kinds = {one.name: str(one.type) for one in dataclasses.fields(Request)}
+    assert {name for name, kind in kinds.items() if kind in ("str", "str | None")} == set(TEXTS)
+
+
+@pytest.mark.parametrize("text", ["a\nscancel --me", "a\rb", "a\0b", "a\udcffb"])
+@pytest.mark.parametrize("name", [*TEXTS, "args", "bind", "options"])
+def test_no_value_can_end_its_line_in_the_file(name, text):
+    with pytest.raises(ConfigError, match="a line break, another control character or a byte that is no text"):
+        request(**{name: text if name in TEXTS else ("ok", text)})
+
+
+def test_the_command_and_the_files_name_cannot_end_their_lines_either():
+    with pytest.raises(ConfigError, match="a line break"):
+        text(request(), command=("lockstep", "slurm", "--run-dir", "a\nb"))
+    with pytest.raises(ConfigError, match="a line break"):
+        batch_text(request(), file="a\nb", command=("lockstep",))
+
+
+def test_the_option_that_cannot_be_written_is_named():
+    with pytest.raises(ConfigError, match=r"--account 'a\\nb': a line break"):
+        request(account="a\nb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -26,7 +27,10 @@ from lockstep.errors import CheckpointError, ConfigError, unknown_name
 from lockstep.recovery.position import Position
 
 _SUFFIX = ".safetensors"
+_STATE = "state.json"
 _TRIES = 5
+_LEFT_OUT = ("None", "False")
+"""Options that are not set."""
 _BAR_FROM_BYTES = 200_000_000
 """Less is read before a bar could be looked at."""
 _EPILOG = """
@@ -129,7 +133,9 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
         except CheckpointError as error:
             remarks[name] = str(error)
     models = headers.describe_models(manifest, tensors)
-    best = manifest.metric if manifest.kind == "weights" else _best_so_far(directory)
+    state = _read_state(directory)
+    best = manifest.metric if manifest.kind == "weights" else _best_so_far(state)
+    current = _current_options(manifest, state)
     if as_json:
         found = {
             "directory": str(directory),
@@ -137,6 +143,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
             **dataclasses.asdict(manifest),
             "bytes": manifest.num_bytes,
             "best": best,
+            "current": current,
             "models": [model._asdict() for model in models],
             "damage": remarks,
         }
@@ -146,7 +153,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
         return
     console = open_console()
     say(console, str(directory), "bold")
-    facts = [(key, value) for key, value in _facts(directory, manifest, best) if value]
+    facts = [(key, value) for key, value in _facts(directory, manifest, best, current) if value]
     model_cells = [_model_cells(model) for model in models]
     file_cells = [(name, size(entry["bytes"]), _num(tensors.get(name))) for name, entry in manifest.files.items()]
     for page in (
@@ -178,14 +185,63 @@ def _read_manifest(path: Path) -> tuple[Path, Manifest]:
     return directory, Manifest.read(directory)
 
 
-def _best_so_far(directory: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        best = json.loads((directory / "state.json").read_bytes())["best"]
-        return float(best) if isinstance(best, (int, float)) else None
-    return None
+def _read_state(directory: Path) -> dict[str, Any]:
+    """What is in ``state.json``; empty where there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads((directory / _STATE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
-def _facts(directory: Path, manifest: Manifest, best: float | None) -> Iterator[tuple[str, str]]:
+def _best_so_far(state: dict[str, Any]) -> float | None:
+    best = state.get("best")
+    return float(best) if isinstance(best, (int, float)) else None
+
+
+def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The options of each optimizer and schedule, by its name, as they were when the checkpoint was cut.
+
+    The manifest has them as they were when the object was prepared: a schedule has moved on since, and with it the rates.
+    """
+    states = state.get("objects")
+    states = states if isinstance(states, list) else []
+    found = {}
+    for record, own in itertools.zip_longest(manifest.objects, states[: len(manifest.objects)]):
+        if "file" not in record:
+            options = record["options"]
+            found[record["name"]] = {name: _current(own, name, str(options[name])) for name in options}
+    return found
+
+
+def _current(state: Any, name: str, prepared: str) -> str:
+    """One option, as ``options_of`` names it, in the state of its optimizer or schedule."""
+    name, _, number = name.partition(" of group ")
+    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
+        holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state
+        return repr(_value(holder[name]))
+    return prepared if prepared in _LEFT_OUT else f"{prepared} (when prepared)"
+
+
+def _value(content: Any) -> Any:
+    """A plain value of ``state.json``, of which ``checkpoint.tree`` tells.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(content, list):
+        return [_value(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    if content.keys() == {"$tuple"}:
+        return tuple(_value(item) for item in content["$tuple"])
+    if content.keys() == {"$float"}:
+        return float(content["$float"])
+    raise ValueError("a tensor, or something else that is not here")
+
+
+def _facts(
+    directory: Path, manifest: Manifest, best: float | None, current: dict[str, dict[str, str]]
+) -> Iterator[tuple[str, str]]:
     """What is worth saying, each with what it is; empty where there is nothing to say."""
     is_whole = manifest.kind == "checkpoint"
     others = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
@@ -202,7 +258,7 @@ def _facts(directory: Path, manifest: Manifest, best: float | None) -> Iterator[
     yield "numerics", _listed(manifest.numerics)
     for record in manifest.objects:
         if "file" not in record:
-            options = {name: value for name, value in record["options"].items() if value not in ("None", "False")}
+            options = {name: value for name, value in current[record["name"]].items() if value not in _LEFT_OUT}
             yield record["name"], f"{record['type']} {_listed(options)}".strip()
     yield "registered", ", ".join(manifest.registered)
     for number, lines in enumerate(manifest.loaders, 1):

@@ -12,7 +12,10 @@ VERBS = {
     "slurm": ("lockstep.cli.slurm:command", "Write a batch file that runs a script on nodes of a Slurm cluster; submit it."),
     "compare": ("lockstep.cli.compare:command", "Run a script under several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Show that a script gives the same answer at every number of processes."),
-    "runs": ("lockstep.cli.runs:command", "List runs: which are running, finished or interrupted, and how to go on."),
+    "runs": (
+        "lockstep.cli.runs:command",
+        "List runs: which are running, finished or interrupted, and how to resume. Delete old ones.",
+    ),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Look into a checkpoint, check it, or take a model out of it."),
 }
 

@@ -63,6 +63,8 @@ class History:
     """When the last event was, in seconds since 1970."""
     has_ended: bool = False
     """Whether the last launch came to the script's end."""
+    ended_at: int | None = None
+    """The last step of the last launch that did; None: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,12 @@ def look_at(path: Path) -> Run:
     elif saved is not None:
         state = FINISHED if saved.finished else INTERRUPTED
     else:
-        state = FINISHED if history.has_ended else FAILED
+        state = FAILED if history.ended_at is None else FINISHED
+    if state == FINISHED and saved is None and not history.has_ended:
+        remarks.append(
+            f"it came to its end at step {history.ended_at}, without a checkpoint; it was started anew after that, and did not"
+        )
+        history.step = history.ended_at
     if state == INTERRUPTED and history.has_ended and not remarks:
         remarks.append("it came to its end, which could not be saved: it goes on from before")
     steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
@@ -279,7 +286,10 @@ def _read_journal(path: Path, remarks: list[str]) -> History:
         events = [event for line in tail if (event := _event(line))]
         history.last_s = max((t for event in events if (t := _number(event.get("time_s"))) is not None), default=began_s)
         history.step = max((n for event in events if (n := _whole(event.get("step"))) is not None), default=None)
-        history.has_ended = any(event.get("event") == "end" for event in events)
+        ends = [_whole(event.get("step")) for event in events if event.get("event") == "end"]
+        history.has_ended = bool(ends)
+        if ends:
+            history.ended_at = ends[-1] or history.step or 0
         if began_s is not None and history.last_s is not None:
             history.ran_s += max(0.0, history.last_s - began_s)
 

@@ -73,7 +73,7 @@ def _plain_nproc(args: list[str]) -> int:
     """The number of processes if this is a ``run`` that says it in so many words, else 0. No more than a guess."""
     if args[:1] != ["run"] or "--help" in args or "-h" in args:
         return 0
-    for name, value in zip(args[1:], [*args[2:], ""], strict=True):
+    for name, value in zip(args[1:], [*args[2:], ""], strict=False):
         option, _, attached = name.partition("=")
         if option in ("--nproc-per-node", "--nproc_per_node", "--nproc"):
             text = attached or value

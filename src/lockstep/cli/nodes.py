@@ -28,8 +28,15 @@ def node_options(command: F) -> F:
         click.option(
             "--rdzv-conf", metavar="NAME=N,...", help="Settings of torchelastic's rendezvous: see docs/clusters.md."
         ),
-        click.option("--rdzv-backend", metavar="[c10d|static]", help="Nothing more than which of the two ways it is."),
-        click.option("--rdzv-id", metavar="NAME", help="Keeps runs apart that meet at one place. Default: none."),
+        click.option(
+            "--rdzv-backend",
+            metavar="[c10d|static]",
+            help="Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and "
+            "--master-addr.",
+        ),
+        click.option(
+            "--rdzv-id", metavar="NAME", help="Name of the run, for runs that share one rendezvous endpoint. Default: none."
+        ),
         click.option(
             "--rdzv-endpoint",
             metavar="HOST:PORT",
@@ -39,9 +46,10 @@ def node_options(command: F) -> F:
             "--master-port",
             type=int,
             metavar="PORT",
-            help="A free port of it. Default: 29500; on one machine: any, for scripts that meet through env://.",
+            help="TCP port on machine 0 where the others connect. Default: 29500; with one machine, a free one, which scripts "
+            "find in MASTER_PORT.",
         ),
-        click.option("--master-addr", metavar="HOST", help="Machine 0, by a name or address that all others reach it by."),
+        click.option("--master-addr", metavar="HOST", help="Host name or IP address of machine 0, as the others reach it."),
         click.option("--node-rank", type=int, metavar="R", help="Which machine this is, from 0."),
         click.option(
             "--nnodes",

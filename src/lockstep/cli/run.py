@@ -131,7 +131,11 @@ def _names(valid: Iterable[str]) -> str:
     metavar="N",
     help="Devices that each process drives. Default: one; with strategy dp, all cards.",
 )
-@click.option("--backend", metavar=_names(BACKENDS), help="What processes talk through.")
+@click.option(
+    "--backend",
+    metavar=_names(BACKENDS),
+    help="Library for communication between processes. Default: nccl where each process has its own GPU, else gloo.",
+)
 @click.option(
     "--init-method",
     metavar="URL",
@@ -170,7 +174,11 @@ def _names(valid: Iterable[str]) -> str:
     help="Whether the script starts its processes itself (mp.spawn): it then runs once, as under python. auto: as its "
     "source says.",
 )
-@click.option("--strategy", metavar=_names(STRATEGIES), help="How gradients meet.")
+@click.option(
+    "--strategy",
+    metavar=_names(STRATEGIES),
+    help="How gradients are synchronized. Default: auto, which is exact with --shards, else ddp, or single for one process.",
+)
 @click.option("--precision", metavar=_names(PRECISIONS), help="Formats of weights and passes: see docs/precision.md.")
 @click.option(
     "--shards",
@@ -181,9 +189,13 @@ def _names(valid: Iterable[str]) -> str:
 )
 @click.option("--accumulate", type=int, metavar="K", help="Consecutive global batches that make one step. Default: 1.")
 @click.option(
-    "--seed", type=int, metavar="N", help="Root of all random streams.  [default: the script's torch.manual_seed(), else 0]"
+    "--seed", type=int, metavar="N", help="Root of all random streams. Default: the script's torch.manual_seed(), else 0."
 )
-@click.option("--on-nan", metavar=_names(NAN_POLICIES), help="What a loss that is not a number does. Default: stop.")
+@click.option(
+    "--on-nan",
+    metavar=_names(NAN_POLICIES),
+    help="What to do when a loss is NaN: stop with an error, warn, or ignore it. Default: stop.",
+)
 @click.option("--run-dir", metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N.")
 @click.option("--progress", metavar=_names(PROGRESS_STYLES), help="How to show progress.")
 @click.option("--workers", type=int, metavar="N", help="Loader workers of each process. Default: as the script says.")

@@ -83,11 +83,11 @@ class _Command(click.Command):
 @click.option(
     "--time", "-t", metavar="TIME", help="How long, at most: 8:00:00, 2-12 (days, hours).  [default: the partition's]"
 )
-@click.option("--partition", "-p", metavar="NAME", help="Which part of the cluster.  [default: the cluster's]")
-@click.option("--account", "-A", metavar="NAME", help="Who is charged for it.")
+@click.option("--partition", "-p", metavar="NAME", help="Partition to submit to.  [default: the cluster's]")
+@click.option("--account", "-A", metavar="NAME", help="Account that the job is charged to.")
 @click.option("--qos", "-q", metavar="NAME", help="Quality of service.")
-@click.option("--nodelist", "-w", metavar="HOSTS", help="Which nodes: n[07-09].")
-@click.option("--exclude", "-x", metavar="HOSTS", help="Which nodes not.")
+@click.option("--nodelist", "-w", metavar="HOSTS", help="Nodes that must be used: n[07-09].")
+@click.option("--exclude", "-x", metavar="HOSTS", help="Nodes that must not be used: n[07-09].")
 @click.option("--array", "-a", metavar="NUMBERS", help="A job for each number, each a run of its own: 0-9, 1,3,5, 0-99%4.")
 @click.option("--job-name", "-J", metavar="NAME", help="What squeue calls it.  [default: the script's name]")
 @click.option(

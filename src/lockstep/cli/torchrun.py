@@ -25,15 +25,19 @@ def torchrun_options(command: F) -> F:
     for option in (
         click.option("-t", "tee_streams", type=_STREAMS, metavar="3", help="The same as --tee."),
         click.option(
-            "-r", "--redirects", type=_STREAMS, metavar="3", help="Nothing more than --log-dir, which must be given."
+            "-r",
+            "--redirects",
+            type=_STREAMS,
+            metavar="3",
+            help="Accepted for torchrun compatibility: --log-dir, which must be given, redirects both streams.",
         ),
         click.option("--use-env", is_flag=True, help="The same as --pass-local-rank none."),
-        click.option("--no-python", "is_executable", is_flag=True, help="SCRIPT is any program, and no Python."),
+        click.option("--no-python", "is_executable", is_flag=True, help="SCRIPT is any program, not a Python script."),
         click.option(
             "--standalone",
             is_flag=True,
             expose_value=False,
-            help="Nothing: processes of one machine always meet by themselves.",
+            help="Accepted for torchrun compatibility; no effect: processes of one machine need no rendezvous options.",
         ),
     ):
         command = option(command)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +20,8 @@ _LAUNCH_DIR = str(Path(__file__).parent)
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
+"""What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
 
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
@@ -50,6 +54,8 @@ class Failure:
     """Whether it looks like the echo of another rank's failure."""
     would_recur: bool = False
     """Whether the same program, started again, could only fail like this again."""
+    ended_early: bool = False
+    """It did not fail by itself: its program ended well, while other ranks still needed it."""
 
     def summary(self) -> str:
         """One line."""
@@ -80,18 +86,38 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         host=socket.gethostname(),
         time_s=time.time(),
         kind=type(error).__qualname__,
-        message=_message(error),
-        text=_traceback(error),
+        message=_NOISE.sub("", _message(error)),
+        text=_NOISE.sub("", _traceback(error)),
         is_consequence=_is_consequence(error),
         would_recur=isinstance(error, _RECURRING),
         exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,
     )
 
 
+def is_well(code: object) -> bool:
+    """Whether ``sys.exit(code)`` means that all went well."""
+    return code is None or (isinstance(code, int) and code == 0)
+
+
+def status_of(code: object) -> int:
+    """The status that Python ends with after ``sys.exit(code)``, of which the system keeps 8 bits."""
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        return 1
+    return (code if -(2**63) <= code < 2**63 else -1) & 0xFF
+
+
 def from_exit(rank: int, code: object) -> Failure:
     """A failure by ``sys.exit(code)``; to be called in the worker."""
     if isinstance(code, int):
-        message, status = f"the script ended itself with sys.exit({code})", code & 0xFF
+        message, status = f"the script ended itself with sys.exit({code})", status_of(code)
+        if status == 0:
+            message += (
+                ". That is status 1 here; under python alone the system, which keeps the last 8 bits, would make it 0, as if "
+                "all were well. Use a status from 1 to 255"
+            )
+            status = 1
     else:  # words, which the interpreter would write
         message, status = _message(code), 1
     return Failure(
@@ -127,6 +153,18 @@ def from_status(rank: int, status: int, private_dir: str) -> Failure:
         message=message,
         text=text,
         exit_status=exit_status,
+    )
+
+
+def from_early_end(rank: int, time_s: float, how: str) -> Failure:
+    """A worker whose program ended well, and too early for the others."""
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time_s,
+        kind="",
+        message=f"{how}, while other ranks still needed it. All ranks must take the same steps, and end together",
+        ended_early=True,
     )
 
 
@@ -198,6 +236,65 @@ def stopped_with(private_dir: str, rank: int) -> int | None:
         return None
 
 
+def mark_end(private_dir: str, rank: int, error: SystemExit | None = None) -> None:
+    """Let the launcher know that this worker's program has ended well, by ``sys.exit()`` or at its end.
+
+    Exit handlers are still to come, and may wait for other ranks.
+    """
+    how = "its program came to its end"
+    if error is not None:
+        places = traceback.extract_tb(error.__traceback__)
+        place = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
+        how = f"it called sys.exit({'' if error.code is None else error.code}){place}"
+    partial = Path(private_dir, f"ended-{rank}.partial")
+    partial.write_text(json.dumps({"time_s": time.time(), "how": how}), encoding="utf-8")
+    partial.replace(partial.with_suffix(".json"))
+
+
+def early_end(
+    found: Sequence[Failure], private_dir: str, ranks: Collection[int], without_failure: Mapping[int, float]
+) -> Failure | None:
+    """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
+
+    Args:
+        found: the failures, in order.
+        private_dir: of the launch.
+        ranks: of its workers.
+        without_failure: the processes that have ended with status 0, with the time when that was seen.
+    """
+    if not found or not all(_may_be_echo(failure) for failure in found):
+        return None
+    ends = marked_ends(private_dir, ranks)
+    if len(ends) == len(ranks):  # all programs came to their end, and leaving went wrong
+        return None
+    known = {rank: end for rank, end in ends.items() if end[0] < found[0].time_s}
+    for rank, time_s in without_failure.items():
+        if rank not in ends:
+            known[rank] = time_s, "it ended with status 0 before its program came to its end (os._exit?)"
+    if not known:
+        return None
+    rank = min(known, key=lambda rank: known[rank][0])
+    time_s, how = known[rank]
+    return from_early_end(rank, time_s, how)
+
+
+def marked_ends(private_dir: str, ranks: Collection[int]) -> dict[int, tuple[float, str]]:
+    """The ranks whose program has ended well, with the time and the words that tell how."""
+    ends = {}
+    for rank in ranks:
+        with contextlib.suppress(FileNotFoundError):
+            content = json.loads(Path(private_dir, f"ended-{rank}.json").read_text(encoding="utf-8"))
+            ends[rank] = content["time_s"], content["how"]
+    return ends
+
+
+def _may_be_echo(failure: Failure) -> bool:
+    # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
+    # thread that was running only if it is one of Python's.
+    is_native = failure.kind == "SIGABRT" and "Current thread" not in failure.text
+    return failure.is_consequence or is_native
+
+
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """The cause first: by time, and echoes of a peer's death behind what is none."""
     return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))
@@ -206,7 +303,7 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
     first, *others = failures
-    parts = [f"rank {first.rank} of {nproc} on {first.host} failed: {first.summary()}"]
+    parts = [headline(first, nproc)]
     if first.text:
         parts.append(first.text.rstrip())
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
@@ -218,6 +315,12 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
         lines = [f"  rank {other.rank} on {other.host}: {other.summary()}" for other in others]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
+
+
+def headline(first: Failure, nproc: int) -> str:
+    """One line: which rank was the first, and how."""
+    how = "ended first" if first.ended_early else "failed"
+    return f"rank {first.rank} of {nproc} on {first.host} {how}: {first.summary()}"
 
 
 def logs(failures: Sequence[Failure]) -> Mapping[int, str]:

@@ -26,6 +26,7 @@ import sys
 import warnings
 from typing import Any, NoReturn
 
+from lockstep.launch.failures import status_of
 from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.worker import Request, run_worker
 from lockstep.stopping import SIGNALS
@@ -68,7 +69,7 @@ def _run_to_end(request: Request) -> NoReturn:
     try:
         _statuses[worker] = run_worker(request)
     except SystemExit as error:
-        _statuses[worker] = 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
+        _statuses[worker] = status_of(error.code)
         raise
     sys.exit(_statuses[worker])
 

@@ -6,6 +6,7 @@ import array
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -114,8 +115,8 @@ class ForkServer:
         if message is None:
             self.close()
             raise LaunchError(
-                f"the fork server (process {self.pid}) ended unexpectedly, with status {self._process.returncode}, and "
-                "took its workers along. If nothing is printed above, it was killed: perhaps out of memory"
+                f"the fork server (process {self.pid}, from which all ranks of this machine are forked) "
+                f"{_end_of(self._process.returncode)}, and its workers ended with it"
             )
         self.is_ready = self.is_ready or "ready" in message
         return message
@@ -185,6 +186,16 @@ def _interpreter_flags() -> list[str]:
         *(f"-W{option}" for option in sys.warnoptions),
         *(f"-X{option}" for option in options),
     ]
+
+
+def _end_of(status: int) -> str:
+    if status != -signal.SIGKILL:
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return f"ended unexpectedly, {how}"
+    return (
+        "was killed (SIGKILL): by the kernel when memory ran out (its log, dmesg, would say so), or by somebody, perhaps a "
+        "process of the script that killed its parent"
+    )
 
 
 def _server_environ(nproc: int) -> dict[str, str]:

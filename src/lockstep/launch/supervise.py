@@ -65,22 +65,26 @@ class Outcome:
 def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
     """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
 
+    But for those that the script left on purpose, where all went well: see ``sweep``.
+
     Raises:
         LaunchError: they could not be forked, or the server died.
     """
     watch = _Watch(server, spec, streams, interrupts)
+    went_well = False
     try:
         with contextlib.closing(watch):
             watch.run()
+        went_well = not (watch.failures or interrupts.received or watch.stopped_with)
     except _StoppedEarlyError:
         server.close()
     except BaseException:
         watch.sessions |= server.close()  # with it goes every worker, also those that we have not heard of yet
         raise
     finally:
-        sweep(watch.sessions, spec.private_dir)
+        sweep(watch.sessions, spec.private_dir, went_well=went_well)
     stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
-    found = tuple(failures.in_order(list(watch.failures.values())))
+    found = watch.found()
     if stopped_by and (not watch.is_saving or len(interrupts.received) > 1):
         found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
     if watch.is_saving and not found and watch.stopped_with is None and not watch.was_cut_short:
@@ -108,6 +112,7 @@ class _Watch:
         self._to_start = list(spec.ranks)
         self._ranks: dict[int, int] = {}  # by key: those that were asked for and have not ended
         self._pids: dict[int, int] = {}  # by rank: the same, as far as they are forked
+        self._without_failure: dict[int, float] = {}  # by rank: when those ended that did with status 0
         self._deadline: float | None = None  # set once the launch is being ended; then when to kill
         self._echo_until: float | None = None  # set once ranks fail because another did, which has not said so yet
         self._killed = False
@@ -147,10 +152,27 @@ class _Watch:
         was_ready = self._server.is_ready
         try:
             return self._server.receive()
-        except LaunchError:
+        except LaunchError as error:
             if self._interrupts.received and not was_ready:
                 raise _StoppedEarlyError from None  # the signal came to the server too, before it could leave it to us
-            raise
+            raise LaunchError("\n\n".join([str(error), *self._last_words()])) from None
+
+    def _last_words(self) -> list[str]:
+        """What workers have left in writing, now that none of them is left."""
+        ranks, private_dir = self._spec.ranks, self._spec.private_dir
+        ended = [f"  rank {rank}: {how}" for rank, (_, how) in failures.marked_ends(private_dir, ranks).items()]
+        written = {rank: found for rank in ranks if (found := failures.Failure.load(private_dir, rank)) is not None}
+        self.failures = written | self.failures
+        return [
+            *(["\n".join(["ended before it:", *ended])] if ended else []),
+            *([failures.report(self.found(), self._spec.world_size)] if self.failures else []),
+        ]
+
+    def found(self) -> tuple[Failure, ...]:
+        """The failures, the cause first."""
+        found = failures.in_order(list(self.failures.values()))
+        early = failures.early_end(found, self._spec.private_dir, self._spec.ranks, self._without_failure)
+        return (early, *found) if early is not None else tuple(found)
 
     @property
     def was_cut_short(self) -> bool:
@@ -210,6 +232,8 @@ class _Watch:
                 self._note_stopped(stopped_with)
             elif message["status"] != 0:
                 self._note_failure(rank, message["status"])
+            else:
+                self._without_failure[rank] = time.time()
 
     def _note_stopped(self, status: int) -> None:
         """A worker has ended because the run was asked to stop. All of them end now, and whatever they have still to do."""
@@ -323,7 +347,7 @@ class _Watch:
         return any(failures.is_watching(self._spec.private_dir, rank) for rank, own in self._pids.items() if own == pid)
 
     def _restart_follows(self) -> bool:
-        found = failures.in_order(list(self.failures.values()))
+        found = self.found()
         return bool(found) and not self._interrupts.received and restarts.follows(self._spec, found[0])
 
     def _interrupt(self, rank: int) -> None:

@@ -51,7 +51,10 @@ def run_worker(request: Request) -> int:
         else:
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
-        if error.code in (None, 0) or spec is None:
+        if spec is None:
+            raise
+        if failures.is_well(error.code):
+            failures.mark_end(spec.private_dir, request.rank, error)
             raise
         if isinstance(error, Stopped):
             failures.mark_stopped(spec.private_dir, request.rank, error.status)
@@ -66,6 +69,7 @@ def run_worker(request: Request) -> int:
             return _fail(error, spec, request)
         except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
             return _fail(error, spec, request)
+    failures.mark_end(private_dir, request.rank)
     return 0
 
 

@@ -21,10 +21,13 @@ def _stem(script: str) -> str:
 
 
 def default_run_dir(parent: Path, script: str) -> Path:
-    """A new directory ``<parent>/<script's name>-<n>`` with the lowest free n. It exists afterwards."""
+    """A new directory ``<parent>/<script's name>-<n>``. It exists afterwards.
+
+    Its n is above that of all that are there, also where a lower one was deleted: by their numbers runs are known to be newer.
+    """
     stem = _stem(script)
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
+    number = 1 + max((_number(path) for path in earlier_run_dirs(parent, script)[:1]), default=0)
     while True:
         path = parent / f"{stem}-{number}"
         try:
@@ -42,6 +45,12 @@ def earlier_run_dirs(parent: Path, script: str) -> list[Path]:
         (int(match[1]), path) for path in parent.glob(f"{glob.escape(stem)}-*") if (match := _NUMBERED.search(path.name))
     ]
     return [path for number, path in sorted(found, reverse=True) if path.name == f"{stem}-{number}"]
+
+
+def _number(path: Path) -> int:
+    match = _NUMBERED.search(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def set_aside(path: Path) -> Path:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from lockstep.slurm.request import Request
+from lockstep.slurm.request import Request, check_text
 
 _WIDTH = 34
 """Where comments behind an option begin."""
@@ -25,7 +25,12 @@ def batch_text(request: Request, *, file: str, command: Sequence[str]) -> str:
         request: the job.
         file: how the file is called.
         command: that wrote it.
+
+    Raises:
+        ConfigError: something of that cannot stand in a file.
     """
+    for text in (file, *command):
+        check_text(text)
     blocks = [
         _head(request, file, command),
         list(_options(request)),

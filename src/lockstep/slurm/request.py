@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lockstep.config import RunConfig
@@ -14,6 +14,8 @@ from lockstep.slurm import units
 
 RUNTIMES = ("apptainer", "singularity")
 _SIGNALS = ("USR1", "TERM")  # those that a run takes for a request to save itself
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+"""Control characters, but for tabs; and bytes that are no text."""
 _EARLY_S = 60
 """So many seconds too early Slurm may send a signal (sbatch(1), --signal)."""
 
@@ -57,6 +59,11 @@ class Request:
 
     def __post_init__(self) -> None:
         RunConfig(**self.settings)  # checks them
+        for one in fields(self):
+            value = getattr(self, one.name)
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str):
+                    check_text(text, "" if one.name in ("script", "args", "options") else f"{_option(one.name)} ")
         for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -81,9 +88,6 @@ class Request:
             )
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
-        for text in (self.script, self.job_name, self.container or "", *self.args, *self.bind, *self.options):
-            if "\n" in text:
-                raise ConfigError(f"{text!r}: a line break cannot stand in a batch file")
         listed = [] if self.nodelist is None else expand_hosts(self.nodelist)
         if len(listed) > self.nodes:
             raise ConfigError(
@@ -120,6 +124,22 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "nodelist": expand_hosts,
     "exclude": expand_hosts,
 }
+
+
+def check_text(text: str, option: str = "") -> None:
+    """Refuse what would end a line of the file, or cannot be written into it.
+
+    Args:
+        text: from the user.
+        option: what it was given as, with a space behind it.
+
+    Raises:
+        ConfigError: it cannot be there.
+    """
+    if _UNWRITABLE.search(text):
+        raise ConfigError(
+            f"{option}{text!r}: a line break, another control character or a byte that is no text cannot stand in a batch file"
+        )
 
 
 def _check_shards(request: Request) -> None:

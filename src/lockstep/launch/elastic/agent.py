@@ -31,6 +31,7 @@ from lockstep.launch.elastic.verdict import Verdict, judge, without_store
 from lockstep.launch.elastic.workers import Workers
 from lockstep.launch.local import reserved_port
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.processes import sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.spec import LaunchSpec, Node
 from lockstep.launch.supervise import GRACE_S
@@ -308,6 +309,7 @@ class NodeAgent(SimpleElasticAgent):
         )
         self.stopped_with = self.verdict.stopped_with
         self.is_teller = self.verdict.teller == self._round.number
+        sweep((), self._workers.spec.private_dir)  # its own may have ended well, and left something: see sweep
         self._in_round.close()
         self._rendezvous_handler.is_over()
         if not self.verdict.goes_on:

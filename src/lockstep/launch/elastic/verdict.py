@@ -91,7 +91,7 @@ def judge(
     if found and (has_cause or not lost):
         first = found[0]
         whole = failures.report(found, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
-        brief = f"rank {first.rank} of {world_size} on {first.host} failed: {first.summary()}"
+        brief = failures.headline(first, world_size)
         brief += f" (the launcher on {machines[teller].host} shows all)"
     elif lost and is_elastic:
         return again(*_twice(f"{whole}: the others meet again"), counts=False)
