@@ -14,17 +14,17 @@ This page is for those who want to know how far the [contract](contract.md) goes
 short script in [tests/idioms/scripts](../tests/idioms/scripts), written as one writes such a script, and a test that runs it:
 {num_scripts} in all.
 
-- {num_equal} give weights, buffers, gradients, optimizer states and returned numbers that are **equal to the bit** on 1, 2, 3 and
-  4 processes, with 4 shards and with 6, on every rank. {num_plain} of these are also equal to the bit to a plain PyTorch loop (with
-  one process and one shard).
+- {num_equal} give weights, buffers, gradients, optimizer states and returned numbers that are **equal to the bit** on 1, 2, 3
+  and 4 processes, with 4 shards and with 6, on every rank. {num_plain} of these are also equal to the bit to a plain PyTorch
+  loop (with one process and one shard).
 - {num_refused} are **refused**, with an error that says what to write instead.
 - {num_documented} run and **differ**, for reasons that you should know.
 
 There is no fourth kind: what ends without an error and differs, and is not named here, is a bug.
 
 The one rule behind all of it: **inside `batch.shards` a process sees its own shards; outside, every process does the same with
-the same numbers.** What leaves the inner loop must go through `team.backward`, `batch.add`, `team.per_shard`, a model's buffers, or a
-collective behind the loop.
+the same numbers.** What leaves the inner loop must go through `team.backward`, `batch.add`, `team.per_shard`, a model's
+buffers, or a collective behind the loop.
 """
 REFUSED_HEAD = """
 ## What is refused

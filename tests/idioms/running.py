@@ -4,6 +4,7 @@ import contextlib
 import gc
 import hashlib
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import torch
 import lockstep
 
 SCRIPTS = Path(__file__).parent / "scripts"
+PATIENCE_S = 120.0
 
 
 @dataclass
@@ -32,18 +34,23 @@ class Outcome:
     """Of this process's processor."""
 
 
-def run(names, folder, function="main"):
+def run(names, nproc, folder, function="main"):
     """What each script came to in this process, by name. Every rank of the crew must call it with the same arguments.
 
     Args:
         names: of the scripts.
+        nproc: how many processes there are.
         folder: for the directories of their runs, which it must be the first to use.
         function: of the script.
     """
     for name in names:
         load(name)
     gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch for it
-    return {name: run_one(name, folder, function) for name in names}
+    outcomes = {}
+    for name in names:
+        outcomes[name] = run_one(name, folder, function)
+        wait_for_all(Path(folder, "done", name), nproc)
+    return outcomes
 
 
 def run_one(name, folder, function):
@@ -60,6 +67,16 @@ def run_one(name, folder, function):
         sys.argv = argv
     outcome.seconds = time.process_time() - begin
     return outcome
+
+
+def wait_for_all(folder, nproc):
+    """A script may have ended on some ranks only: the next one must not begin before it has done so on all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(list(folder.iterdir())) < nproc:
+        assert time.monotonic() < deadline, f"{folder.name} has not ended on all ranks"
+        time.sleep(0.001)
 
 
 def load(name):

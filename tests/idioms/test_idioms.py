@@ -24,7 +24,9 @@ def results(crew):
 
     def run(rows, nproc, shards, function="main"):
         names = [row.name for row in rows]
-        by_rank = crew(nproc, running.run, names, f"{function}-{shards}-{nproc}", function, shards=shards, timeout_s=20.0)
+        by_rank = crew(
+            nproc, running.run, names, nproc, f"{function}-{shards}-{nproc}", function, shards=shards, timeout_s=20.0
+        )
         return {name: [found[name] for found in by_rank] for name in names}
 
     return run
@@ -86,7 +88,7 @@ def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(result
     wrong = {}
     for row in rows:
         [mine], [theirs] = ours[row.name], plain[row.name]
-        assert not (mine.error or theirs.error), f"{row.name}: {mine.error or theirs.error}"
+        assert (mine.error, theirs.error) == ("", ""), row.name
         if differences(mine, theirs):
             wrong[row.name] = differences(mine, theirs)
     assert wrong == {}

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lockstep.measure import progress
-from lockstep.measure.progress import Bar, Hidden, Lines, choose_display
+from lockstep.measure.progress import Bar, Hidden, Lines, Shown, choose_display
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -68,6 +68,15 @@ def test_values_of_one_pass_are_not_shown_in_the_next(capsys):
     run_pass(display)
     run_pass(display, num_steps=0)
     assert "loss" not in capsys.readouterr().out.splitlines()[1]
+
+
+def test_a_pass_that_was_interrupted_is_shown_from_where_it_goes_on(capsys):
+    shown = Shown(Lines())
+    shown.begin_pass(1, 3, 5, 3)
+    shown.end_step(9, 8)
+    shown.end_step(10, 8)
+    shown.end_pass(10, exhausted=True)
+    assert re.match(r"epoch 2/3  step 5/5  [\d.]+ steps/s\n", capsys.readouterr().out)
 
 
 def test_a_bar_shows_how_far_the_pass_has_come_and_leaves_no_thread(capsys):
