@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "cores", "addresses", "stopping", "hostlist"),
+    ("errors", "cores", "addresses", "stopping", "hostlist", "threads"),
     ("config", "job"),
     ("plan",),
     ("world", "tcp_store", "listener"),
@@ -40,6 +40,7 @@ ASIDE = {
         "cores",
         "addresses",
         "stopping",
+        "threads",
         "config",
         "world",
         "tcp_store",
@@ -76,6 +77,7 @@ WITHOUT_TORCH = (
     "errors",
     "cores",
     "stopping",
+    "threads",
     "config",
     "world",
     "plan",

@@ -4,7 +4,7 @@ import pytest
 from slurm_variables import ALONE, JOB, TASK
 
 from lockstep.errors import ConfigError
-from lockstep.world import CORES, SETTINGS, STORE, TERMINAL, World, read_environment
+from lockstep.world import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
 
 pytestmark = pytest.mark.timeout(20)
 TORCHRUN = {
@@ -191,3 +191,23 @@ def test_settings_that_are_not_a_json_object_are_named(text):
 @pytest.mark.parametrize(("environ", "terminal"), [({}, None), ({TERMINAL: "1"}, True), ({TERMINAL: "0"}, False)])
 def test_whether_there_is_a_terminal_is_the_launchers_word(environ, terminal):
     assert read_environment(environ).terminal is terminal
+
+
+@pytest.mark.parametrize(
+    ("said", "number"), [("4", 4), (" 4 ", 4), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("many", None)]
+)
+def test_the_users_number_of_threads_is_what_openmp_reads(said, number):
+    assert read_environment({"OMP_NUM_THREADS": said}).threads == number
+
+
+def test_a_number_of_threads_that_a_launcher_has_set_is_not_the_users():
+    assert read_environment({"OMP_NUM_THREADS": "4", OMP_OF_LAUNCHER: "4"}).threads is None
+    assert read_environment({"OMP_NUM_THREADS": "2", OMP_OF_LAUNCHER: "4"}).threads == 2, "set again, by the program"
+    assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "4"}).threads == 4
+    assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).threads == 1
+
+
+@pytest.mark.parametrize(("before", "number"), [({}, None), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_torchruns_one_thread_is_the_users_if_torchrun_was_started_with_it(monkeypatch, before, number):
+    monkeypatch.setattr("lockstep.world._before_torchrun", {"x": before}.__getitem__)
+    assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1"}).threads == number

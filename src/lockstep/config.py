@@ -67,8 +67,9 @@ class RunConfig:
     """Root of every random stream of the run. None: the script's own (``torch.manual_seed``, below 2**32, before ``join``),
     else 0. What the script gives to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = None
-    """Intra-op threads of each process; None: the cores of this machine divided by the shards (so that the number of
-    processes and machines does not matter: threads can change the last bits)."""
+    """Threads of each process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if the user has set it, else the
+    cores of this machine divided by the shards (so that the number of processes and machines does not matter: threads can
+    change the last bits)."""
     device: str = "auto"
     """``cpu``, ``cuda``, or ``auto`` (a card where there is one)."""
     devices_per_process: int | None = None

@@ -37,7 +37,8 @@ from lockstep.rundir.birth import Birth, Command
 from lockstep.rundir.lock import RunLock
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Place, Team
-from lockstep.world import World, read_environment
+from lockstep.threads import use_threads
+from lockstep.world import Environment, World, read_environment
 
 _joined: Team | None = None
 _num_joined = 0
@@ -89,7 +90,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         raise
     collectives = Collectives(default_group(), meeting)
     try:
-        config, place = _agree(config, explicit, world, devices[0].type, collectives)
+        config, place = _agree(config, explicit, environment, world, devices[0].type, collectives)
+        assert config.threads is not None
+        use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
         team = Team(config, world, devices, meeting, place, on_terminal)
     except BaseException:
@@ -111,7 +114,12 @@ def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[to
 
 
 def _agree(
-    config: RunConfig, explicit: dict[str, Any], world: World, device: str, collectives: Collectives
+    config: RunConfig,
+    explicit: dict[str, Any],
+    environment: Environment,
+    world: World,
+    device: str,
+    collectives: Collectives,
 ) -> tuple[RunConfig, Place]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     odd = check_software(world, collectives)
@@ -130,7 +138,7 @@ def _agree(
             exact=promises_bits(config.strategy, shards_given=config.shards is not None),
             accumulate=config.accumulate,
             seed=config.seed or 0,
-            threads=config.threads or _default_threads(config.shards or world.world_size, world),
+            threads=config.threads or environment.threads or _default_threads(config.shards or world.world_size, world),
             precision=config.precision,
             device=device,
         )
@@ -151,7 +159,7 @@ def _agree(
                 )
             )
             found = (_for_all(run.run_dir, world), run.birth, run.checkpoint)
-            lock, is_new, notices = run.lock, run.is_new, run.notices
+            lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_not_heeded(config, environment, run.birth)]
         except LockstepError as error:
             found = error
     found = collectives.broadcast_object(found)
@@ -180,6 +188,17 @@ def _agree(
 def _for_all(run_dir: Path, world: World) -> Path:
     """Other machines may have started the script in another directory."""
     return run_dir if world.num_nodes == 1 else run_dir.absolute()
+
+
+def _not_heeded(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:
+    """OMP_NUM_THREADS is a default, and a run that was born before it was set keeps its answer."""
+    if config.threads is not None or environment.threads in (None, birth.threads):
+        return []
+    threads = "1 thread" if birth.threads == 1 else f"{birth.threads} threads"
+    return [
+        f"OMP_NUM_THREADS={environment.threads} is not heeded: the run was born with {threads}, and with another number its "
+        f"answer would be another. To have it all the same: --threads {environment.threads} --allow threads"
+    ]
 
 
 def _default_threads(num_shards: int, world: World) -> int:

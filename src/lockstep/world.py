@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,10 @@ LAUNCH = "LOCKSTEP_LAUNCH"
 """A name for one launch, the same for all of its restarts."""
 CORES = "LOCKSTEP_CORES"
 """The cores of this machine that a launch may use, where its processes are bound to some of them each."""
+OMP = "OMP_NUM_THREADS"
+"""How many threads a process is to use, for OpenMP and all that goes by it."""
+OMP_OF_LAUNCHER = "LOCKSTEP_OMP"
+"""What ``lockstep run`` has set OMP_NUM_THREADS to, since the user has not: he has asked for nothing."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 _NUM_NODES = "GROUP_WORLD_SIZE"
 
@@ -113,6 +118,8 @@ class Environment:
     """What the launcher's command line asked for (names of RunConfig fields)."""
     terminal: bool | None
     """Whether the launcher shows rank 0's output on a terminal; None: no launcher said."""
+    threads: int | None = None
+    """OMP_NUM_THREADS, as far as the user has set it."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,9 @@ _LAUNCHERS = (
 )
 
 VARIABLES = frozenset(
-    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES, STEP}.union(*(dataclasses.astuple(row)[1:] for row in _LAUNCHERS))
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES, OMP_OF_LAUNCHER, STEP}.union(
+        *(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)
+    )
     - {""}
 )
 """What tells a process its place in a run, under any launcher, and how to run. MASTER_ADDR is not among them."""
@@ -266,6 +275,39 @@ def _job_dir(environ: Mapping[str, str]) -> str | None:
     return f"{parent}/lockstep-{job}" if parent and job else None
 
 
+def threads_asked(environ: Mapping[str, str], name: str = OMP) -> int | None:
+    """The number of threads that a variable asks for (of several, for regions within regions, the first); None: none."""
+    first = environ.get(name, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
+
+def _threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
+    """What OMP_NUM_THREADS asks for, unless a launcher has set it because the user has not.
+
+    Such a number must not count: torchrun says 1 where it starts several processes, and nothing where it starts one, so that
+    another number of processes would be another number of threads.
+    """
+    asked = threads_asked(environ)
+    if asked is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
+        return None
+    if world.launcher == "torchrun" and asked == 1 and world.local_world_size > 1:
+        return threads_asked(_before_torchrun(environ["TORCHELASTIC_RUN_ID"]))
+    return asked
+
+
+def _before_torchrun(run_id: str) -> Mapping[str, str]:
+    """The environment that torchrun was started with; empty: it cannot be read."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.Process().parents():
+            # That of a process's start, without what it has set since. Between torchrun and here there may be others.
+            environ: dict[str, str] = process.environ()
+            if environ.get("TORCHELASTIC_RUN_ID") != run_id:
+                return environ
+    return {}
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """What the launcher set. ``environ`` is for tests; a run reads ``os.environ``, once.
 
@@ -280,8 +322,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         settings = None
     if not isinstance(settings, dict):
         raise ConfigError(f"the environment variable {SETTINGS} is {text!r}, which is not a JSON object")
+    world = _read_world(environ)
     return Environment(
-        world=_read_world(environ),
+        world=world,
         settings=settings,
         terminal=environ[TERMINAL] == "1" if TERMINAL in environ else None,
+        threads=_threads_of_user(environ, world),
     )

@@ -143,7 +143,9 @@ def train(fault):
                     total = loss.detach().clone()
                     torch.distributed.all_reduce(total)  # PLANT
                     loss = loss * total
-                team.backward(loss)
+                team.backward(
+                    loss, **({"reduction": "mean"} if fault == "sum" else {})
+                )  # or lockstep would see the sum itself
                 if fault == "weights":
                     model[0].weight.data.clamp_(-0.1, 0.1)  # PLANT
                 team.log(seconds=time.time() - began)  # innocent

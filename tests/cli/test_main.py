@@ -70,9 +70,11 @@ LEAVES_A_THREAD = """
 import datetime, sys, threading, time
 import lockstep.cli.run
 from lockstep.cli.main import main
+from lockstep.launch.server import take_server
 from torch.distributed import TCPStore
 
 def run(*args, **options):
+    take_server().close()
     long = datetime.timedelta(seconds=60)
     server = TCPStore("127.0.0.1", 0, None, True, long, False)
     client = TCPStore("127.0.0.1", server.port, None, False, long, False)

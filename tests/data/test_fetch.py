@@ -8,8 +8,10 @@ import numpy
 import pytest
 import torch
 from data_helpers import Noisy, Numbers, noisy_collate, same
+from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
 
+from lockstep import threads
 from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
 from lockstep.data.streams import Purpose
 from lockstep.errors import DataError
@@ -194,17 +196,50 @@ def test_a_table_on_the_card_is_fetched_there():
     )
 
 
-def test_samples_are_fetched_with_one_thread_here_as_in_workers_and_the_number_comes_back():
-    before = torch.get_num_threads()
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads(), [(library, library.num_threads) for library in threads.libraries()]
     torch.set_num_threads(2)
-    try:
-        with single_threaded():
-            assert torch.get_num_threads() == 1
-        with pytest.raises(ZeroDivisionError), single_threaded():
-            raise ZeroDivisionError
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    for library in threads.libraries():
+        threads.set_number(library, 2)
+    yield
+    torch.set_num_threads(before[0])
+    for library, number in before[1]:
+        threads.set_number(library, number)
+
+
+def numbers():
+    """Of PyTorch's threads, BLAS's and OpenMP's: those that differ."""
+    return {torch.get_num_threads(), *(library["num_threads"] for library in threadpool_info())}
+
+
+class Threads(Noisy):
+    def __getitem__(self, index):
+        return sorted(numbers())
+
+
+def test_samples_are_fetched_with_one_thread_here_as_in_workers_and_the_number_comes_back(two_threads):
+    with single_threaded():
+        assert numbers() == {1}
+    with pytest.raises(ZeroDivisionError), single_threaded():
+        raise ZeroDivisionError
+    assert numbers() == {2}
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_only_fetching_has_one_thread(two_threads, context):
+    asked = []
+
+    def requests():  # where the user's sampler is at work
+        for index in range(2):
+            asked.append(numbers())
+            yield request(index)
+
+    like = DataLoader(Threads(4), num_workers=0 if context is None else 1, collate_fn=list, multiprocessing_context=context)
+    pool = FetchPool(choose_fetcher(0, like), like)
+    assert list(pool.run(requests())) == [[[1]], [[1]]]
+    assert asked == [{2}, {2}]
+    assert numbers() == {2}
 
 
 def test_the_streams_of_the_script_are_not_those_of_the_data():

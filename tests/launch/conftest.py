@@ -24,7 +24,7 @@ def _servers(outlives_tests):
 
     def get():
         if not servers or not servers[-1].is_alive():
-            servers.append(ForkServer(2))
+            servers.append(ForkServer())
             outlives_tests(servers[-1].pid)
             while not servers[-1].is_ready:
                 servers[-1].receive()

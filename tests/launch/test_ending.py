@@ -254,7 +254,7 @@ def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(star
 
 
 def test_a_server_whose_launcher_leaves_before_it_has_listened_goes_without_a_word(capfd):
-    server = ForkServer(1)
+    server = ForkServer()
     try:
         assert select.select([server], [], [], 30)[0]  # its first words wait to be read
         server._socket.close()

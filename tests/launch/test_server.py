@@ -6,6 +6,7 @@ import signal
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 from launch_helpers import is_running, until
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(40)
 
 @pytest.fixture
 def server():
-    with contextlib.closing(ForkServer(1)) as server:
+    with contextlib.closing(ForkServer()) as server:
         until(lambda: "ready" in server.receive())
         yield server
 
@@ -75,7 +76,22 @@ def test_closing_does_not_wait_for_a_process_that_got_hold_of_the_servers_end(mo
 
     with monkeypatch.context() as patched:
         patched.setattr(socket, "socketpair", pair)
-        server = ForkServer(1)
+        server = ForkServer()
     with ends[1]:
         assert server.close() == set()
     assert not server.is_alive()
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
+def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_wait(monkeypatch, given):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.closing(ForkServer()) as server:
+        until(lambda: "ready" in server.receive())
+        environ = psutil.Process(server.pid).environ()
+    assert {name: environ[name] for name in names if name in environ} == (
+        given or {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+    )

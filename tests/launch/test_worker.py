@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.timeout(40)
+CORES = len(os.sched_getaffinity(0))
 
 
 def test_the_script_sees_what_python_would_show_it(run_warm, tmp_path):
@@ -62,13 +63,30 @@ def test_restarts_keep_the_name_of_their_launch_and_no_other_launch_has_it(run_w
     assert first[0].endswith(" False")
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, max(1, len(os.sched_getaffinity(0)) // 2)), ("3", 3)])
-def test_cores_are_divided_unless_the_user_said_otherwise(run_warm, monkeypatch, asked, expected):
+THREADS = """
+import numpy, torch
+from threadpoolctl import threadpool_info
+print(torch.get_num_threads(), *(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"))
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("asked", [None, "3"])
+def test_cores_are_divided_unless_the_user_said_otherwise(run_warm, monkeypatch, nproc, asked):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = max(1, CORES // nproc)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    ended = run_warm("import torch; print(torch.get_num_threads())")
-    assert ended.lines == [str(expected)] * 2
+    lines = [[int(number) for number in line.split()] for line in run_warm(THREADS, nproc=nproc).lines]
+    assert [blas for _, *blas in lines] == [[int(asked or share)]] * nproc
+    if nproc > 1:  # a lone process has what torch takes by itself
+        assert [torch for torch, *_ in lines] == [int(asked or share)] * nproc
+
+
+def test_a_number_for_blas_alone_is_kept(run_warm, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    assert run_warm(THREADS).lines == ["3 5"] * 2
 
 
 def test_ranks_that_do_not_seed_draw_different_numbers(run_warm):
@@ -173,7 +191,7 @@ def test_scripts_that_do_not_ask_get_no_extra_argument(run_warm):
 
 def test_the_server_has_one_thread_and_has_imported_torch(server):
     process = Path(f"/proc/{server.pid}")
-    assert len(list((process / "task").iterdir())) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert len(list((process / "task").iterdir())) == 1
     assert "libtorch" in (process / "maps").read_text()
 
 

@@ -44,10 +44,9 @@ def _run(args: list[str]) -> int:
     from lockstep.launch.server import drop_early, start_early
 
     try:
-        nproc = _plain_nproc(args)
-        if nproc > 1:
+        if args[:1] == ["run"] and not {"--help", "-h"} & set(args):
             # Importing torch is what a launch takes its time for: let it begin before anything else is even imported.
-            start_early(nproc)
+            start_early()
         return _run_group(args)
     except LockstepError as error:
         return show_error(error)
@@ -67,18 +66,6 @@ def _run_group(args: list[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-
-
-def _plain_nproc(args: list[str]) -> int:
-    """The number of processes if this is a ``run`` that says it in so many words, else 0. No more than a guess."""
-    if args[:1] != ["run"] or "--help" in args or "-h" in args:
-        return 0
-    for name, value in zip(args[1:], [*args[2:], ""], strict=False):
-        option, _, attached = name.partition("=")
-        if option in ("--nproc-per-node", "--nproc_per_node", "--nproc"):
-            text = attached or value
-            return int(text) if text.isdecimal() else 0
-    return 0
 
 
 def show_error(error: LockstepError) -> int:

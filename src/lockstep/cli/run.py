@@ -123,7 +123,9 @@ def _names(valid: Iterable[str]) -> str:
     help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA card, else one.",
 )
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-@click.option("--threads", type=int, metavar="N", help="Threads of each process. Default: the cores, divided.")
+@click.option(
+    "--threads", type=int, metavar="N", help="Threads of each process. Default: OMP_NUM_THREADS, else the cores, divided."
+)
 @click.option("--device", metavar=_names(DEVICES), help="Where to train. Default: a card where there is one.")
 @click.option(
     "--devices-per-process",

@@ -22,6 +22,7 @@ from lockstep.data.batches import pin
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.stopping import leave_signals_to_parent
+from lockstep.threads import Lowered, use_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,15 @@ class _Requests:
 
     def __init__(self) -> None:
         self.current: Iterable[Request] = ()
+        self.when_started: Callable[[], None] = _nothing
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self.current)
+        self.when_started()  # a DataLoader asks for the first request when it has started its workers, and before it hands on
+        yield from self.current
+
+
+def _nothing() -> None:
+    pass
 
 
 def _as_is(batch: Any) -> Any:
@@ -285,22 +292,23 @@ class FetchPool:
         """One batch for each request. Workers run ahead of the loop; without them a batch is made when asked for."""
         if self._workers is not None:
             self._requests.current = requests
-            yield from from_workers(self._workers)
+            yield from from_workers(self._workers, self._requests)
             return
+        runs_user_code = not isinstance(self._fetcher, TableFetcher)
         for request in requests:
-            with single_threaded():
+            with single_threaded(runs_user_code=runs_user_code):
                 batch = self._fetcher[request]
             yield pin(batch) if self._pin_memory else batch
 
 
-def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What the workers of a loader hand on.
+def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
+    """What the workers of a loader hand on. ``requests``: its sampler, if it has one of ours.
 
     An error that names a sample comes out of PyTorch with the whole text of the worker's traceback for its message: it is
     raised with its own message again, and what came shows as its cause.
     """
     try:
-        yield from loader
+        yield from _started(loader, requests)
     except DataError as error:
         _, found, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
         if not found:
@@ -308,15 +316,36 @@ def from_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         raise DataError(message.rstrip()) from error
 
 
+def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[Any]:
+    """The loader's iterator, with workers that NumPy has one thread in (PyTorch has it there by itself).
+
+    They are forked from a process in which it has one, for to be told it in the worker comes too late: OpenBLAS's threads
+    end in a fork, and to be told a number it first makes all of them anew, which then look for work for a while.
+    """
+    lowered = Lowered()
+    if requests is not None:
+        requests.when_started = lowered.put_back  # the user's sampler is at work from there on, as without workers
+    try:
+        return iter(loader)
+    finally:
+        lowered.put_back()
+
+
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
     """One thread for what is fetched in this process, as in loader workers: the number of threads can change bits."""
+
+    def __init__(self, *, runs_user_code: bool = True) -> None:
+        self._runs_user_code = runs_user_code  # without it nobody uses NumPy, which takes ten times as long to tell
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
         if self._before != 1:
             torch.set_num_threads(1)
+        self._lowered = Lowered() if self._runs_user_code else None
 
     def __exit__(self, *_: object) -> None:
+        if self._lowered is not None:
+            self._lowered.put_back()
         if self._before != 1:
             torch.set_num_threads(self._before)
 
@@ -333,8 +362,8 @@ def set_workers(batches: Any, num_workers: int | None) -> None:
 
 
 class _StartWorker:
-    """Show the user's own data set as ``get_worker_info().dataset``, leave signals to the process that trains, then call the
-    user's ``worker_init_fn``."""
+    """Show the user's own data set as ``get_worker_info().dataset``, leave signals to the process that trains, have one thread,
+    then call the user's ``worker_init_fn``."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
@@ -343,6 +372,7 @@ class _StartWorker:
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
         leave_signals_to_parent()
+        use_threads(1)  # where the worker was not forked, and for libraries that were loaded since
         if self._user_function is not None:
             self._user_function(worker)
 

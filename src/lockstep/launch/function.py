@@ -78,7 +78,7 @@ def launch(
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     signals = [number for number in SIGNALS if is_left_alone(number)]
     with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
-        server = _ready_server(count)
+        server = _ready_server()
         outcome = run_workers(
             call,
             nproc=count,
@@ -111,13 +111,13 @@ def stop_server() -> None:
         _server = None
 
 
-def _ready_server(nproc: int) -> ForkServer:
+def _ready_server() -> ForkServer:
     global _server
     if _server is None:
         atexit.register(stop_server)
     if _server is None or not _server.is_alive():
         stop_server()
-        _server = ForkServer(nproc, [str(Path(entry).absolute()) for entry in sys.path if entry])
+        _server = ForkServer([str(Path(entry).absolute()) for entry in sys.path if entry])
     return _server
 
 

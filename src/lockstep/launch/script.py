@@ -98,7 +98,7 @@ def run_script(
     plan = OutputPlan(log_dir=log_dir, tee=tee, attach=attach)
     place = find_place(nodes) if nodes is not None else None
     with Interrupts() as interrupts, private_directory() as private_dir:
-        server = take_server(count)
+        server = take_server()
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each

@@ -148,7 +148,7 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *SIGNALS})
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking with threads. The only one here is OpenBLAS's, which stops it for the fork.
+            # Python 3.12 warns of forking with threads. If there are any, they are of a BLAS that stops them for the fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cores import num_cores
 from lockstep.errors import LaunchError
 
 # The working directory, which -c puts first, must not hide modules of the same names. Where this lockstep was imported
@@ -43,12 +42,8 @@ class ForkServer:
     dies with it, and it dies with the thread that made it.
     """
 
-    def __init__(self, nproc: int, import_path: Sequence[str] = ()) -> None:
-        """Start one.
-
-        ``nproc`` is how many workers will share the cores; ``import_path`` is added at the end of ``sys.path``.
-        """
-        self.nproc = nproc
+    def __init__(self, import_path: Sequence[str] = ()) -> None:
+        """Start one. ``import_path`` is added at the end of ``sys.path``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,
@@ -63,7 +58,7 @@ class ForkServer:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env=_server_environ(nproc),
+                env=_server_environ(),
                 start_new_session=True,  # Ctrl-C of a terminal is the launcher's to handle
             )
         except OSError as error:
@@ -154,21 +149,17 @@ class ForkServer:
 _early: ForkServer | None = None
 
 
-def start_early(nproc: int) -> None:
+def start_early() -> None:
     """Start the server that ``take_server`` will be asked for, before the rest of the launcher is even imported."""
     global _early
-    _early = ForkServer(nproc)
+    _early = ForkServer()
 
 
-def take_server(nproc: int) -> ForkServer:
-    """The server that was started early, if it fits; else a new one. The caller closes it."""
+def take_server() -> ForkServer:
+    """The server that was started early, else a new one. The caller closes it."""
     global _early
     server, _early = _early, None
-    if server is not None and server.nproc == nproc:
-        return server
-    if server is not None:
-        server.close()
-    return ForkServer(nproc)
+    return server or ForkServer()
 
 
 def drop_early() -> None:
@@ -198,9 +189,13 @@ def _end_of(status: int) -> str:
     )
 
 
-def _server_environ(nproc: int) -> dict[str, str]:
+def _server_environ() -> dict[str, str]:
+    """What libraries read when the server loads them, and workers cannot change any more. They see their own environment."""
     environ = dict(os.environ)
-    if nproc > 1 and "OMP_NUM_THREADS" not in environ:
-        # OpenBLAS (numpy's) counts its threads when it is loaded: share the cores as torch's threads are shared.
-        environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, num_cores() // nproc)))
+    # NumPy's BLAS makes its threads when it is loaded: here it needs none, and each worker tells it how many it is to have.
+    environ["OPENBLAS_NUM_THREADS"] = "1"
+    if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        # Threads of OpenMP that wait for work look for it all the time. If the cores have other work, such as loader workers, a
+        # small step takes 15 to 30 ms for 1, and now and then 200; asleep, they cost one on idle cores half a millisecond.
+        environ |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
     return environ

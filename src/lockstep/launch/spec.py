@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.cores import num_cores
 from lockstep.launch.binding import Binding
-from lockstep.world import CALL, CORES, LAUNCH, SETTINGS, STORE, TERMINAL
+from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
 """The launch's private directory: its mark on processes."""
@@ -173,9 +173,9 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         environ[CORES] = str(spec.binding.num_cores)
     if isinstance(spec.program, Call):
         environ[CALL] = "1"
-    elif spec.program.is_executable and spec.nproc > 1:
+    elif spec.program.is_executable and spec.nproc > 1 and OMP not in environ:
         # It imports torch, or whatever counts its threads, anew: there is nothing that we could set in it.
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // spec.nproc)))
+        environ[OMP] = environ[OMP_OF_LAUNCHER] = str(max(1, num_cores() // spec.nproc))
     return environ
 
 

@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -24,6 +25,8 @@ from lockstep.errors import LaunchError
 from lockstep.launch import failures
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.stopping import SIGNALS, Stopped, tell_when_watching
+from lockstep.threads import libraries, set_number
+from lockstep.world import threads_asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +145,11 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # neither does torch
-    if spec.nproc > 1:
-        _share_cores(spec.nproc, environ.get("OMP_NUM_THREADS", ""))
+    cores = num_cores()
     if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
         os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
+    if not (isinstance(spec.program, Script) and spec.program.is_executable):
+        _share_cores(max(1, cores // spec.nproc), spec.nproc, environ)
     return spec
 
 
@@ -165,14 +169,23 @@ def _reopen_streams() -> None:
         setattr(sys, f"__{name}__", new)
 
 
-def _share_cores(nproc: int, asked: str) -> None:
-    """The cores, divided. torchrun sets OMP_NUM_THREADS=1 for the same reason; here torch has long read it.
+_OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
+"""Where users say how many threads a BLAS is to have, and nothing else."""
+
+
+def _share_cores(share: int, nproc: int, environ: Mapping[str, str]) -> None:
+    """The cores, divided. torchrun sets OMP_NUM_THREADS=1 for the same reason; here torch and NumPy have long read it.
 
     A lockstep script says again, in its run's settings, how many it wants; this is for all others.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(int(asked) if asked.isdigit() and int(asked) > 0 else max(1, num_cores() // nproc))
+    asked, torch = threads_asked(environ), sys.modules.get("torch")
+    if nproc > 1 and torch is not None:
+        torch.set_num_threads(asked or share)
+    for library in libraries():
+        # NumPy's usual one also with one process: the server has loaded it with one thread.
+        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas"):
+            own = threads_asked(environ, _OF_BLAS.get(library.internal_api, ""))
+            set_number(library, own or asked or share)
 
 
 def _become_program(script: Script, local_rank: int) -> NoReturn:

@@ -198,6 +198,6 @@ class _Launch:
     def _take_server(self) -> ForkServer:
         """The one that is warm, or another if it was ended with its workers."""
         if not self._server.is_alive():
-            self._server = ForkServer(self._server.nproc)
+            self._server = ForkServer()
             self._servers.append(self._server)
         return self._server

@@ -1,0 +1,129 @@
+"""One number of threads in a run, for PyTorch, NumPy and OpenMP: whoever started it, and as it was born."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+CORES = len(os.sched_getaffinity(0))
+
+# Each product has other bits with one thread than with two.
+TRAIN = """
+import hashlib, json, sys
+import lockstep, numpy as np, torch
+from threadpoolctl import threadpool_info
+from torch.utils.data import DataLoader, Dataset
+
+def product(seed):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((301, 407)) @ random.standard_normal((407, 211))
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
+
+def numbers():
+    return {torch.get_num_threads(), *(library["num_threads"] for library in threadpool_info())}
+
+class Products(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        assert numbers() == {1}, numbers()
+        return torch.from_numpy(product(index)), index
+
+team = lockstep.join(shards=3, fresh=True)
+data = DataLoader(Products(), batch_size=3, num_workers=int(sys.argv[1]))
+model, loader = team.prepare(torch.nn.Linear(211, 1).double(), data)
+found = []
+for inputs, (index,) in loader:
+    assert numbers() == {team.config.threads}, numbers()
+    found.append((int(index), digest(inputs[0].numpy()), digest(product(int(index)))))
+    team.backward(model(inputs).mean())
+every = sorted(one for found in team.all_gather_object(found) for one in found)
+team.print("found", json.dumps(every))
+"""
+# What says its number of threads, and no more.
+JOIN = """
+import lockstep, torch
+team = lockstep.join(shards=2, run_dir="run")
+model, loader = team.prepare(torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.ones(4, 1), 2))
+for inputs in loader:
+    team.backward(model(inputs).mean())
+"""
+RUN = ("-m", "lockstep.cli.main", "run", "--nproc-per-node")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """``start(source, *command, args=(), **variables)``: its output, with no number of threads in the environment but these."""
+
+    def run(source, *command, args=(), **variables):
+        (tmp_path / "script.py").write_text(source)
+        environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+        environ |= {"LOCKSTEP_SETTINGS": json.dumps({"device": "cpu", "progress": "plain"}), **variables}
+        options = {"cwd": tmp_path, "env": environ, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, *command, "script.py", *args], timeout=60, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def words(number):
+    return f", {number} thread{'' if number == 1 else 's'} each, "
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [pytest.param({}, max(1, CORES // 3), marks=pytest.mark.long), ({"OMP_NUM_THREADS": "2"}, 2)],
+    ids=["divided", "given"],
+)
+def test_a_data_set_and_a_loop_that_multiply_with_numpy_give_the_same_bits_at_every_world_size(start, variables, threads):
+    found = {}
+    for command, workers in (((), 0), ((*RUN, "1"), 2), ((*RUN, "2"), 0), ((*RUN, "3"), 2), ((*TORCHRUN, "2"), 2)):
+        out = start(TRAIN, *command, args=[str(workers)], **variables)
+        assert words(threads) in out
+        found[command] = json.loads(out.partition("found ")[2])
+    expected = found[()]
+    assert [index for index, *_ in expected] == [*range(6)]
+    assert all((sample == computed) == (threads == 1) for _, sample, computed in expected), "else this shows nothing"
+    assert all(one == expected for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("shards", "number", "command"),
+    [
+        (1, 1, ()),
+        (2, 3, ()),
+        (1, 1, (*RUN, "1")),
+        (2, 3, (*RUN, "2")),
+        pytest.param(2, 1, (*TORCHRUN, "2"), marks=pytest.mark.long),
+        pytest.param(2, 3, (*TORCHRUN, "2"), marks=pytest.mark.long),
+    ],
+    ids=["python 1", "python 3", "run 1", "run 3", "torchrun 1", "torchrun 3"],
+)
+def test_the_number_that_the_user_gives_openmp_is_the_runs(start, shards, number, command):
+    source = JOIN.replace("shards=2", f"shards={shards}")
+    # Without it, torchrun's processes would have 5 threads here, and the others those of all cores.
+    assert words(number) in start(source, *command, OMP_NUM_THREADS=str(number), LOCKSTEP_CORES="10")
+
+
+def test_the_number_that_torchrun_gives_openmp_by_itself_is_not(start):
+    # Also where torchrun starts them by way of another program, which finds that number in its environment.
+    between = ("--no-python", "sh", "-c", 'exec "$PYTHON" "$@"', "sh")
+    assert words(5) in start(JOIN, *TORCHRUN, "2", *between, LOCKSTEP_CORES="10", PYTHON=sys.executable)
+
+
+def test_a_run_keeps_the_number_that_it_was_born_with_and_says_so(start):
+    assert words(2) in start(JOIN, OMP_NUM_THREADS="2")
+    again = start(JOIN, OMP_NUM_THREADS="1")
+    assert words(2) in again
+    assert "OMP_NUM_THREADS=1 is not heeded: the run was born with 2 threads" in again
+    assert "not heeded" not in start(JOIN)
+    both = start(JOIN, LOCKSTEP_SETTINGS=json.dumps({"threads": 1, "allow": ["threads"]}), OMP_NUM_THREADS="3")
+    assert words(1) in both
+    assert "not heeded" not in both
