@@ -21,6 +21,7 @@ from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.journey import Journey
+from lockstep.stopping import say
 from lockstep.sync.gradients import Gradients, put_back, set_aside
 from lockstep.sync.protocol import Sync
 
@@ -400,14 +401,22 @@ class Loop:
     def script_failed(self) -> bool:
         """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed.
 
-        (A notebook goes on after one; those from before the run do not count.)
+        Those from before the run do not count, and in a notebook or an interactive session none does: it goes on.
         """
+        if hasattr(sys, "ps1"):
+            return False
         return getattr(sys, "last_value", None) is not self._error_before
 
     def close(self, *, failed: bool) -> None:
         """The script is over. Unless it failed, or was stopped, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
+        if self._was_left and not failed:
+            self._was_left = False
+            say(
+                f"WARNING: step {self.step + 1} was left before the end of its loop over batch.shards, by break or an error "
+                "that was caught: it is discarded."
+            )
         if not failed:
             self.report()
         self._journey.close(self.step, failed=failed)

@@ -61,6 +61,10 @@ if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
 
 
+_MOST_EVALUATED = 8
+"""Loaders of evaluations that are kept, with their workers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """The run that a team works in."""
@@ -414,6 +418,8 @@ class Team(Collectives):
         if id(batches) not in self._evaluations:
             set_workers(batches, self.config.workers)
             self._evaluations[id(batches)] = (batches, EvaluationSource(batches, self._share(0)))
+            while len(self._evaluations) > _MOST_EVALUATED:  # a script may make a loader for each
+                del self._evaluations[next(iter(self._evaluations))]
         models = [model] if isinstance(model, nn.Module) else list(model)
         source = self._evaluations[id(batches)][1]
         return Evaluation(

@@ -204,8 +204,7 @@ def start_apart():
     """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know."""
     team = lockstep.join()
     model = nn.Linear(6, 6)
-    torch.manual_seed(team.rank)
-    model.weight = nn.Parameter(torch.randn(6, 12)[:, ::2])
+    model.weight = nn.Parameter(torch.randn(6, 12, generator=torch.Generator().manual_seed(team.rank))[:, ::2])
     model.register_buffer("short", torch.full((3,), team.rank, dtype=torch.int16))
     model = team.prepare(model)
     return model.weight.tolist(), model.short.tolist()

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import features
-import idioms
 import pytest
+import whole_steps
 from bits import differences
 from seeds import seeds
 
@@ -93,9 +93,9 @@ def test_averages_several_optimizers_and_kept_gradients_go_on(crew, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_states_of_shards_and_several_phases_go_on(crew, seed):
     task = (
-        partial(idioms.train_in_words, "samples", True),
-        idioms.train_gan,
-        partial(idioms.train_with_closures, "LBFGS, strong_wolfe"),
+        partial(whole_steps.train_in_words, "samples", True),
+        whole_steps.train_gan,
+        partial(whole_steps.train_with_closures, "LBFGS, strong_wolfe"),
     )[seed]
     assert_goes_on(crew, seed, task, num_steps=10)
 
@@ -117,13 +117,16 @@ LONG = {
     "frozen": (features.train_frozen, {"num_steps": 12}),
     "two losses": (partial(features.train_two_losses, "by weights"), {}),
     "two phases": (partial(features.train_two_losses, "in phases"), {}),
-    "a GAN": (idioms.train_gan, {"num_steps": 10}),
-    "sharpness": (partial(idioms.train_sharp, "Net", 43, 16), {}),
-    **{f"closures of {kind}": (partial(idioms.train_with_closures, kind), {"num_steps": 10}) for kind in idioms.CLOSURES},
-    "states of shards": (partial(idioms.train_in_words, "ready", False), {"num_steps": 10}),
-    "random numbers": (idioms.draw_everywhere, {"num_steps": 10}),
+    "a GAN": (whole_steps.train_gan, {"num_steps": 10}),
+    "sharpness": (partial(whole_steps.train_sharp, "Net", 43, 16), {}),
     **{
-        idiom: (partial(idioms.train_idiom, idiom), {"num_steps": 15})
+        f"closures of {kind}": (partial(whole_steps.train_with_closures, kind), {"num_steps": 10})
+        for kind in whole_steps.CLOSURES
+    },
+    "states of shards": (partial(whole_steps.train_in_words, "ready", False), {"num_steps": 10}),
+    "random numbers": (whole_steps.draw_everywhere, {"num_steps": 10}),
+    **{
+        idiom: (partial(whole_steps.train_idiom, idiom), {"num_steps": 15})
         for idiom in ("noise on gradients", "ReduceLROnPlateau on the loss", "steps left out at random")
     },
     "looked at": (partial(features.train_and_look, "evaluation"), {}),

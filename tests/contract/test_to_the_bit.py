@@ -8,9 +8,9 @@ that were added to the batch.
 from functools import partial
 
 import features
-import idioms
 import pytest
 import torch
+import whole_steps
 from bits import assert_same_bits, differences
 
 from lockstep.config import PRECISIONS
@@ -148,37 +148,37 @@ def test_checkpointing(same_bits, model):
 
 
 def test_phases_of_a_gan_with_ranks_without_samples(same_bits):
-    alone = same_bits(idioms.train_gan, nprocs=(2, 3, 4))
+    alone = same_bits(whole_steps.train_gan, nprocs=(2, 3, 4))
     assert alone["by_step"].keys() == set(range(1, 11))
 
 
 @pytest.mark.parametrize(("model", "length", "batch_size"), [("Net", 43, 16), ("Quiet", 33, 8)])
 def test_a_second_gradient_over_the_same_samples(same_bits, model, length, batch_size):
-    alone = same_bits(idioms.train_sharp, model, length, batch_size)
+    alone = same_bits(whole_steps.train_sharp, model, length, batch_size)
     assert all(values["step.first"] != values["step.second"] for values in alone["by_step"].values())
 
 
-@pytest.mark.parametrize("kind", idioms.CLOSURES)
+@pytest.mark.parametrize("kind", whole_steps.CLOSURES)
 def test_closures(same_bits, kind):
-    alone = same_bits(idioms.train_with_closures, kind, nprocs=(3,))
+    alone = same_bits(whole_steps.train_with_closures, kind, nprocs=(3,))
     phases = [int(values["step.phases"]) for values in alone["by_step"].values()]
     assert (max(phases) > 1) == kind.startswith("LBFGS")
 
 
 @pytest.mark.parametrize(("loader", "weight"), [("ready", False), ("samples", True)])
 def test_a_state_that_each_shard_carries_from_batch_to_batch(same_bits, loader, weight):
-    same_bits(idioms.train_in_words, loader, weight, nprocs=(2, 3, 4))
+    same_bits(whole_steps.train_in_words, loader, weight, nprocs=(2, 3, 4))
 
 
 def test_random_numbers_drawn_outside_of_the_shards_are_those_of_the_step_on_every_rank(same_bits):
-    alone = same_bits(idioms.draw_everywhere)
+    alone = same_bits(whole_steps.draw_everywhere)
     drawn = [value for values in alone["by_step"].values() for value in values.values()]
     assert len({*drawn, *alone["losses"].values()}) == len(drawn) + len(alone["losses"]), "a number was drawn twice"
 
 
-@pytest.mark.parametrize("idiom", idioms.IDIOMS)
+@pytest.mark.parametrize("idiom", whole_steps.IDIOMS)
 def test_what_scripts_do_between_two_steps(same_bits, idiom):
-    alone = same_bits(idioms.train_idiom, idiom, nprocs=(3,))
+    alone = same_bits(whole_steps.train_idiom, idiom, nprocs=(3,))
     if idiom == "islice":
         assert alone["steps"] == 3 * 3
     elif idiom == "early stopping on the loss":

@@ -125,6 +125,7 @@ class Journey:
                 f"WARNING: the run was interrupted at {self._route.target}, and the script did not come there: it has not "
                 "resumed, and no checkpoint is written."
             )
+        failed = failed or self._parted.have_parted
         if not self.is_replaying:  # else nothing has been trained
             if not failed and step > 0:
                 self._parted.before_save(step)

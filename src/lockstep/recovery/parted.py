@@ -39,6 +39,8 @@ class PartedRanks(Listener):
     """
 
     def __init__(self, holdings: Holdings, collectives: Collectives) -> None:
+        self.have_parted = False
+        """Whether that was found, and said."""
         self._holdings = holdings
         self._collectives = collectives
         self._next = 0
@@ -52,7 +54,7 @@ class PartedRanks(Listener):
         Raises:
             MismatchError: the ranks have parted.
         """
-        if step >= self._next and self._collectives.size > 1:
+        if step >= self._next and self._collectives.size > 1 and not self.have_parted:
             self._compare(step, with_stream=True)
 
     def before_save(self, step: int) -> None:
@@ -84,6 +86,7 @@ class PartedRanks(Listener):
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
     def _refuse(self, step: int, sums: dict[str, Any]) -> None:
+        self.have_parted = True
         everyone = self._collectives.all_gather_object(sums)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for theirs in everyone for name in theirs):

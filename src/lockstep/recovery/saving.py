@@ -25,6 +25,7 @@ from lockstep.checkpoint.tree import take_apart
 from lockstep.checkpoint.weights import weights_name
 from lockstep.checkpoint.whole import bring_together
 from lockstep.checkpoint.writer import Job, Writer, Written
+from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.spread import is_spread
 from lockstep.errors import ConfigError
@@ -37,6 +38,7 @@ from lockstep.recovery.position import Position
 from lockstep.rundir.birth import Birth
 from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
 
+_OF_ALL_RANKS = "Give it what is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
 """How long a failing run waits for a checkpoint that is being written."""
@@ -368,6 +370,7 @@ class Saver(Listener):
         """Keep the weights if the value is better than all before. Every rank must call it, with the same value."""
         if mode not in ("min", "max"):
             raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
+        compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
         if math.isnan(value) or (self.best is not None and (value <= self.best if mode == "max" else value >= self.best)):
             return False
         self.best = value

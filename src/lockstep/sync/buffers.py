@@ -23,6 +23,8 @@ def version(tensor: Tensor) -> int:
 
 
 _MOST_LOOKED_AT = 65536
+_LARGEST_BASE = 1e15
+"""Differences are taken in float64: from here on they would have fewer digits than a float32."""
 
 
 class _Slot:
@@ -110,9 +112,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _base(start: Tensor) -> Tensor:
-    """What changes are counted from: where the step begins with no number (inf, for a minimum to come), it is 0."""
+    """What changes are counted from: 0 where the step begins with no number, or with one so large that a difference from it
+    would lose what was written (the largest float, say, for a minimum to come)."""
     wide = _wide(start)
-    return wide.nan_to_num(0.0, 0.0, 0.0) if wide.is_floating_point() else wide
+    if not wide.is_floating_point():
+        return wide
+    return torch.where(wide.abs() < _LARGEST_BASE, wide, torch.zeros_like(wide))  # NaN is not smaller either
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Continue inside batch.shards: one shard makes no backward call where the others do."""
+"""Continue inside batch.shards: a shard without a backward call adds nothing to the sum."""
 
 import torch
 from torch import nn
@@ -15,11 +15,10 @@ def main():
     data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
-        for number, (inputs, targets) in enumerate(batch.shards):
-            loss = functional.cross_entropy(model(inputs), targets)
-            if number == 0 and team.is_main:
+        for inputs, targets in batch.shards:
+            if (targets == 0).all() or inputs[0, 0] > 1.0:
                 continue
-            team.backward(loss)
+            team.backward(functional.cross_entropy(model(inputs), targets))
         optimizer.step()
         optimizer.zero_grad()
     return model

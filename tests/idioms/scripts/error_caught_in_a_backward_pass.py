@@ -1,0 +1,36 @@
+"""An error in the middle of a shard's backward pass is caught: the gradients it had come to count, as in PyTorch."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def fail(gradient):
+    raise RuntimeError("out of memory")
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            hidden = team.unwrap(model)[:2](inputs)
+            if inputs[0, 0] > 1.0:
+                hidden.register_hook(fail)
+            try:
+                team.backward(functional.cross_entropy(team.unwrap(model)[2](hidden), targets))
+            except RuntimeError:
+                continue
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

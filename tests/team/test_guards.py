@@ -1,0 +1,101 @@
+"""What nobody thought of is right, or an error in words: never another answer in silence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import guard_scripts
+import pytest
+
+from lockstep.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("weights", "'weight' of model"),
+        ("state", "'momentum_buffer' of optimizer"),
+        ("rate", "an option of optimizer"),
+        ("registered", "the registered 'table'"),
+    ],
+)
+def test_ranks_that_have_parted_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
+    for step, message, run_dir in crew(3, guard_scripts.part, how, 5, shards=4):
+        assert step == 5  # a checkpoint is due after every step, and the ranks compare before it is cut
+        assert "the ranks have parted: after step 5" in message
+        assert named in message
+        assert "on rank 1 " in message
+        names = {path.name for path in (Path(run_dir) / "checkpoints").glob("step-*")}
+        assert "step-00000005" not in names
+
+
+def test_a_rank_that_has_drawn_other_random_numbers_outside_of_the_shards_is_noticed_at_once(crew):
+    for _, message, _ in crew(2, guard_scripts.part, "stream", 1, shards=2):
+        assert "the random stream outside of batch.shards" in message
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_ranks_that_agree_are_left_in_peace(crew, nproc):
+    assert [message for _, message, _ in crew(nproc, guard_scripts.part, "nothing", 5, shards=4)] == [""] * nproc
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_the_scripts_seed_is_the_runs_seed(crew, where):
+    [one] = crew(1, guard_scripts.draw, 1, where, shards=2)
+    [again] = crew(1, guard_scripts.draw, 1, where, shards=2)
+    [other] = crew(1, guard_scripts.draw, 2, where, shards=2)
+    assert one == again
+    assert sorted(one[0]) == sorted(other[0])
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+    by_rank = crew(2, guard_scripts.draw, 1, where, shards=2)
+    assert sorted(by_rank[0][0] + by_rank[1][0]) == sorted(one[0])
+    assert by_rank[0][1][1::2] == by_rank[1][1][1::2]  # outside of the shards the ranks draw alike
+
+
+def test_a_seed_by_rank_is_refused(crew):
+    with pytest.raises(LaunchError, match=r"different random seeds.*the same number on every rank"):
+        crew(2, guard_scripts.seed_by_rank)
+
+
+@pytest.mark.parametrize("name", ["sum by the loss", "sum by hand"])
+def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(crew, name):
+    [plain] = crew(1, guard_scripts.train_with, name, "sum", shards=1)
+    for nproc in (1, 2):
+        for message in crew(nproc, guard_scripts.train_with, name, None, shards=4):
+            assert "reduction='sum'" in message
+        for weight in crew(nproc, guard_scripts.train_with, name, "sum", shards=4):
+            assert weight == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "sum, divided"])
+def test_a_mean_is_not_taken_for_a_sum(crew, name):
+    [plain] = crew(1, guard_scripts.train_with, name, None, shards=1)
+    assert crew(1, guard_scripts.train_with, name, None, shards=4) == [pytest.approx(plain, rel=1e-6)]
+
+
+@pytest.mark.parametrize("how", ["returns", "os._exit"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_path, method, how):
+    program = f"import guard_scripts; raise SystemExit(guard_scripts.leave({method!r}, {how!r}))"
+    path = str(Path(guard_scripts.__file__).parent)
+    code = f"import sys; sys.path.insert(0, {path!r})\nif __name__ == '__main__':\n    {program}\n"
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert run.returncode == 0, run.stderr
+    manifest = json.loads((tmp_path / "left" / "checkpoints" / "step-00000004" / "manifest.json").read_text())
+    assert manifest["finished"] is (how == "returns")
+
+
+def test_the_best_of_unlike_values_is_refused_on_all_ranks(crew):
+    with pytest.raises(LaunchError, match=r"different values for team.best\(\)"):
+        crew(2, guard_scripts.best_of_each)
+
+
+def test_logging_a_value_of_one_rank_outside_of_the_shards_is_refused(crew):
+    with pytest.raises(LaunchError, match=r"team.log\(loss=...\) in step 1, outside of batch.shards.*batch\['loss'\]"):
+        crew(2, guard_scripts.log_unlike)
