@@ -20,7 +20,7 @@ class Strategy:
 
     one_process: bool = False
     devices: str = "several"
-    """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` cards, by itself."""
+    """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` GPUs, by itself."""
     needs: str = ""
     """What a machine may lack: ``cards``, ``horovod``."""
 
@@ -49,8 +49,8 @@ class RunConfig:
     """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
 
     strategy: str = "auto"
-    """How gradients meet: ``single`` (one process), ``dp`` (one process with several cards: ``nn.DataParallel``), ``ddp``
-    (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
+    """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
+    ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
     optimizer's state), ``horovod`` (Horovod's all-reduce, where it is installed), ``exact`` (one fixed tree: equal to the bit
     at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
     precision: str = "32-true"
@@ -71,14 +71,14 @@ class RunConfig:
     cores of this machine divided by the shards (so that the number of processes and machines does not matter: threads can
     change the last bits)."""
     device: str = "auto"
-    """``cpu``, ``cuda``, or ``auto`` (a card where there is one)."""
+    """``cpu``, ``cuda``, or ``auto`` (a GPU where there is one)."""
     devices_per_process: int | None = None
-    """Devices of each process, ``team.devices``. None: one; with ``dp``, all cards of the machine. With more than one (and
+    """Devices of each process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one (and
     another strategy than ``dp``) the script places the parts of its models on them. On the CPU they are all the same one."""
     batch_dim: int = 0
-    """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each card."""
+    """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each GPU."""
     backend: str = "auto"
-    """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a card of its own, else Gloo), or ``mpi``, which
+    """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a GPU of its own, else Gloo), or ``mpi``, which
     needs a PyTorch that was built with it."""
     init_method: str | None = None
     """Where the processes meet: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of

@@ -200,7 +200,7 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
         told = [f"{name}: {_given(command, name)} now, {_given(found[1], name)} then" for name in differing]
         _note(
             notices,
-            f"{path} was interrupted, and has other settings ({'; '.join(told)}). To go on with that one: --run-dir {path}",
+            f"{path} was interrupted, and has other settings ({'; '.join(told)}). To resume that one: --run-dir {path}",
         )
         return None
     return _INTERRUPTED
@@ -257,7 +257,7 @@ def _go_on(path: Path, birth: Birth, lock: RunLock, notices: list[str]) -> OpenR
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
-    state = "had come to its end at" if manifest.finished else "goes on after"
+    state = "had come to its end at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start anew: --fresh, or fresh=True.")
     found = Checkpoint(path=directory, manifest=manifest)
     return OpenRun(run_dir=path, birth=birth, checkpoint=found, lock=lock, is_new=False, notices=notices)

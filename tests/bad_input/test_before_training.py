@@ -105,7 +105,7 @@ def test_settings_that_differ_between_ranks_are_told(crew):
         ({"init_method": "tcp:localhost"}, "init_method='tcp:localhost': give env://, tcp://HOST:PORT"),
         ({"stratgy": "ddp"}, "unknown setting 'stratgy': choose one of"),
         ({"shards": 0}, "shards=0: it must be a whole number, 1 or more"),
-        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs a card"),
+        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs a GPU"),
     ],
 )
 def test_join_refuses_settings_that_cannot_be_meant_and_can_be_called_again(tmp_path, settings, words):
@@ -117,7 +117,7 @@ def test_join_refuses_settings_that_cannot_be_meant_and_can_be_called_again(tmp_
 
 def test_cuda_without_a_card_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(lockstep.ConfigError, match="no CUDA card here: leave device out"):
+    with pytest.raises(lockstep.ConfigError, match="no CUDA GPU here: leave device out"):
         lockstep.join(run_dir=str(tmp_path / "run"), device="cuda")
 
 

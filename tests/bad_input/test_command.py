@@ -29,7 +29,7 @@ def test_what_cannot_be_meant_is_refused_before_the_script_runs(run_script, opti
 def test_a_script_that_does_not_exist_is_told(run_script, tmp_path):
     done = run_script(tmp_path / "nope.py", "--nproc-per-node", "2")
     assert done.returncode == 2
-    assert "there is no script" in done.stderr
+    assert "no such script" in done.stderr
     assert "nope.py" in done.stderr
 
 

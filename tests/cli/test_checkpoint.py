@@ -150,7 +150,7 @@ def test_what_cannot_be_read_of_an_optimizer_or_schedule_is_said_to_be_of_its_be
 
 
 def test_the_place_where_an_unfinished_one_goes_on_is_said(made, call):
-    assert "not at its end: goes on at epoch 2, in pass 1 over" in call("inspect", saved(made, -2)).out
+    assert "not at its end: resumes at epoch 2, in pass 1 over" in call("inspect", saved(made, -2)).out
 
 
 def test_every_tensor_is_listed_when_asked_for(made, call):
@@ -210,8 +210,8 @@ def test_damage_that_is_seen_at_once_is_told_and_the_rest_is_shown(mine, call):
 @pytest.mark.parametrize(
     ("wreck", "said"),
     [
-        (lambda d: shutil.rmtree(d), "there is no"),
-        (lambda d: shutil.rmtree(d / "checkpoints"), "there is no checkpoint in"),
+        (lambda d: shutil.rmtree(d), "no such file or directory"),
+        (lambda d: shutil.rmtree(d / "checkpoints"), "no checkpoint in it"),
         (lambda d: (saved(d) / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda d: flip(saved(d) / "manifest.json"), "manifest.json was damaged"),
         (lambda d: cut(saved(d) / "manifest.json"), "manifest.json cannot be read"),
@@ -402,7 +402,7 @@ def test_a_full_disk_leaves_no_half_file(made, tmp_path):
     [
         (("x.safetensors", "--model", "modle"), 2, "'modle': choose one of model, model-2, average"),
         (("x.pt",), 2, "give it a name that ends in .safetensors"),
-        (("no/x.safetensors",), 2, "there is no directory no"),
+        (("no/x.safetensors",), 2, "no: no such directory"),
         (("folder.safetensors",), 2, "is a directory"),
         ((), 2, "Missing argument 'OUT'"),
     ],

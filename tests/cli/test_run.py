@@ -47,7 +47,7 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("nope.py",), "there is no script"),
+        (("nope.py",), "nope.py: no such script"),
         (("--strategy", "dpp", "x.py"), "choose one of auto, single"),
         (("--precision", "half", "x.py"), "unknown precision"),
         (("--nproc-per-node", "0", "x.py"), "1 or more"),

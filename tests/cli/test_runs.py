@@ -75,7 +75,7 @@ def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last
 
 def test_how_to_go_on_is_said_below_the_table(made, look):
     last = look(made).out.splitlines()[-1]
-    assert "goes on when its command is run again" in last
+    assert "resumes when its command is run again" in last
     assert "--run-dir runs/stopped-1" in last
     assert "again" not in look(made, "runs/finished-1").out
 

@@ -39,7 +39,7 @@ def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_pat
 def test_options_may_stand_before_the_script_and_a_module_is_no_file(slurm, tmp_path):
     done = slurm("-N", "2", "-m", "package.train", "--container", "image.sif")
     assert done.returncode == 0
-    assert "there is no image.sif here: it must be there, under that name, on the nodes" in done.stderr
+    assert "image.sif: no such file or directory here. It must exist, under that name, on the nodes" in done.stderr
     assert "    python3 -m package.train\n" in (tmp_path / "train.sbatch").read_text()
 
 
@@ -59,7 +59,7 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nope.py",), "there is no script nope.py here"),
+        (("nope.py",), "nope.py: no such file. Give the path"),
         (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
         (("train.py", "--time", "soon"), "--time soon: 'soon' is no time"),
         (("train.py", "--strategy", "best"), "unknown strategy 'best'"),

@@ -66,7 +66,7 @@ def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(caps
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--no-python", "nothing-of-this-name"), "there is no program nothing-of-this-name"),
+        (("--no-python", "nothing-of-this-name"), "nothing-of-this-name: no such program"),
         (("--no-python", "./x.py"), "not executable"),
         (("--no-python", "-m", "x"), "a module is Python"),
     ],

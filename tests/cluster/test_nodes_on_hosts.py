@@ -247,7 +247,7 @@ def test_a_link_cut_for_longer_than_the_timeout_ends_the_run_everywhere_and_it_g
     hurry()
     first, second = (numbered(host, TRAIN, *options, args=(EPOCHS, 0.2)) for host in (0, 1))
     both(first, second)
-    assert "goes on after step" in first.out + first.err
+    assert "resumes after step" in first.out + first.err
     assert read_weights(first.out, second.out) == alone()
 
 
@@ -314,7 +314,7 @@ def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_o
     cluster.hosts[0].kill()
     assert nodes[1].wait(60) == 1
     assert "kept the store where the nodes meet" in nodes[1].err
-    assert "goes on from its newest checkpoint" in nodes[1].err
+    assert "resumes from its newest checkpoint" in nodes[1].err
     assert "torch/distributed" not in nodes[1].err
     assert not cluster.hosts[1].processes()
     hurry()

@@ -135,7 +135,7 @@ def test_lists_of_hosts_are_read_as_slurm_reads_them(slurm_cluster, text):
         (["--partition", "night"], "--partition night: this cluster has none of that name. Choose one of all"),
         (["--nodes", "3"], "--nodes 3: partition all has 2 (host0, host1)"),
         (["--nodelist", "host[1-2]", "--nodes", "2"], "--nodelist: partition all has no host2. It has host0, host1"),
-        (["--gpus-per-node", "8", "--nodes", "2"], "each with 8 cards: partition all has no such node"),
+        (["--gpus-per-node", "8", "--nodes", "2"], "each with 8 GPUs: partition all has no such node"),
         (
             ["--ntasks-per-node", "3", "--cpus-per-task", "3"],
             "9 CPUs (3 processes x 3): partition all has no such node",

@@ -59,10 +59,10 @@ def test_on_the_cpu_all_devices_of_a_process_are_the_same_one(cards, count, sett
 @pytest.mark.parametrize(
     ("count", "size", "settings", "words"),
     [
-        (3, 2, {"devices_per_process": 2}, r"devices_per_process=2 with 2 process\(es\) .* sees 3 CUDA card"),
-        (1, 1, {"devices_per_process": 2}, r"sees 1 CUDA card.*share cards, with backend='gloo'"),
+        (3, 2, {"devices_per_process": 2}, r"devices_per_process=2 with 2 process\(es\) .* sees 3 CUDA GPU"),
+        (1, 1, {"devices_per_process": 2}, r"sees 1 CUDA GPU.*share GPUs, with backend='gloo'"),
         (2, 1, {"strategy": "dp", "devices_per_process": 3, "backend": "gloo"}, r"fewer devices or processes$"),
-        (0, 1, {"device": "cuda", "devices_per_process": 2}, "sees no CUDA card"),
+        (0, 1, {"device": "cuda", "devices_per_process": 2}, "sees no CUDA GPU"),
     ],
 )
 def test_more_devices_than_there_are_is_an_error(cards, count, size, settings, words):
@@ -76,5 +76,5 @@ def test_nccl_needs_a_card_for_each_device_of_each_process(cards):
     four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
     assert choose_meeting(RunConfig(), place(0, 2), two).backend == "nccl"
     assert choose_meeting(RunConfig(), place(0, 2), four).backend == "gloo"
-    with pytest.raises(ConfigError, match="backend='nccl' needs 4 cards for each of the 2 processes"):
+    with pytest.raises(ConfigError, match="backend='nccl' needs 4 GPUs for each of the 2 processes"):
         choose_meeting(RunConfig(backend="nccl"), place(0, 2), four)

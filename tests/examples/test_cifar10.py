@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(ar
         os.killpg(process.pid, signal.SIGKILL)
     gone_on = run_script(script, "--run-dir", "killed", args=args)
     assert gone_on.returncode == 0, gone_on.stderr
-    [step] = re.findall(r"goes on after step (\d+)", gone_on.stdout)
+    [step] = re.findall(r"resumes after step (\d+)", gone_on.stdout)
     assert 0 < int(step) < 50
     assert whole.stdout.splitlines()[-1] == gone_on.stdout.splitlines()[-1]
     left, there = lockstep.load_weights(tmp_path / "whole"), lockstep.load_weights(tmp_path / "killed")

@@ -64,7 +64,7 @@ def test_by_default_a_process_has_as_many_cards_as_it_drives(monkeypatch, settin
 
 def test_more_devices_a_process_than_cards_leave_no_process(monkeypatch):
     monkeypatch.setattr(cards, "num_cards", lambda environ: 2)
-    with pytest.raises(ConfigError, match="--nproc-per-node gpu with 3 devices a process: 2 CUDA cards"):
+    with pytest.raises(ConfigError, match="--nproc-per-node gpu with 3 devices a process: 2 CUDA GPUs"):
         resolve_nproc("gpu", RunConfig(devices_per_process=3))
 
 
@@ -93,11 +93,11 @@ def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
         ({"strategy": "single"}, "strategy single is one process"),
         ({"strategy": "dp"}, "strategy dp is one process"),
         ({"shards": 3}, "4 processes for 3 shards"),
-        ({"device": "cuda"}, "device cuda for 4 processes, and 2 CUDA cards"),
-        ({"backend": "nccl"}, "backend nccl for 4 processes, and 2 CUDA cards"),
+        ({"device": "cuda"}, "device cuda for 4 processes, and 2 CUDA GPUs"),
+        ({"backend": "nccl"}, "backend nccl for 4 processes, and 2 CUDA GPUs"),
         (
             {"device": "cuda", "devices_per_process": 3},
-            "device cuda for 4 processes, and 2 CUDA cards .* each process needs 3",
+            "device cuda for 4 processes, and 2 CUDA GPUs .* each process needs 3",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_processes_may_share_cards_over_gloo_if_asked_for(monkeypatch):
     monkeypatch.setattr(cards, "num_cards", lambda environ: 1)
     check_fit(RunConfig(device="cuda", backend="gloo"), 2)
     monkeypatch.setattr(cards, "num_cards", lambda environ: 0)
-    with pytest.raises(ConfigError, match="0 CUDA cards are visible"):
+    with pytest.raises(ConfigError, match="0 CUDA GPUs are visible"):
         check_fit(RunConfig(device="cuda", backend="gloo"), 2)
 
 
@@ -122,13 +122,14 @@ def test_scripts_that_cannot_run_are_refused(tmp_path, monkeypatch):
     (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('a launcher must not import this')")
     (tmp_path / "package" / "train.py").write_text("")
     for target, is_module, words in (
-        ("nope.py", False, "there is no script nope.py"),
+        ("nope.py", False, "nope.py: no such script"),
+        ("", False, "the script's name is empty"),
         ("train", False, "Did you mean train.py?"),
         ("package.train", False, "lockstep run -m package.train"),
         (str(tmp_path), False, "is a directory"),
-        ("package.nope", True, "there is no module package.nope"),
+        ("package.nope", True, "package.nope: no such module"),
         ("package", True, "without a __main__"),
-        ("a-b", True, "there is no module"),
+        ("a-b", True, "a-b: no such module"),
     ):
         with pytest.raises(ConfigError) as caught:
             find_script(target, is_module=is_module)

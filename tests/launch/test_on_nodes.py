@@ -243,7 +243,7 @@ def test_who_waits_says_for_whom_and_until_when_and_ctrl_c_ends_it(numbered):
 def test_a_wait_in_vain_ends_and_says_what_to_look_at(numbered):
     lone = numbered(TALK, 0, "--timeout", "3")
     assert lone.wait(30) == 1
-    assert re.search(r"waited 3 s at 127\.0\.0\.1:\d+ for node 1 of 2, in vain. Was every node started", lone.err)
+    assert re.search(r"timed out: waited 3 s at 127\.0\.0\.1:\d+ for node 1 of 2\. Was every node started", lone.err)
 
 
 @pytest.mark.long
@@ -312,7 +312,7 @@ def check_stopped_and_resumed(numbered, alone, hurry, directory, number, who):
     until(lambda: len(read_steps(directory)) > 4, 60)
     nodes[who].process.send_signal(number)
     both(*nodes, 75)
-    assert [each.err.count("the run is saved, the same command goes on") for each in nodes] == [1, 1]
+    assert [each.err.count("the run is saved, the same command resumes it") for each in nodes] == [1, 1]
     for each in nodes:
         assert not re.search("failed|lost|meet again|Error", each.err), each.err
     stopped_after = len(read_steps(directory)) // 2

@@ -20,9 +20,9 @@ def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_va
     assert all(line.startswith("lockstep: waits at host0:29500 for node 1, for 0 s now, until ") for line in told)
     assert [line.endswith("(60 s in all). Ctrl-C ends it") for line in told] == [True, not hints, True]
     assert ["Is node 1 there?" in line for line in told] == [False, hints, False]
-    assert str(one.in_vain()) == "waited 60 s at host0:29500 for node 1, in vain. Is node 1 there?"
+    assert str(one.in_vain()) == "timed out: waited 60 s at host0:29500 for node 1. Is node 1 there?"
 
 
 def test_it_ends_with_its_time():
-    with pytest.raises(LaunchError, match="waited 0 s at host0:29500 for node 1, in vain"):
+    with pytest.raises(LaunchError, match="timed out: waited 0 s at host0:29500 for node 1"):
         Patience("host0:29500", 0, Stop(), "").pause("node 1")

@@ -99,7 +99,7 @@ def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undi
     assert again.words == undisturbed(), told
     assert lab.resumes() == [whole], told
     assert whole > 0, told
-    assert f"run {lab.run_dir} goes on after step {whole} (checkpoint of 2" in again.out, told
+    assert f"run {lab.run_dir} resumes after step {whole} (checkpoint of 2" in again.out, told
     assert "To start anew: --fresh" in again.out, told
 
 
@@ -146,7 +146,7 @@ def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts
     assert lab.resumes()[0] > 0, told
     found = re.search(
         rf"rank {fault['rank']} of 2 on \S+ failed: stopped: process (\d+) stood stopped \(SIGSTOP, or Ctrl-Z\) for (\d+) s "
-        r"while others waited for it, so it was killed\. Let such a process go on in time \(kill -CONT \1\)",
+        r"while others waited for it, so it was killed\. Continue such a process in time \(kill -CONT \1\)",
         ended.err,
     )
     assert found, told

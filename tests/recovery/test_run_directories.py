@@ -37,7 +37,7 @@ def test_the_same_command_goes_on_in_its_directory_at_any_number_of_processes_un
     ended = lab.run(PLAIN, nproc=place.choice([1, 2]), run_dir=None)
     assert ended.words == undisturbed(), f"seed {seed}\n{ended}"
     assert lab.resumes(lab.directory / "runs" / "plain-1")[-1] > 0, f"seed {seed}\n{ended}"
-    assert "run runs/plain-1 goes on after step" in ended.out
+    assert "run runs/plain-1 resumes after step" in ended.out
     ended = lab.run(PLAIN, run_dir=None)
     assert (ended.words, runs(lab)) == (undisturbed(), ["plain-1", "plain-2"]), "a run that has ended is not gone on with"
     assert "goes on" not in ended.out
@@ -53,7 +53,7 @@ def test_another_command_or_setting_is_another_run_and_each_goes_on_with_its_own
     for number, (args, asked) in enumerate(commands, 1):
         ended = lab.run(PLAIN, *args, nproc=place.choice([1, 2]), run_dir=None, seed=asked)
         assert ended.words == undisturbed(PLAIN, *args, seed=asked), f"seed {seed}\n{ended}"
-        assert f"lockstep: run runs/plain-{number} goes on after step" in ended.out, f"seed {seed}\n{ended}"
+        assert f"lockstep: run runs/plain-{number} resumes after step" in ended.out, f"seed {seed}\n{ended}"
     assert runs(lab) == ["plain-1", "plain-2", "plain-3"], f"seed {seed}"
 
 
@@ -79,7 +79,7 @@ def test_fresh_is_a_new_run_and_the_old_one_can_still_be_gone_on_with(lab, undis
     kill(lab, place, run_dir=run_dir)
     ended = lab.run(PLAIN, nproc=2, run_dir=run_dir, fresh=True)
     assert ended.words == undisturbed(), f"seed {seed}\n{ended}"
-    assert "goes on after" not in ended.out
+    assert "resumes after" not in ended.out
     if run_dir is None:
         old, new = "runs/plain-1", "runs/plain-2"
     else:

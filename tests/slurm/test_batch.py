@@ -25,7 +25,7 @@ WHOLE = """\
 
 #SBATCH --job-name=train
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4        # processes on each: one for each card
+#SBATCH --ntasks-per-node=4        # processes on each: one for each GPU
 #SBATCH --gpus-per-node=4          # each process sees all of them, and takes its own
 #SBATCH --cpus-per-task=12         # of each process: for its loop, and its loader workers
 #SBATCH --time=8:00:00
@@ -43,7 +43,7 @@ export LOCKSTEP_SETTINGS='{"shards": 8}'
 srun --kill-on-bad-exit=1 --cpus-per-task=12 /venv/bin/python train.py --epochs 3
 status=$?
 
-# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and goes on after the
+# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and resumes after the
 # last step that it did. (Not after scancel: that ends this script, too.)
 if [ "$status" -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
@@ -149,7 +149,7 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
         ({"cpus_per_task": -1}, "--cpus-per-task -1: it must be 1 or more"),
         ({"time": "8h"}, "--time 8h: '8h' is no time: give minutes"),
         ({"mem": "much"}, "--mem much: 'much' is no size"),
-        ({"gpus_per_node": "a100"}, "--gpus-per-node a100: 'a100' is no number of cards"),
+        ({"gpus_per_node": "a100"}, "--gpus-per-node a100: 'a100' is no number of GPUs"),
         ({"nodelist": "n[1-"}, r"--nodelist n\[1-: 'n\[1-': brackets that do not match"),
         ({"nodelist": "n[1-3]"}, "--nodelist names 3 nodes, and --nodes is 2"),
         ({"signal": "B:USR1@90"}, "--signal B:USR1@90: give USR1 or TERM"),

@@ -59,9 +59,9 @@ def test_a_job_that_fits_is_not_spoken_of(asked):
         ({"nodelist": "g1", "exclude": "g1"}, "--nodelist and --exclude both name g1"),
         ({"time": "2-0"}, "--time 2-0: jobs in partition gpu may run for 1-00:00:00 at most"),
         ({"time": "0"}, "--time 0: jobs in partition gpu may run for 1-00:00:00 at most"),
-        ({"gpus_per_node": "5"}, "each with 5 cards: partition gpu has no such node; the most that one has is 4"),
-        ({"gpus_per_node": "h100:1"}, "each with 1 h100 card: partition gpu has no such node"),
-        ({"partition": "cpu", "nodes": 2, "gpus_per_node": "1"}, "each with 1 card: partition cpu has 1 such node;"),
+        ({"gpus_per_node": "5"}, "each with 5 GPUs: partition gpu has no such node; the most that one has is 4"),
+        ({"gpus_per_node": "h100:1"}, "each with 1 h100 GPU: partition gpu has no such node"),
+        ({"partition": "cpu", "nodes": 2, "gpus_per_node": "1"}, "each with 1 GPU: partition cpu has 1 such node;"),
         (
             {"gpus_per_node": "4", "cpus_per_task": 20},
             r"80 CPUs \(4 processes x 20\): .* one has is 64. Ask for fewer with --cpus-per-task",
@@ -69,7 +69,7 @@ def test_a_job_that_fits_is_not_spoken_of(asked):
         ({"mem": "1T"}, "1T of memory: partition gpu has no such node; the most that one has is 512000 MB"),
         (
             {"gpus_per_node": "5"},
-            "choose another partition .cpu: 3 nodes with up to 48 CPUs, 128000 MB, 3 cards; gpu: 2 nodes",
+            "choose another partition .cpu: 3 nodes with up to 48 CPUs, 128000 MB, 3 GPUs; gpu: 2 nodes",
         ),
         (
             {"partition": "cpu", "nodelist": "c1", "cpus_per_task": 40},

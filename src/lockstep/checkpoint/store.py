@@ -215,10 +215,10 @@ def find_checkpoint(path: Path) -> Path:
     if newest is not None:
         return newest
     if not path.exists():
-        raise CheckpointError(f"there is no {path}")
+        raise CheckpointError(f"{path}: no such file or directory")
     best = f" (its best weights are in {run_dir / BEST})" if (run_dir / BEST).is_dir() else ""
     raise CheckpointError(
-        f"there is no checkpoint in {path}{best}: give a checkpoint's directory, or a run's (lockstep runs DIR lists them)"
+        f"{path}: no checkpoint in it{best}. Give a checkpoint's directory, or a run's (lockstep runs DIR lists them)"
     )
 
 

@@ -175,7 +175,7 @@ class _Taker:
 def _refuse(where: str, what: str) -> NoReturn:
     raise ConfigError(
         f"{where} is {what}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and containers of "
-        "them, so that reading one runs no code. Without it the run could not go on as if it had never stopped. Give the "
+        "them, so that reading one runs no code. Without it the run could not resume as if it had never stopped. Give the "
         "object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or leave it out."
     )
 

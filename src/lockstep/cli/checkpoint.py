@@ -246,11 +246,11 @@ def _facts(
     is_whole = manifest.kind == "checkpoint"
     others = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
-    yield "what", "all that the run needs to go on" if is_whole else "the best weights, kept by team.best()"
+    yield "what", "all that the run needs to resume" if is_whole else "the best weights, kept by team.best()"
     yield "step", f"{manifest.step}, in epoch {manifest.epoch + 1}"
     yield "cut", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
     if is_whole:
-        goes_on = f"not at its end: goes on at {Position.from_json(manifest.position)}"
+        goes_on = f"not at its end: resumes at {Position.from_json(manifest.position)}"
         yield "script", "had come to its end" if manifest.finished else goes_on
     yield ("best so far" if is_whole else "value"), "" if best is None else f"{best:.6g}"
     yield "born with", _listed(manifest.birth)
@@ -296,8 +296,8 @@ def verify_command(path: Path, every: bool) -> None:
 
     PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
 
-    The exit status is 1 if anything was damaged; each damaged file is named. A run that goes on does the same with the
-    checkpoint that it goes on from, and takes the one before it where that was damaged.
+    The exit status is 1 if anything was damaged; each damaged file is named. A run that resumes does the same with
+    the checkpoint that it resumes from, and takes the one before it where that was damaged.
     """
     console = open_console()
     if not every:
@@ -444,7 +444,7 @@ def _check_target(out: Path, force: bool) -> None:
     if out.exists() and not force:
         raise ConfigError(f"{out} exists: give another name, or --force to overwrite it")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out} cannot be written: there is no directory {out.parent}")
+        raise ConfigError(f"{out} cannot be written: {out.parent}: no such directory")
 
 
 def _file_of(manifest: Manifest, directory: Path, model: str) -> str:

@@ -181,7 +181,7 @@ def look_at(path: Path) -> Run:
         )
         history.step = history.ended_at
     if state == INTERRUPTED and history.has_ended and not remarks:
-        remarks.append("it came to its end, which could not be saved: it goes on from before")
+        remarks.append("it came to its end, which could not be saved: it resumes from before that")
     steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
     times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))

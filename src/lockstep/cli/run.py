@@ -59,7 +59,7 @@ _GROUPS = {
 
 _EPILOG = """\b
 Examples:
-  lockstep run train.py --epochs 3                    a process for each card, or one
+  lockstep run train.py --epochs 3                    a process for each GPU, or one
   lockstep run --nproc-per-node 2 train.py            two processes
   lockstep run --nproc-per-node 2 --shards 8 train.py the answer of 8 shards, on any number of processes up to 8
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
@@ -120,18 +120,18 @@ def _names(valid: Iterable[str]) -> str:
     "--nproc",
     "nproc_per_node",
     metavar="N",
-    help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA card, else one.",
+    help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA GPU, else one.",
 )
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.option(
     "--threads", type=int, metavar="N", help="Threads of each process. Default: OMP_NUM_THREADS, else the cores, divided."
 )
-@click.option("--device", metavar=_names(DEVICES), help="Where to train. Default: a card where there is one.")
+@click.option("--device", metavar=_names(DEVICES), help="Where to train. Default: a GPU where there is one.")
 @click.option(
     "--devices-per-process",
     type=int,
     metavar="N",
-    help="Devices that each process drives. Default: one; with strategy dp, all cards.",
+    help="Devices that each process drives. Default: one; with strategy dp, all GPUs.",
 )
 @click.option(
     "--backend",
@@ -213,7 +213,7 @@ def _names(valid: Iterable[str]) -> str:
     "--fresh",
     is_flag=True,
     default=None,
-    help="Start a new run. Default: the newest interrupted run of the same command goes on.",
+    help="Start a new run. Default: resume the newest interrupted run of the same command.",
 )
 @click.option(
     "--allow",

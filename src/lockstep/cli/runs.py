@@ -79,7 +79,7 @@ def command(
     The state of a run:
       running      a process runs it now, and is named
       finished     its script came to its end
-      interrupted  it was stopped or has failed, and can go on from its newest checkpoint
+      interrupted  it was stopped or has failed, and can be resumed from its newest checkpoint
       failed       it was stopped or has failed before its first checkpoint: it can only be started anew
       unreadable   its files were damaged, or written by another version; the reason is below the table
 
@@ -276,8 +276,8 @@ def _how_to_go_on(interrupted: Sequence[Run]) -> str:
     last = interrupted[-1].path
     place = last if last.name else last.absolute()
     return (
-        "An interrupted run goes on when its command is run again, in the same directory, with any number of processes up "
-        "to its shards. Of several runs of one command the newest goes on; another one with --run-dir and its directory: "
+        "An interrupted run resumes when its command is run again, in the same directory, with any number of processes up "
+        "to its shards. Of several runs of one command the newest resumes; another one with --run-dir and its directory: "
         f"lockstep run --run-dir {shlex.quote(str(place))} ..."
     )
 

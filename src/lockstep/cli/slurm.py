@@ -20,7 +20,7 @@ from lockstep.slurm.request import RUNTIMES, Request
 _EPILOG = """
 Examples:
   lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00
-      writes train.sbatch: 8 processes, one for each card, each with 12 cores
+      writes train.sbatch: 8 processes, one for each GPU, each with 12 cores
   lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00 --submit
       writes the same, and submits it
   lockstep slurm train.py --nodes 4 --ntasks-per-node 8 --cpus-per-task 2 --shards 32 --partition cpu -- --epochs 30
@@ -32,8 +32,8 @@ Examples:
 
 SCRIPT is one that calls lockstep.join(). Options may stand before and behind it.
 
-The job saves itself before its time is up, and when it is to make room for another; it then comes again and goes on
-after the last step, as often as it takes (--no-requeue: it ends, and the same file, submitted again, goes on).
+The job saves itself before its time is up, and when it is to make room for another; it is then queued again and
+resumes after the last step, as often as it takes (--no-requeue: it ends, and the same file, submitted again, resumes).
 scancel ends it for good, and what was trained until then is saved as well, if a step takes less than Slurm's KillWait.
 
 The exit status is 0 if all went well, 1 if Slurm does not answer, 2 if this cluster could never run such a job.
@@ -73,9 +73,9 @@ class _Command(click.Command):
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--nodes", "-N", type=int, default=1, metavar="N", help="How many nodes.  [default: 1]")
 @click.option(
-    "--ntasks-per-node", type=int, metavar="N", help="Processes on each.  [default: one for each card; without cards, one]"
+    "--ntasks-per-node", type=int, metavar="N", help="Processes on each.  [default: one for each GPU; without GPUs, one]"
 )
-@click.option("--gpus-per-node", metavar="[KIND:]N", help="Cards of each node.  [default: none]")
+@click.option("--gpus-per-node", metavar="[KIND:]N", help="GPUs of each node.  [default: none]")
 @click.option(
     "--cpus-per-task", "-c", type=int, metavar="N", help="Cores of each process: one, and one for each loader worker."
 )
@@ -133,7 +133,7 @@ def command(
     given = {name: options.pop(name) for name in list(options) if name in _SETTINGS}
     is_module = options["is_module"]
     if not is_module and not Path(script).is_file():
-        raise ConfigError(f"there is no script {script} here: give its path, as python takes it from this directory")
+        raise ConfigError(f"{script}: no such file. Give the path of the script from this directory, as for python")
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     request = Request(
         script=script,
@@ -154,7 +154,7 @@ def command(
     if kept is not None:
         notices.insert(0, f"{file} was another before: that one is now {kept}")
     if container is not None and "://" not in container and not Path(container).exists():
-        notices.append(f"there is no {container} here: it must be there, under that name, on the nodes")
+        notices.append(f"{container}: no such file or directory here. It must exist, under that name, on the nodes")
     for notice in notices:
         click.echo(f"lockstep: {notice}", err=True)
     if submit:

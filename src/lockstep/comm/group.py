@@ -52,7 +52,7 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return (torch.device("cpu"),) * (each or 1)
     if not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but PyTorch sees no CUDA card here: leave device out, or use device='cpu'")
+        raise ConfigError("device='cuda', but PyTorch sees no CUDA GPU here: leave device out, or use device='cpu'")
     count = torch.cuda.device_count()
     drives_all = STRATEGIES[config.strategy].devices == "all"
     each = each or (count if drives_all and world.world_size == 1 else 1)
@@ -60,8 +60,8 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     if each > 1 and each * world.local_world_size > count and not may_share:
         raise ConfigError(
             f"devices_per_process={each} with {world.local_world_size} process(es) on this machine, and PyTorch sees {count} "
-            "CUDA card(s) here: ask for fewer devices or processes"
-            + ("" if drives_all else ", or have them share cards, with backend='gloo'")
+            "CUDA GPU(s) here: ask for fewer devices or processes"
+            + ("" if drives_all else ", or have them share GPUs, with backend='gloo'")
         )
     return tuple(torch.device("cuda", (world.local_rank * each + number) % count) for number in range(each))
 
@@ -87,11 +87,11 @@ def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.devi
     if backend == "auto":
         backend = "nccl" if card_each and world.world_size > 1 else "gloo"
     if backend == "nccl" and not card_each:
-        found = f"{torch.cuda.device_count()} cards" if on_cards else "no card in use"
-        each = "a card" if len(devices) == 1 else f"{len(devices)} cards"
+        found = f"{torch.cuda.device_count()} GPUs" if on_cards else "no GPU in use"
+        each = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         raise ConfigError(
             f"backend='nccl' needs {each} for each of the {world.local_world_size} processes of this machine, and "
-            f"there is {found}: leave backend out (Gloo lets processes share a card), or start fewer processes"
+            f"there is {found}: leave backend out (Gloo lets processes share a GPU), or start fewer processes"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     return Meeting(backend=backend, interface=interface, timeout_s=config.timeout_s)
@@ -102,7 +102,7 @@ def _check_mpi(world: World) -> None:
         raise ConfigError(
             "backend='mpi' needs a PyTorch that was built from source on a machine with MPI. This one "
             f"({torch.__version__}) was not, nor are those that can be downloaded. Leave backend out, or use 'gloo' (or "
-            "'nccl', with a card for each process): they serve processes that mpirun started, too"
+            "'nccl', with a GPU for each process): they serve processes that mpirun started, too"
         )
     if world.launcher != "mpirun":
         raise ConfigError(

@@ -49,9 +49,9 @@ class Wait:
         waited_s = time.monotonic() - self._began
         if waited_s > self.timeout_s:
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} waited {self.timeout_s:g} s at {self.place} for {_ranks(missing())} in "
-                f"vain{hint and f' ({hint})'}. Was every rank started, for the same place and with the same number of "
-                "processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
+                f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.place} for "
+                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same place and with the same "
+                "number of processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
             )
         if waited_s > _TELL_AFTER_S and not self._has_told:
             self._has_told = True

@@ -177,7 +177,7 @@ def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
         kind="stopped",
         message=(
             f"process {pid} stood stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
-            f"killed. Let such a process go on in time (kill -CONT {pid}), or look for who stops it"
+            f"killed. Continue such a process in time (kill -CONT {pid}), or find out who stops it"
         ),
         exit_status=128 + signal.SIGKILL,
     )

@@ -44,9 +44,9 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     if asked == "gpu":
         count = cards.num_cards_here()
         if count == 0:
-            raise ConfigError("--nproc-per-node gpu: no CUDA card is visible here, or torch was built without CUDA")
+            raise ConfigError("--nproc-per-node gpu: no CUDA GPU is visible here, or torch was built without CUDA")
         if count < each:
-            raise ConfigError(f"--nproc-per-node gpu with {each} devices a process: {count} CUDA cards are visible here")
+            raise ConfigError(f"--nproc-per-node gpu with {each} devices a process: {count} CUDA GPUs are visible here")
         return count // each
     try:
         count = int(asked)
@@ -69,7 +69,7 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
     if strategy.needs == "cards" and (config.device == "cpu" or cards.num_cards_here() == 0):
         why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
         raise ConfigError(
-            f"strategy {config.strategy} spreads batches over CUDA cards, and {why}: use strategy single, or several processes "
+            f"strategy {config.strategy} spreads batches over CUDA GPUs, and {why}: use strategy single, or several processes "
             "with strategy ddp (--nproc-per-node 2)"
         )
     least = nproc + num_others
@@ -82,7 +82,7 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
     if config.backend == "mpi":
         raise ConfigError(
             "backend mpi is for processes that mpirun starts (mpirun -np 2 python SCRIPT), with a PyTorch that was built from "
-            "source on a machine with MPI: leave backend out, or use gloo (or nccl, with a card for each process)"
+            "source on a machine with MPI: leave backend out, or use gloo (or nccl, with a GPU for each process)"
         )
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
@@ -92,9 +92,9 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
         if nproc * each > count and not may_share:
             why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(
-                f"{asked} for {nproc} processes, and {count} CUDA cards are visible{why}: "
+                f"{asked} for {nproc} processes, and {count} CUDA GPUs are visible{why}: "
                 f"each process needs {'its own' if each == 1 else each}. "
-                f"Ask for {'fewer processes, or backend gloo to share cards' if count else 'device cpu'}"
+                f"Ask for {'fewer processes, or backend gloo to share GPUs' if count else 'device cpu'}"
             )
 
 

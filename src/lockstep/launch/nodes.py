@@ -65,7 +65,7 @@ class Nodes:
 
     @property
     def caution(self) -> str:
-        """What a user should know besides, who waits there in vain: with a space before it, or empty."""
+        """What a user should know besides, who waits there for nothing: with a space before it, or empty."""
         means = f" {self.host} means each machine itself: nodes on other machines need an address that they can reach."
         return means if is_loopback(self.host) else ""
 

@@ -31,6 +31,8 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
     path = Path(target)
     if path.is_file():
         return path
+    if not target:
+        raise ConfigError("the script's name is empty: give the path of a script, or -m and the name of a module")
     if path.is_dir():
         raise ConfigError(f"{target} is a directory: name the script in it, or a module after -m")
     hint = ""
@@ -38,7 +40,7 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
-    raise ConfigError(f"there is no script {target} (looked in {Path.cwd()}){hint}")
+    raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
 def check_script(
@@ -117,9 +119,7 @@ def _find_program(target: str, *, is_module: bool) -> None:
     if is_module:
         raise ConfigError("--no-python and -m: a module is Python. Leave one of the two out")
     if shutil.which(target) is None:
-        why = (
-            f"{target} is not executable (chmod +x {target})" if Path(target).is_file() else f"there is no program {target}"
-        )
+        why = f"{target} is not executable (chmod +x {target})" if Path(target).is_file() else f"{target}: no such program"
         raise ConfigError(f"--no-python: {why}. To run a Python script, leave --no-python out")
 
 
@@ -131,7 +131,7 @@ def _find_module(name: str) -> Path | None:
         if spec is None:
             raise ConfigError(f"{name} is a package without a __main__ module: name the module of it that should run")
     if spec is None:
-        raise ConfigError(f"there is no module {name} (looked in {Path.cwd()} and where Python finds its modules)")
+        raise ConfigError(f"{name}: no such module (looked in {Path.cwd()} and where Python finds its modules)")
     return Path(spec.origin) if isinstance(spec.loader, importlib.machinery.SourceFileLoader) and spec.origin else None
 
 

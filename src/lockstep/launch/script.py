@@ -141,7 +141,7 @@ def interruption(outcome: Outcome) -> Interruption | None:
     message = f"stopped by {who}: all that lockstep run (process {os.getpid()}) had started has ended"
     if status is None:
         assert by is not None
-        unsaved = ". The run was NOT saved: it goes on from the checkpoint before" if outcome.was_cut_short else ""
+        unsaved = ". The run was NOT saved: it resumes from the checkpoint before" if outcome.was_cut_short else ""
         return Interruption(status=128 + by, message=message + unsaved)
-    saved = "the run is saved, the same command goes on" if status == REQUEUE_STATUS else "the run could not be saved"
+    saved = "the run is saved, the same command resumes it" if status == REQUEUE_STATUS else "the run could not be saved"
     return Interruption(status=status, message=f"{message}, with status {status}: {saved}")

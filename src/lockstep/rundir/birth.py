@@ -146,7 +146,7 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
             raise ConfigError(
                 f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was born: the answer would be another. "
                 f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
-                + (f" To go on all the same, with another answer: --allow {name}." if name in ALLOWABLE else "")
+                + (f" To resume all the same, with another answer: --allow {name}." if name in ALLOWABLE else "")
             )
     return dataclasses.replace(birth, **changed)
 

@@ -59,7 +59,7 @@ class RunLock:
                 raise ConfigError(
                     f"the run directory {run_dir} is in use by {holder}: two launches in one directory would overwrite each "
                     "other's checkpoints. Wait for that one to end, or give another directory with --run-dir (run_dir=)."
-                    + (f" {lost}: then --run-dir {run_dir} goes on with that run." if host else "")
+                    + (f" {lost}: then --run-dir {run_dir} resumes that run." if host else "")
                 )
             if waited_s > _TELL_AFTER_S and not has_told:
                 has_told = True

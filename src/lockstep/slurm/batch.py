@@ -64,7 +64,7 @@ def _options(request: Request) -> Iterator[str]:
     why_tasks = (
         "one process a node"
         if request.tasks == 1
-        else f"processes on each: one for {'each card' if each == 1 else f'{each} cards'}"
+        else f"processes on each: one for {'each GPU' if each == 1 else f'{each} GPUs'}"
         if request.tasks * each == request.num_cards
         else "processes on each"
     )
@@ -132,7 +132,7 @@ def _end(request: Request) -> list[str]:
     job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if request.array else "$SLURM_JOB_ID"
     if request.requeue:
         return [
-            "# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and goes on after the",
+            "# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and resumes after the",
             "# last step that it did. (Not after scancel: that ends this script, too.)",
             'if [ "$status" -eq 75 ]; then',
             f'    scontrol requeue "{job}" && exit 0',
@@ -140,7 +140,7 @@ def _end(request: Request) -> list[str]:
             'exit "$status"',
         ]
     return [
-        "# 75 means: asked to make room, not done, and all is saved. The same file, submitted again, goes on after the last",
+        "# 75 means: asked to make room, not done, and all is saved. The same file, submitted again, resumes after the last",
         "# step that it did.",
         'exit "$status"',
     ]

@@ -124,7 +124,7 @@ def _needs(request: Request) -> list[_Need]:
         kind, number = units.cards(request.gpus_per_node)
         found.append(
             (
-                f"{number} {kind + ' ' if kind else ''}card{'s' if number > 1 else ''}",
+                f"{number} {kind + ' ' if kind else ''}GPU{'s' if number > 1 else ''}",
                 lambda node: node.num_cards(kind) >= number,
                 lambda node: node.num_cards(kind),
                 "",
@@ -175,7 +175,7 @@ def _check_time(request: Request, members: Sequence[Node], where: str) -> None:
     if request.time is not None and units.minutes(request.time) > limit:
         raise ConfigError(
             f"--time {request.time}: jobs in {where} may run for {_span(limit)} at most. Give a shorter time: with --requeue "
-            "the run goes on in as many turns as it takes"
+            "the run resumes in as many jobs as it takes"
         )
 
 
@@ -202,13 +202,13 @@ def _named(request: Request, members: Sequence[Node], where: str) -> list[Node]:
 
 
 def _summary(nodes: Iterable[Node]) -> str:
-    """What each partition has at most: ``gpu: 4 nodes with up to 64 CPUs, 512000 MB, 8 cards``."""
+    """What each partition has at most: ``gpu: 4 nodes with up to 64 CPUs, 512000 MB, 8 GPUs``."""
     by_partition: dict[str, list[Node]] = {}
     for node in nodes:
         by_partition.setdefault(node.partition, []).append(node)
     return "; ".join(
         f"{name}: {len(members)} nodes with up to {max(node.cpus for node in members)} CPUs, "
-        f"{max(node.memory_mb for node in members)} MB, {max(node.num_cards(None) for node in members)} cards"
+        f"{max(node.memory_mb for node in members)} MB, {max(node.num_cards(None) for node in members)} GPUs"
         for name, members in sorted(by_partition.items())
     )
 

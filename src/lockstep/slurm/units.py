@@ -54,5 +54,5 @@ def cards(text: str) -> tuple[str | None, int]:
     """
     kind, _, number = text.rpartition(":")
     if not number.isdecimal() or int(number) < 1 or (":" in text and not re.fullmatch(r"[\w.-]+", kind)):
-        raise ValueError(f"{text!r} is no number of cards: give a number of 1 or more, or KIND:NUMBER")
+        raise ValueError(f"{text!r} is no number of GPUs: give a number of 1 or more, or KIND:NUMBER")
     return kind or None, int(number)

@@ -55,7 +55,7 @@ class Patience:
         place: where the nodes meet.
         timeout_s: how long to wait.
         stop: ends the wait as well.
-        remedy: what to look at if the wait is in vain.
+        remedy: what to look at if the wait times out.
         hints: whether that is worth a look as soon as it takes a while.
     """
 
@@ -99,7 +99,7 @@ class Patience:
 
     def in_vain(self) -> LaunchError:
         """What to raise when the time is over."""
-        return LaunchError(f"waited {self._timeout_s:g} s at {self._place} for {self._whom}, in vain. {self._remedy}")
+        return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._place} for {self._whom}. {self._remedy}")
 
     def pause(self, whom: str) -> None:
         """The same, and sleep for a moment.

@@ -12,7 +12,7 @@ from lockstep.launch.failures import Failure
 from lockstep.stopping import REQUEUE_STATUS
 
 _GOES_ON = (
-    "The same command, again on all nodes, goes on from the newest checkpoint (of a script that calls lockstep.join())"
+    "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"
 )
 
 
@@ -125,9 +125,9 @@ def _lost_words(lost: Sequence[Machine]) -> str:
 def without_store(host: str) -> str:
     """What it means that the machine is gone that keeps the launchers' store."""
     return (
-        "it kept the store where the nodes meet, and without that they cannot go on. All processes of this machine have ended. "
-        f"Start the same command again on all nodes when {host} is back, or with another machine in its place: a run that "
-        "calls lockstep.join() goes on from its newest checkpoint"
+        "it kept the store where the nodes meet, and without that they cannot continue. All processes of this machine have "
+        f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "
+        "that calls lockstep.join() resumes from its newest checkpoint"
     )
 
 
