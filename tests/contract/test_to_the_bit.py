@@ -340,8 +340,15 @@ def test_scaled_losses_with_accumulation_and_without_clipping(same_bits, whose):
     same_bits(features.train_scaled, whose, "SGD, foreach", 2, False)
 
 
-def test_scaled_losses_with_steps_smaller_than_the_processes(same_bits):
-    same_bits(trained(model="Plain", length=17, batch_size=8, epochs=3), precision="16-mixed", nprocs=(2, 4))
+@pytest.mark.parametrize("length", [17, 1])
+def test_scaled_losses_with_steps_smaller_than_the_processes(same_bits, length):
+    same_bits(trained(model="Plain", length=length, batch_size=8, epochs=3), precision="16-mixed", nprocs=(2, 4))
+
+
+def test_an_overflow_skips_the_update_of_its_own_phase_and_no_other(same_bits):
+    alone = same_bits(whole_steps.overflow_in_one_phase, nprocs=(2,))
+    assert [values["step.judge"] for values in alone["by_step"].values()] == ["True"] * 4
+    assert [values["step.maker"] for values in alone["by_step"].values()] == ["True", "False", "True", "True"]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])

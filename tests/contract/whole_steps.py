@@ -69,6 +69,31 @@ def train_gan():
     return seen.result(maker, judge, making, judging)
 
 
+def overflow_in_one_phase():
+    """In step 2 the maker's phase overflows, which gives the judge gradients too; they are cleared, and not used."""
+    team = lockstep.join(precision="16-mixed")
+    team._loop._watched._scaling.scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0**8).state_dict())
+    maker, judge = nn.Linear(6, 6), Plain()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (maker, judge)]
+    maker, judge, making, judging, loader = team.prepare(maker, judge, *optimizers, loader_of("ready", 32, 8))
+    seen = Seen(team)
+    for batch in loader:
+        for name, optimizer, learner in (("judge", judging, judge), ("maker", making, maker)):
+            for inputs, _, indices in batch.shards:
+                loss = judge(inputs if learner is judge else maker(inputs)).square().mean()
+                if team.step == 2 and learner is maker:
+                    loss = loss * 1e9
+                seen.loss(indices, loss, phase=int(learner is maker))
+                team.backward(loss)
+            before = [parameter.detach().clone() for parameter in learner.parameters()]
+            optimizer.step()
+            moved = not all(torch.equal(one, other) for one, other in zip(before, learner.parameters(), strict=True))
+            seen.step(**{name: moved})
+            making.zero_grad()
+            judging.zero_grad()
+    return seen.result(maker, judge)
+
+
 def train_sharp(model, length, batch_size):
     """Sharpness-aware: the gradient is taken where a first gradient, over the same samples, leads uphill."""
     team = lockstep.join()
