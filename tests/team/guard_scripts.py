@@ -36,9 +36,9 @@ def part(how, at_step, num_steps=12):
 def _go_astray(how, model, optimizer, table):
     with torch.no_grad():
         if how == "weights":
-            model.weight.data.add_(1e-6)
+            model.weight.data.add_(0.5)
         elif how == "state":
-            optimizer.state[next(iter(model.parameters()))]["momentum_buffer"].add_(1e-6)
+            optimizer.state[next(iter(model.parameters()))]["momentum_buffer"].add_(0.5)
         elif how == "rate":
             optimizer.param_groups[0]["lr"] *= 1.000001
         elif how == "registered":
