@@ -39,7 +39,7 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi")
 DEVICES = ("auto", "cpu", "cuda")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
-TRACE_LEVELS = ("off", "steps", "calls", "kernels")
+TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -102,7 +102,8 @@ class RunConfig:
     depend on it."""
     trace: str = "off"
     """What is written to ``trace/`` in the run's directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of
-    every step: samples, losses, gradients, weights; slow), ``calls`` (also what the script's code does that could make runs
+    every step: samples, losses, gradients, weights; slow), ``gradient`` (also the gradient of the first phase as numbers,
+    without dropout and with BatchNorm in evaluation mode), ``calls`` (also what the script's code does that could make runs
     differ; very slow), ``kernels`` (as ``steps``, with deterministic kernels where there are some, and what PyTorch says of
     the others)."""
     trace_until: int | None = None

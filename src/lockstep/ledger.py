@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.collectives import Collectives
-from lockstep.errors import ConfigError, LossError, UsageError
+from lockstep.errors import ConfigError, DataError, LossError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome
 
@@ -69,13 +69,16 @@ class Ledger:
         self._index = 0
         self._num_calls = 0
         self._weight = 0.0
+        self._added: list[tuple[str, Any, float | None]] = []
+        """Names, values and weights of the micro-step at hand."""
         self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
 
-    def begin_phase(self, phase: int) -> None:
-        """A phase begins."""
+    def begin_phase(self, phase: int, sizes: tuple[int, ...]) -> None:
+        """A phase begins, of a step whose global batches have these numbers of samples."""
+        self._sizes = sizes
         self._known = self._foreseen.setdefault(phase, _Foreseen())
         self._page = _Page()
-        self._on_device = []
+        self._added, self._on_device = [], []
 
     def begin_shard(self, micro: MicroStep) -> None:
         """A micro-step begins."""
@@ -112,11 +115,16 @@ class Ledger:
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
         """Note values of the micro-step at hand."""
-        weight = self._weight if weight is None else float(weight)
-        if not 0 <= weight < math.inf:
+        if weight is not None and not 0 <= float(weight) < math.inf:
             raise ConfigError(f"batch.add(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         for name, value in values.items():
-            number = _average(name, value)
+            self._added.append((name, _average(name, value), None if weight is None else float(weight)))
+
+    def end_shard(self) -> None:
+        """The micro-step is over: its backward call, which says what it weighs, may have come after the values."""
+        added, self._added = self._added, []
+        for name, number, given in added:
+            weight = self._weight if given is None else given
             if isinstance(number, Tensor) and number.device.type != "cpu":
                 self._on_device.append(((name, self._index), number, weight))
             else:
@@ -135,6 +143,7 @@ class Ledger:
             weights' sum: added up so that it does not depend on the number of processes.
 
         Raises:
+            DataError: the ranks have read different data.
             UsageError: the ranks' backward calls are of unlike kinds.
             LossError: the weights of all shards sum to zero.
         """
@@ -170,7 +179,7 @@ class Ledger:
         """The pages of all ranks, as far as they say something."""
         weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
         slots = range(self._most)
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds))]
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes))]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(known.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -178,6 +187,13 @@ class Ledger:
         all_lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
         _all_gather_flat(all_lines, mine, group=self._collectives.group)
         lines = all_lines.view(self._collectives.size, len(line)).tolist()
+        samples = [int(theirs[2]) for theirs in lines]
+        if len(set(samples)) > 1:
+            raise DataError(
+                f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
+                f"{len(samples) - 1}. Every rank must read the same data, of which it gets its shards: neither split a data "
+                "set or stream by rank, nor make it with random numbers that differ from rank to rank."
+            )
         if any(theirs[0] for theirs in lines):
             pages: list[_Page] = self._collectives.all_gather_object(page)
             return pages
@@ -185,7 +201,7 @@ class Ledger:
 
     def _read(self, line: list[float], known: _Foreseen, weighted: list[int]) -> _Page:
         page = _Page(kinds=known.kinds[: int(line[1])])
-        numbers = iter(line[2:])
+        numbers = iter(line[3:])
         for call in weighted:
             for slot in range(self._most):
                 weight = next(numbers)

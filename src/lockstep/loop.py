@@ -274,9 +274,9 @@ class Loop:
             )
         self._batch, self._is_said = batch, False
         self._carried = set_aside(self._watched.parameters)
-        self._watched.begin_phase()
-        self._ledger.begin_phase(self._num_phases)
+        self._ledger.begin_phase(self._num_phases, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self._num_phases)
+        self._watched.begin_phase()
         self._tell("begin_phase", self._num_phases)
         return batch
 
@@ -294,7 +294,8 @@ class Loop:
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
-        self._watched.check_gradients(self.step, self._ledger.num_calls)
+        self._watched.end_shard(self.step, self._ledger.num_calls)
+        self._ledger.end_shard()
         self._sync.end_shard()
         self._tell("end_shard")
         self.micro = None
@@ -319,6 +320,7 @@ class Loop:
     def _drop_phase(self) -> None:
         if self._batch is not None:
             self._sync.drop()
+            self._watched.before_backward()
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -356,7 +358,9 @@ class Loop:
         run: Callable[..., None] = self._sync.backward
         for formats in self._watched.formats:
             run = functools.partial(formats.backward, run)
+        self._watched.before_backward()
         run(self._watched.scale(loss), call, share, options)
+        self._watched.after_backward()
         self._tell("after_backward")
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:

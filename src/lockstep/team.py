@@ -132,7 +132,8 @@ class Team(Collectives):
         self._parted = PartedRanks(self._holdings, self._inner)
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
         scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
-        watched = Watched(self.num_shards, scaling)
+        is_plain = config.strategy in ("single", "dp") and self.num_shards == 1 == config.accumulate
+        watched = Watched(self.num_shards, scaling, is_plain=is_plain)
         self._loop = Loop(
             config.seed,
             self.num_shards,

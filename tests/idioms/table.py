@@ -173,6 +173,8 @@ TABLE = {
                 apart="plain",
             ),
         ),
+        Row("own_generator_outside", "noise from a generator of the script's own, drawn behind the pass", EQUAL),
+        Row("functional_call_of_the_prepared_model", "torch.func.functional_call of the prepared model itself", EQUAL),
     ],
     "averages of weights": [
         Row("ema_by_hand", "a moving average of the weights, kept by hand in a copy of the model", PLAIN),
@@ -193,6 +195,12 @@ TABLE = {
         ),
         Row("weight_soup", "the weights at the ends of all epochs are averaged into one model", EQUAL),
         Row("ema_inside", "AveragedModel.update_parameters() inside batch.shards", Refused("inside batch.shards")),
+        Row(
+            "ema_copied_after_prepare",
+            "a copy of the prepared model (copy.deepcopy) that follows it, and is evaluated",
+            EQUAL,
+        ),
+        Row("averaged_model_after_prepare", "AveragedModel of the prepared model", EQUAL),
     ],
     "models": [
         Row("dropout", "a model with dropout", EQUAL),
@@ -278,6 +286,24 @@ TABLE = {
                 'where the ranks come to differ ("the ranks have parted"): write weights behind the pass.',
             ),
         ),
+        Row(
+            "frozen_inside",
+            "a layer is frozen inside batch.shards, by the loss of a shard, and stays so",
+            Refused("inside batch.shards"),
+        ),
+        Row(
+            "counter_in_the_model",
+            "a model that counts its forward passes in a plain attribute, and cools down by it",
+            Documented(
+                "A plain attribute that a model's forward pass changes (a counter, a running mean) is changed by this "
+                "process's shards only: make it a buffer, which the shards bring together, or set it behind the pass.",
+            ),
+        ),
+        Row(
+            "saved_tensors_moved",
+            "activations are moved away for the backward pass (save_on_cpu), with anomaly detection",
+            EQUAL,
+        ),
     ],
     "several networks": [
         Row("gan", "a GAN in the classic order: the judge learns and steps, then the generator by the new judge", PLAIN),
@@ -336,6 +362,24 @@ TABLE = {
         Row("policy_gradient", "REINFORCE: actions are drawn in the shards, the baseline follows the mean reward", EQUAL),
         Row("target_network", "Q-learning with a target network that is copied every second step", EQUAL),
         Row("co_teaching", "co-teaching: each of two networks learns from samples that the other finds easy", EQUAL),
+        Row(
+            "teacher_with_batch_norm_not_prepared",
+            "a teacher with BatchNorm, not prepared and in training mode, and later in evaluation mode",
+            Documented(
+                "Buffers of a module that is not prepared (BatchNorm's running statistics in a teacher or a loss) "
+                "follow this process's shards only: prepare it, make it a part of a prepared model, or keep it in "
+                "evaluation mode.",
+            ),
+        ),
+        Row(
+            "loss_with_a_buffer",
+            "a loss module whose centre follows the outputs, not prepared",
+            Documented(
+                "A loss that is a module with buffers which it changes (a centre, a queue) is not prepared with the "
+                "model, so its buffers follow this process's shards only: make it a part of the model.",
+            ),
+        ),
+        Row("loss_with_a_buffer_in_the_model", "the same loss module, prepared as a part of the model", EQUAL),
     ],
     "data": [
         Row("weighted_sampler", "samples are drawn by weight", EQUAL),
@@ -413,6 +457,23 @@ TABLE = {
         ),
         Row("cutmix", "cutmix within a shard", EQUAL),
         Row("class_weights", "class weights from the counts in each global batch, found in a phase of their own", EQUAL),
+        Row(
+            "cached_augmentation",
+            "a data set that augments each sample once, and keeps the result",
+            Documented(
+                "A data set that remembers what it has drawn or counted does so in each process (and in each loader "
+                "worker) for the samples that came there: make what is kept before the loop, on all ranks.",
+            ),
+        ),
+        Row(
+            "own_generator_inside",
+            "numbers for a shard are drawn from a generator of the script's own",
+            Documented(
+                "A generator of the script's own (`torch.Generator()`, `numpy.random.default_rng()`) that is drawn "
+                "from inside `batch.shards`, or in a data set, goes on from shard to shard of this process: draw from "
+                "torch, `numpy.random` or `random` there, whose streams lockstep starts anew for each shard.",
+            ),
+        ),
     ],
     "control flow": [
         Row("enumerate_and_break", "a fixed number of steps: enumerate, and break behind a step", EQUAL),
@@ -495,6 +556,15 @@ TABLE = {
         Row("functions_and_classes", "the loop in a Trainer class, with callbacks", EQUAL),
         Row("threads_set_by_the_script", "torch.set_num_threads in the script, before the loop", EQUAL),
         Row("own_seed", "torch.manual_seed in the script, before the model and in every step", EQUAL),
+        Row(
+            "shards_numbered",
+            "enumerate(batch.shards), with a loss that depends on the number",
+            Documented(
+                "`enumerate(batch.shards)` counts this process's shards, from 0 on every process: the numbers are not "
+                "those of the shards.",
+            ),
+        ),
+        Row("phases_until_good", "a batch is trained again and again until its loss is low enough", EQUAL),
     ],
     "logging": [
         Row("team_log", "team.log inside the pass and behind it", EQUAL),
@@ -516,6 +586,12 @@ TABLE = {
                 "over the processes are added in another order at another number of processes: equal up to rounding. "
                 "`batch.add` adds them up in shard order (whole numbers are exact either way).",
             ),
+        ),
+        Row(
+            "metric_object",
+            "a metric of torchmetrics that is updated in the shards and brings the ranks together behind the pass",
+            EQUAL,
+            heavy=True,
         ),
     ],
     "misuse": [
@@ -550,6 +626,17 @@ TABLE = {
         Row("model_not_prepared", "an optimizer whose model was not prepared", Refused("prepare")),
         Row("distributed_sampler", "a DistributedSampler, as for DistributedDataParallel", Refused("DistributedSampler")),
         Row("wrapped_already", "a model that is in a DataParallel already", Refused("prepare the plain model")),
+        Row("shards_listed", "list(batch.shards), and a loop over the list", Refused("backward() outside of batch.shards")),
+        Row(
+            "rate_inside",
+            "the learning rate is set inside batch.shards",
+            Refused("a learning rate that was changed there by hand"),
+        ),
+        Row(
+            "unprepared_step_inside",
+            "step() of an optimizer that is not prepared, inside batch.shards",
+            Refused("inside batch.shards"),
+        ),
     ],
 }
 ROWS = [row for rows in TABLE.values() for row in rows]

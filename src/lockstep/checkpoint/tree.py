@@ -56,7 +56,8 @@ def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
 
 
 def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that was taken apart. Its tensors are on the CPU, and may share memory with those given.
+    """The tree that was taken apart. Its tensors are on the CPU, in memory of their own: in that of a file they would not be
+    aligned, and what is computed from them could have other bits.
 
     Raises:
         ConfigError: this is not what ``take_apart`` makes.
@@ -215,7 +216,7 @@ class _Putter:
     ) -> Any:
         if name not in self._tensors:
             raise _unreadable(f"the tensor {name!r} is missing")
-        tensor = self._tensors[name].detach()
+        tensor = self._tensors[name].detach().clone()
         if complex:
             tensor = torch.view_as_complex(tensor)
         if strides is not None:

@@ -1,7 +1,8 @@
 """Writes a process's trace while it trains: see ``measure.trace`` for what is written.
 
 The recorder only looks: it draws no random number, changes no tensor and sends nothing, so that a traced run computes what
-the same run computes without. It is slow all the same: every weight is read in every step.
+the same run computes without (but for the level ``gradient``, see ``measure.first_gradient``). It is slow all the same: every
+weight is read in every step.
 """
 
 from __future__ import annotations

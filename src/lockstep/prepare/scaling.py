@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, amp
 from torch.optim import Optimizer
 
@@ -26,9 +27,10 @@ class LossScaling:
 
     def __init__(self, device: str) -> None:
         self.scaler = amp.GradScaler(device)
+        self.scaler.scale(torch.zeros((), device=device))  # it makes its scale then: a rank without samples needs one too
         self._optimizers: list[Optimizer] = []
         self._overflowed: set[int] = set()
-        """Optimizers whose next step is left out, by id."""
+        """Optimizers whose gradients have overflowed since their last step, by id."""
 
     def attach(self, optimizer: Optimizer) -> None:
         """A prepared optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
@@ -43,7 +45,9 @@ class LossScaling:
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
-                return None
+                gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they were cleared since
+                    return None
             return act()
 
         # A bound method, as the original is: schedules look at its __func__. What they have noted on the original is kept.

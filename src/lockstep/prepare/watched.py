@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.comm.spread import is_spread
 from lockstep.errors import ModelError, UsageError
 from lockstep.prepare.formats import Formats
 from lockstep.prepare.scaling import LossScaling
@@ -20,11 +21,12 @@ class Watched:
     """Parameters, formats and optimizers of all that was prepared so far.
 
     Args:
-        num_shards: V. With one shard nothing is forbidden: its script is a plain one.
+        num_shards: V. With one shard nothing need be the same for others.
+        is_plain: whether a step is that of a plain script: then ``.grad`` is what it is there.
         scaling: of the loss, if the precision wants it.
     """
 
-    def __init__(self, num_shards: int, scaling: LossScaling | None) -> None:
+    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
         self.formats: list[Formats] = []
         """Of all prepared models."""
         self.parameters: dict[nn.Parameter, str] = {}
@@ -33,11 +35,17 @@ class Watched:
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
         self._is_strict = num_shards > 1
+        self._is_plain = is_plain
+        self._marked: list[nn.Parameter] = []
+        """The first parameter of each model: stands for all gradients that are not there yet."""
         self._before: Any = None
 
     def add_model(self, model: nn.Module, formats: Formats) -> None:
         """A model takes part."""
         self.formats.append(formats)
+        first = next(model.parameters())
+        if not self._is_plain and first.requires_grad and not is_spread(first):
+            self._marked.append(first)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
 
@@ -110,13 +118,26 @@ class Watched:
             "would act once a shard. Call it once a step, behind the loop over batch.shards."
         )
 
-    def check_gradients(self, step: int, num_calls: int) -> None:
+    def before_backward(self) -> None:
+        """Take the marks of ``after_backward`` away."""
+        for parameter in self._marked:
+            if isinstance(parameter.grad, NotYet):
+                parameter.grad = None
+
+    def after_backward(self) -> None:
+        """A shard's backward pass has run: who clips or reads gradients now is told that they have not met yet."""
+        for parameter in self._marked:
+            if parameter.grad is None:
+                parameter.grad = NotYet.like(parameter)
+
+    def end_shard(self, step: int, num_calls: int) -> None:
         """A micro-step is over: see that its gradients have come through ``team.backward``.
 
         Raises:
             UsageError: some have not.
         """
-        if not self._is_strict and num_calls:
+        self.before_backward()
+        if self._is_plain and num_calls:
             return
         for parameter, name in self.parameters.items():
             if parameter.grad is not None:
@@ -130,6 +151,27 @@ class Watched:
         """A parameter of the optimizer's that has a gradient and belongs to no prepared model."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         return next((p for p in parameters if p.grad is not None and p not in self.parameters), None)
+
+
+class NotYet(Tensor):
+    """Stands in ``.grad`` inside ``batch.shards`` once a shard's backward pass has run. Whoever uses it gets an error."""
+
+    @staticmethod
+    def like(parameter: Tensor) -> NotYet:
+        """Of a parameter's shape, and without memory of its own."""
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(NotYet)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # its shape, say
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise UsageError(
+            "a gradient was used inside batch.shards (clipped, scaled, looked at?): there is only a part of it there, that of "
+            "this process's shards so far. Use gradients behind the loop over batch.shards, where they are those of the whole "
+            "global batch, and the same on every rank."
+        )
 
 
 def refuse_inside(thing: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:

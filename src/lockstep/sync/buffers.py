@@ -8,7 +8,8 @@ touched (averaging a constant with itself can make it drift).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,12 @@ class _Slot:
         if self.start.is_floating_point() or self.start.is_complex():
             return change.mul_(fraction)
         return change if is_lowest_shard else torch.zeros_like(change)
+
+    def put_as_it_was(self, value: Tensor) -> None:
+        """Give the buffer the value that it has had a moment ago. It still counts as changed."""
+        tensor = self.tensor
+        if tensor.shape == value.shape and not torch.equal(tensor, value):
+            (tensor.data if isinstance(self.module, NORMALISATIONS) else tensor).copy_(value)
 
     def put(self, value: Tensor) -> None:
         tensor = self.tensor
@@ -275,6 +282,23 @@ class ShardBuffers:
         """Undo what was changed since: by forward passes after the last shard's backward pass, say."""
         for slot in self._changed_slots():
             slot.put(slot.start)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What is changed inside does not count: a backward pass in which ``checkpoint()`` runs layers again."""
+        with torch.no_grad():
+            before = [
+                (owner, [(slot, slot.tensor.detach().clone(), version(slot.tensor)) for slot in owner.slots])
+                for owner in self._owners
+                if owner.changed
+            ]
+        yield
+        with torch.no_grad():
+            for owner, slots in before:
+                counts = [version(slot.tensor) for slot, _, _ in slots]
+                if isinstance(owner.module, NORMALISATIONS) or counts != [count for _, _, count in slots]:
+                    for slot, value, _ in slots:
+                        slot.put_as_it_was(value)
 
     @torch.no_grad()
     def rewind(self) -> None:

@@ -43,10 +43,10 @@ class _Engine:
         self.look()
         self.shares = False
         """Whether another prepared model has some of its parameters: then nobody may reduce them twice."""
-        self.partial = False
-        """Whether a loss was seen that depends on some of the parameters only."""
-        self.proven = False
-        """Whether a step has shown that all parameters are used by every shard, which is what DDP counts on."""
+        self.partial: set[int] = set()
+        """The phases in which a loss was seen that depends on some of the parameters only."""
+        self.proven: set[int] = set()
+        """Those in which a step has shown that all parameters are used by every shard, which is what DDP counts on."""
         self.overlaps = False
         """Whether DDP reduces this model's gradients in the micro-step at hand."""
         self.may_overlap = False
@@ -112,7 +112,7 @@ class DDPSync(ShardedSync):
             if phase == 0:
                 self._follow_changes(engine)
             engine.overlaps = False
-            engine.may_overlap = engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
+            engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
             # 16-bit gradients must be divided by the weights before they are narrowed: DDP hands them on narrowed.
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
@@ -120,7 +120,7 @@ class DDPSync(ShardedSync):
         """Scripts freeze and thaw parameters: for good, or in one phase of a step (a GAN's), for which DDP is left out."""
         now, before, engine.learnt_before = engine.learning(), engine.learnt_before, engine.learning()
         if not _same(now, engine.trainable) and _same(now, before):
-            engine.proven = engine.partial = False
+            engine.proven, engine.partial = set(), set()
             self._build(engine)
 
     def begin_shard(self, micro: MicroStep) -> None:
@@ -137,7 +137,8 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
         self._share, self._earlier = share, self._sums.take(call)
-        loss.backward(**options)  # type: ignore[no-untyped-call]
+        with self._buffers.held():
+            loss.backward(**options)  # type: ignore[no-untyped-call]
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
         # What DDP has reduced is whole, and already weighted.
         reduced = set_aside(p for engine in self._overlapped[call] for p in engine.trainable)
@@ -294,8 +295,11 @@ class DDPSync(ShardedSync):
         assert self._plan is not None
         everyone = self._plan.num_active_ranks == self._world_size
         if everyone and own and not self._find_unused:
-            engine.partial = engine.partial or not all_used
-            engine.proven = not engine.partial and _same(engine.learning(), engine.trainable)
+            if not all_used:
+                engine.partial.add(self._phase)
+                engine.proven.discard(self._phase)
+            elif self._phase not in engine.partial and _same(engine.learning(), engine.trainable):
+                engine.proven.add(self._phase)
 
 
 def _same(some: list[Parameter], others: list[Parameter]) -> bool:

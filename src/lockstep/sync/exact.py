@@ -156,7 +156,8 @@ class ExactSync:
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
         try:
-            loss.backward(**options)  # type: ignore[no-untyped-call]
+            with self._buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
         with torch.no_grad():

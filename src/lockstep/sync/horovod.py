@@ -91,7 +91,8 @@ class HorovodSync(ShardedSync):
         self._call, self._share, self._earlier = call, share, self._sums.take(call)
         self._listening = True
         try:
-            loss.backward(**options)  # type: ignore[no-untyped-call]
+            with self._buffers.held():
+                loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
         # What has not left stays with the sum of its call.

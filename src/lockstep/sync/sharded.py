@@ -56,7 +56,8 @@ class ShardedSync(ABC):
 
     def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
         """See Sync."""
-        loss.backward(**options)  # type: ignore[no-untyped-call]
+        with self._buffers.held():
+            loss.backward(**options)  # type: ignore[no-untyped-call]
         self._sums.add(call, self._parameters, share)
 
     def end_shard(self) -> None:

@@ -1,0 +1,36 @@
+"""A copy of the prepared model (copy.deepcopy) that follows it, and is evaluated."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    average = copy.deepcopy(model)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        for a, p in zip(average.parameters(), model.parameters(), strict=True):
+            a.data.lerp_(p.data, 0.2)
+    with team.evaluate(average, DataLoader(data, 7)) as batches:
+        for inputs, targets in batches:
+            batches.add(loss=functional.cross_entropy(average(inputs), targets))
+    return model, average, batches["loss"]
+
+
+if __name__ == "__main__":
+    main()

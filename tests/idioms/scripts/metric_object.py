@@ -1,0 +1,32 @@
+"""A metric of torchmetrics that is updated in the shards and brings the ranks together behind the pass."""
+
+import torch
+import torchmetrics
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+    results = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            logits = model(inputs)
+            team.backward(functional.cross_entropy(logits, targets))
+            accuracy.update(logits, targets)
+        optimizer.step()
+        optimizer.zero_grad()
+    results.append(accuracy.compute())
+    return model, results
+
+
+if __name__ == "__main__":
+    main()

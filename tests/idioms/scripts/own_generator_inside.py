@@ -1,0 +1,29 @@
+"""Numbers for a shard are drawn from a generator of the script's own."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    generator = np.random.default_rng(0)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            noise = torch.tensor(generator.normal(size=tuple(inputs.shape)), dtype=torch.float32)
+            team.backward(functional.cross_entropy(model(inputs + 0.1 * noise), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

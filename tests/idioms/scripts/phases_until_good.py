@@ -1,0 +1,33 @@
+"""A batch is trained again and again until its loss is low enough."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    counts = []
+    for batch in loader:
+        num_phases = 0
+        while num_phases == 0 or (num_phases < 5 and batch["loss"] > 1.0):
+            for inputs, targets in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            num_phases += 1
+        counts.append(num_phases)
+    return model, counts
+
+
+if __name__ == "__main__":
+    main()
