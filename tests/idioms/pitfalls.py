@@ -24,8 +24,7 @@ There is no fourth kind: what ends without an error and differs, and is not name
 
 The one rule behind all of it: **inside `batch.shards` a process sees its own shards; outside, every process does the same with
 the same numbers.** What leaves the inner loop must go through `team.backward`, `batch.add`, `team.per_shard`, a model's
-buffers, or a collective behind the loop.
-"""
+buffers, or a collective behind the loop."""
 REFUSED_HEAD = """
 ## What is refused
 
@@ -57,27 +56,27 @@ def page():
             num_documented=len(documented),
         ),
         REFUSED_HEAD,
-        "| what a script does | the error says |",
-        "|---|---|",
+        "| what a script does | the error says | script |",
+        "|---|---|---|",
     ]
     for row in refused:
         several = "" if row.promise.alone else " *(several)*"
-        lines.append(f"| {link(row)} | `{row.promise.words}`{several} |")
+        lines.append(f"| {row.what} | `{row.promise.words}`{several} | {link(row)} |")
     lines.append(DOCUMENTED_HEAD)
-    lines += [f"- {link(row)}: {row.promise.why}" for row in documented]
+    lines += [f"- {row.what} ({link(row)}). {row.promise.why}" for row in documented]
     lines.append(EQUAL_HEAD)
     for group, of_group in TABLE.items():
         proven = [row for row in of_group if isinstance(row.promise, Equal)]
         if proven:
             lines += [f"### {group[0].upper()}{group[1:]}", ""]
-            lines += [f"- {link(row)}{' *(plain)*' if row.promise.plain else ''}" for row in proven]
+            lines += [f"- {row.what} ({link(row)}{', *plain*' if row.promise.plain else ''})" for row in proven]
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def link(row):
-    """What a script does, with the way to it."""
-    return f"[{row.what.replace('|', chr(92) + '|')}](../tests/idioms/scripts/{row.name}.py)"
+    """The way to a script."""
+    return f"[{row.name}](../tests/idioms/scripts/{row.name}.py)"
 
 
 if __name__ == "__main__":

@@ -67,13 +67,13 @@ def half(number):
     return rows_of(Equal, heavy=False)[number::2]
 
 
-@pytest.mark.parametrize(("number", "shards"), enumerate(SHARDS))
+@pytest.mark.parametrize(("number", "shards"), list(enumerate(SHARDS)))
 def test_idioms_are_equal_to_the_bit_on_every_rank_of_every_number_of_processes(results, number, shards):
     assert_equal(results, half(number), shards, WORLDS)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "shards"), enumerate(reversed(SHARDS)))
+@pytest.mark.parametrize(("number", "shards"), list(enumerate(reversed(SHARDS))))
 def test_idioms_are_equal_to_the_bit_with_the_other_number_of_shards_too(results, number, shards):
     assert_equal(results, half(number), shards, WORLDS)
 

@@ -7,7 +7,7 @@ import random
 import torch
 from team_scripts import linear, numbers
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import lockstep
 
@@ -133,3 +133,46 @@ def log_unlike():
                 loss = model(inputs).mean()
                 team.backward(loss)
             team.log(loss=loss)
+
+
+USES = {
+    "clip_grad_norm_": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "clip_grad_value_": lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+    "by hand": lambda model: [p.grad.mul_(0.5) for p in model.parameters() if p.grad is not None],
+    "norm": lambda model: model.weight.grad.norm().item(),
+    "data": lambda model: model.weight.grad.data.add_(1.0),
+    "print": lambda model: print(model.weight.grad),
+}
+
+
+def use_gradients(how):
+    """Use gradients inside the shards, and train on. The message of the error, and the gradient in the end."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
+        message = ""
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+                try:
+                    USES[how](model)
+                except lockstep.UsageError as error:
+                    message = str(error)
+        return message, model.weight.grad.item(), type(model.weight.grad)
+
+
+class Split(IterableDataset):
+    """A stream that leaves each rank a part of its own."""
+
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self):
+        return ((torch.tensor([float(number)]),) for number in range(self.rank, 16, self.world_size))
+
+
+def split_stream():
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(Split(team.rank, team.world_size), 8))
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())

@@ -54,7 +54,10 @@ def gradients_of_phases(zero_at):
         inside, behind, weights = [], [], []
 
         def gradient():
-            return None if model.weight.grad is None else model.weight.grad.item()
+            try:
+                return None if model.weight.grad is None else model.weight.grad.item()
+            except lockstep.UsageError:  # once a shard's backward pass has run
+                return None
 
         for batch in loader:
             if zero_at == "first":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import guard_scripts
 import pytest
+import torch
 
 from lockstep.errors import LaunchError
 
@@ -99,3 +100,17 @@ def test_the_best_of_unlike_values_is_refused_on_all_ranks(crew):
 def test_logging_a_value_of_one_rank_outside_of_the_shards_is_refused(crew):
     with pytest.raises(LaunchError, match=r"team.log\(loss=...\) in step 1, outside of batch.shards.*batch\['loss'\]"):
         crew(2, guard_scripts.log_unlike)
+
+
+@pytest.mark.parametrize("how", guard_scripts.USES)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_gradients_that_are_used_inside_the_shards_are_an_error_and_no_silent_nothing(crew, nproc, how):
+    for message, gradient, kind in crew(nproc, guard_scripts.use_gradients, how, shards=4):
+        assert "a gradient was used inside batch.shards" in message
+        assert gradient == 3.5
+        assert kind is torch.Tensor
+
+
+def test_data_that_the_script_has_split_by_rank_are_refused(crew):
+    with pytest.raises(LaunchError, match=r"global batches of different numbers of samples: 6, 5, 5"):
+        crew(3, guard_scripts.split_stream, shards=3)

@@ -1,4 +1,4 @@
-"""Accumulate=3: three global batches make one step, the last step has fewer."""
+"""`accumulate=3`: three global batches make one step, the last step has fewer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.all_reduce inside batch.shards."""
+"""`team.all_reduce` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.any inside batch.shards."""
+"""`team.any` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.backward outside of batch.shards."""
+"""`team.backward` outside of `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.barrier inside batch.shards."""
+"""`team.barrier` inside `batch.shards`."""
 
 import torch
 from torch import nn

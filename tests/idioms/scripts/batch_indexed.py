@@ -1,4 +1,4 @@
-"""Batch[0]."""
+"""`batch[0]`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Len(batch)."""
+"""`len(batch)`."""
 
 import torch
 from torch import nn

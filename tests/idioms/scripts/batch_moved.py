@@ -1,4 +1,4 @@
-"""Batch.to(device)."""
+"""`batch.to(device)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Next(iter(loader)), whose iterator nobody keeps."""
+"""`next(iter(loader))`, whose iterator nobody keeps."""
 
 import torch
 from torch import nn

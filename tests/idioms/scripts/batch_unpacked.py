@@ -1,4 +1,4 @@
-"""Images, labels = batch."""
+"""`images, labels = batch`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""List(loader): batches that are used when their step is over."""
+"""`list(loader)`: batches that are used when their step is over."""
 
 import torch
 from torch import nn

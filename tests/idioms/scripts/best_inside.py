@@ -1,4 +1,4 @@
-"""Team.best inside batch.shards."""
+"""`team.best` inside `batch.shards`."""
 
 import torch
 from torch import nn

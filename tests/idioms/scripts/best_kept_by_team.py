@@ -1,4 +1,4 @@
-"""Team.best keeps the weights with the best result."""
+"""`team.best` keeps the weights with the best result."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Break out of batch.shards."""
+"""`break` out of `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch's clip_grad_norm_ is called inside batch.shards."""
+"""Torch's `clip_grad_norm_` is called inside `batch.shards`."""
 
 import torch
 from torch import nn

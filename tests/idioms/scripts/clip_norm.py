@@ -1,4 +1,4 @@
-"""Clipping by norm with torch.nn.utils."""
+"""Clipping by norm with `torch.nn.utils`."""
 
 import torch
 from torch import nn

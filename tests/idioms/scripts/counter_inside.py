@@ -1,4 +1,4 @@
-"""Samples are counted inside batch.shards, and the learning rate follows the count."""
+"""Samples are counted inside `batch.shards`, and the learning rate follows the count."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.backward(loss, create_graph=True)."""
+"""`team.backward(loss, create_graph=True)`."""
 
 import torch
 from torch import nn

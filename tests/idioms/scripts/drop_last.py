@@ -1,4 +1,4 @@
-"""Drop_last=True."""
+"""`drop_last=True`."""
 
 import torch
 from torch import nn

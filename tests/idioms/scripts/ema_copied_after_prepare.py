@@ -1,4 +1,4 @@
-"""A copy of the prepared model (copy.deepcopy) that follows it, and is evaluated."""
+"""A copy of the prepared model (`copy.deepcopy`) that follows it, and is evaluated."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A fixed number of steps: enumerate, and break behind a step."""
+"""A fixed number of steps: `enumerate`, and `break` behind a step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Try and except around a step: an error on all processes (out of memory in the update, say)."""
+"""`try` and `except` around a step: an error on all processes (out of memory in the update, say)."""
 
 import torch
 from torch import nn

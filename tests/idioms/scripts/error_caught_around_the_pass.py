@@ -1,4 +1,4 @@
-"""Try and except around the pass over the shards: an error in one shard leaves the pass."""
+"""`try` and `except` around the pass over the shards: an error in one shard leaves the pass."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Try, except and continue around the work on a shard (out of memory, say)."""
+"""`try`, `except` and `continue` around the work on a shard (out of memory, say)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.evaluate inside batch.shards."""
+"""`team.evaluate` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch.func.functional_call of the prepared model itself."""
+"""`torch.func.functional_call` of the prepared model itself."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Embeddings are gathered with team.all_gather inside batch.shards."""
+"""Embeddings are gathered with `team.all_gather` inside `batch.shards`."""
 
 import torch
 from torch import nn

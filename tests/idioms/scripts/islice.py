@@ -1,4 +1,4 @@
-"""Only the first batches of each pass (itertools.islice)."""
+"""Only the first batches of each pass (`itertools.islice`)."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Batch["x"] of samples that are dicts."""
+"""`batch["x"]` of samples that are dicts."""
 
 import torch
 from torch import nn

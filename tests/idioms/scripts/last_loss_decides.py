@@ -1,4 +1,4 @@
-"""The loss of the last shard, and not batch["loss"], decides over the learning rate."""
+"""The loss of the last shard, and not `batch["loss"]`, decides over the learning rate."""
 
 import torch
 from torch import nn

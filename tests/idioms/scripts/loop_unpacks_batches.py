@@ -1,4 +1,4 @@
-"""For inputs, targets in loader, as without lockstep."""
+"""`for images, labels in loader`, as without lockstep."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Loss.backward() in place of team.backward(loss)."""
+"""`loss.backward()` in place of `team.backward(loss)`."""
 
 import torch
 from torch import nn

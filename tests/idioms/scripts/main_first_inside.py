@@ -1,4 +1,4 @@
-"""Team.main_first inside batch.shards."""
+"""`team.main_first` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Precision="16-mixed": the loss is scaled, the gradients read behind the pass are not."""
+"""`precision="16-mixed"`: the loss is scaled, the gradients read behind the pass are not."""
 
 import torch
 from torch import nn

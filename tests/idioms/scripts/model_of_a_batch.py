@@ -1,4 +1,4 @@
-"""Model(batch)."""
+"""`model(batch)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Batch.shards inside batch.shards."""
+"""`batch.shards` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The next batch is taken inside batch.shards."""
+"""The next batch is taken inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch.manual_seed in the script, before the model and in every step."""
+"""`torch.manual_seed` in the script, before the model and in every step."""
 
 import torch
 from torch import nn

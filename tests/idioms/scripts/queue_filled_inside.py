@@ -1,4 +1,4 @@
-"""A queue of keys that is filled inside batch.shards."""
+"""A queue of keys that is filled inside `batch.shards`."""
 
 import torch
 from torch import nn

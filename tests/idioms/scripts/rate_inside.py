@@ -1,4 +1,4 @@
-"""The learning rate is set inside batch.shards."""
+"""The learning rate is set inside `batch.shards`."""
 
 import torch
 from torch import nn

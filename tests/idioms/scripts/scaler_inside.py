@@ -1,4 +1,4 @@
-"""A GradScaler's step() inside batch.shards."""
+"""`scaler.step(optimizer)` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A schedule's step() inside batch.shards."""
+"""`schedule.step()` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""List(batch.shards), and a loop over the list."""
+"""`list(batch.shards)`, and a loop over the list."""
 
 import torch
 from torch import nn

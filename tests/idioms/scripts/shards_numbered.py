@@ -1,4 +1,4 @@
-"""Enumerate(batch.shards), with a loss that depends on the number."""
+"""`enumerate(batch.shards)`, with a loss that depends on the number."""
 
 import torch
 from torch import nn

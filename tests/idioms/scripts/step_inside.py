@@ -1,4 +1,4 @@
-"""Optimizer.step() inside batch.shards."""
+"""`optimizer.step()` inside `batch.shards`."""
 
 import torch
 from torch import nn

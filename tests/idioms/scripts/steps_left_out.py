@@ -1,4 +1,4 @@
-"""Continue before the shards: batches are left out without being looked at."""
+"""`continue` before the shards: batches are left out without being looked at."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.clip_grad_norm_ inside batch.shards."""
+"""`team.clip_grad_norm_` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Team.log inside the pass and behind it."""
+"""`team.log` inside the pass and behind it."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch.set_num_threads in the script, before the loop."""
+"""`torch.set_num_threads` in the script, before the loop."""
 
 import torch
 from torch import nn

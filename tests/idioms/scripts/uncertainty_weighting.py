@@ -1,4 +1,4 @@
-"""Weights of two losses that are learnt themselves."""
+"""Weights of five losses that are learnt themselves."""
 
 import torch
 from torch import nn
@@ -10,8 +10,8 @@ import lockstep
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(6, 2)
-        self.log_variances = nn.Parameter(torch.zeros(2))
+        self.layer = nn.Linear(6, 5)
+        self.log_variances = nn.Parameter(torch.zeros(5))
 
     def forward(self, x):
         return self.layer(x)
@@ -21,7 +21,7 @@ def main():
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(32, 6), torch.randn(32, 2))
+    data = TensorDataset(torch.randn(32, 6), torch.randn(32, 5))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

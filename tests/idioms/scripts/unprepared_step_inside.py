@@ -1,4 +1,4 @@
-"""Step() of an optimizer that is not prepared, inside batch.shards."""
+"""`step()` of an optimizer that is not prepared, inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Batch.add outside of batch.shards."""
+"""`batch.add` outside of `batch.shards`."""
 
 import torch
 from torch import nn

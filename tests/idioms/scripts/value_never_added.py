@@ -1,4 +1,4 @@
-"""Batch["accuracy"] that nobody added."""
+"""`batch["accuracy"]` that nobody added."""
 
 import torch
 from torch import nn

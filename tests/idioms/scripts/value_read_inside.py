@@ -1,4 +1,4 @@
-"""Batch["loss"] is read inside batch.shards."""
+"""`batch["loss"]` is read inside `batch.shards`."""
 
 import torch
 from torch import nn

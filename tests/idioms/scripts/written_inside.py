@@ -1,4 +1,4 @@
-"""Weights are clamped inside batch.shards."""
+"""Weights are clamped inside `batch.shards`."""
 
 import torch
 from torch import nn

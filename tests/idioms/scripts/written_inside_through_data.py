@@ -1,4 +1,4 @@
-"""Weights shrink a little with every shard, through p.data."""
+"""Weights shrink a little with every shard, through `p.data`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Zero_grad() at the beginning of a step."""
+"""`zero_grad()` at the beginning of a step."""
 
 import torch
 from torch import nn

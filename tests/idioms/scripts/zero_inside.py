@@ -1,4 +1,4 @@
-"""Optimizer.zero_grad() inside batch.shards."""
+"""`optimizer.zero_grad()` inside `batch.shards`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Zero_grad(set_to_none=False): gradients are filled with zeros."""
+"""`zero_grad(set_to_none=False)`: gradients are filled with zeros."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Zip(a.shards, b.shards) of batches of which one has fewer shards with samples."""
+"""`zip(a.shards, b.shards)` of batches of which one has fewer shards with samples."""
 
 import torch
 from torch import nn
