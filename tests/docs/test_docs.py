@@ -54,8 +54,7 @@ team.barrier()
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
     "compare examples/digits.py": ("digits.py", "digits.py -- --epochs 1"),
-    "verify --world-sizes 1,2,3,4 --workers 0,2 examples/digits.py": ("digits.py", "digits.py --epochs 1"),
-    "verify examples/digits.py --workers 0,2 -- --epochs 1": ("0,2", "0"),
+    "verify examples/digits.py": ("verify", "verify --world-sizes 1,2 --no-resume --launchers local"),
     "compare examples/digits.py --methods single,single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,"
     "single+bf16-true --threads 1 -- --epochs 2": ("--epochs 2", "--epochs 1"),
 }
