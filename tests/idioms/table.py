@@ -22,12 +22,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Documented:
-    """It runs and differs, for a reason that a user should know."""
+    """It runs, and other numbers of processes give another answer (which is tested too), for a reason that users should know."""
 
     why: str
-    apart: str = "worlds"
-    """From what it differs, which is tested too: ``worlds`` (other numbers of processes) or ``plain`` (the loop of PyTorch
-    alone)."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +169,7 @@ TABLE = {
         Row(
             "clip_inside",
             "torch's `clip_grad_norm_` is called inside `batch.shards`",
-            Documented(
-                "Inside `batch.shards` there is no gradient yet (`.grad` is None until the pass over the shards "
-                "ends), so torch's clipping finds nothing to clip: clip behind the pass, before `optimizer.step()`.",
-                apart="plain",
-            ),
+            Refused("a gradient was used inside batch.shards"),
         ),
         Row("own_generator_outside", "noise from a generator of the script's own, drawn behind the pass", EQUAL),
         Row("functional_call_of_the_prepared_model", "`torch.func.functional_call` of the prepared model itself", EQUAL),
@@ -712,7 +705,7 @@ TABLE = {
         Row(
             "unprepared_step_inside",
             "`step()` of an optimizer that is not prepared, inside `batch.shards`",
-            Refused("SGD.step() inside batch.shards"),
+            Refused("a gradient was used inside batch.shards"),
         ),
     ],
 }

@@ -13,7 +13,7 @@ def main():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = nn.ModuleDict({"words": nn.Embedding(12, 8), "layer": layer, "head": nn.Linear(8, 12)})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randint(0, 12, (32, 6)), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randint(0, 12, (22, 6)), 10, shuffle=True))
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     for batch in loader:
         for words in batch.shards:

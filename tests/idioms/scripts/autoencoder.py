@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.ModuleDict({"encode": nn.Linear(6, 4), "decode": nn.Linear(2, 6)})
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     losses = []
     for batch in loader:
         for inputs in batch.shards:

@@ -10,18 +10,18 @@ import lockstep
 
 class Halves(Sampler):
     def __iter__(self):
-        order = torch.randperm(32).tolist()
-        yield from (order[first : first + 9] for first in range(0, 32, 9))
+        order = torch.randperm(22).tolist()
+        yield from (order[first : first + 9] for first in range(0, 22, 9))
 
     def __len__(self):
-        return 4
+        return 3
 
 
 def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, batch_sampler=Halves()))
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -30,7 +30,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    lengths = torch.randint(1, 9, (32,)).tolist()
+    lengths = torch.randint(1, 9, (22,)).tolist()
     data = [torch.randint(1, 20, (length,)) for length in lengths]
     loader = DataLoader(data, batch_sampler=ByLength(lengths, 10), collate_fn=collate)
     model, optimizer, loader = team.prepare(model, optimizer, loader)

@@ -16,7 +16,7 @@ def main():
     online = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.Linear(4, 4))
     target = copy.deepcopy(online[:3]).requires_grad_(False)
     optimizer = torch.optim.SGD(online.parameters(), lr=0.1)
-    online, optimizer, loader = team.prepare(online, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    online, optimizer, loader = team.prepare(online, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             one, two = inputs + 0.1 * torch.randn_like(inputs), inputs + 0.1 * torch.randn_like(inputs)

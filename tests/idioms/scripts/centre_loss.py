@@ -16,7 +16,7 @@ def main():
     model = nn.ModuleList([features, head])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for_centres = torch.optim.SGD(centres.parameters(), lr=0.5)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, centres, optimizer, for_centres, loader = team.prepare(
         model, centres, optimizer, for_centres, DataLoader(data, 10, shuffle=True)
     )

@@ -16,7 +16,7 @@ def main():
     teacher = copy.deepcopy(student).requires_grad_(False)
     centre = torch.zeros(4)
     optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
-    student, optimizer, loader = team.prepare(student, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    student, optimizer, loader = team.prepare(student, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             wanted = teacher(inputs + 0.1 * torch.randn_like(inputs))

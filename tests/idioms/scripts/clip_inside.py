@@ -8,31 +8,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 
 
-def make():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
-    return model, optimizer, DataLoader(data, 10)
-
-
 def main():
     team = lockstep.join()
-    model, optimizer, loader = team.prepare(*make())
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:
             team.backward(functional.cross_entropy(model(inputs), targets))
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def plain():
-    model, optimizer, loader = make()
-    for inputs, targets in loader:
-        functional.cross_entropy(model(inputs), targets).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         optimizer.step()
         optimizer.zero_grad()
     return model

@@ -14,7 +14,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 1, 5, 5), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 1, 5, 5), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for images, targets in batch.shards:

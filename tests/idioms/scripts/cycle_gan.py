@@ -20,8 +20,8 @@ def main():
         judges,
         for_generators,
         for_judges,
-        DataLoader(torch.randn(32, 6), 10, shuffle=True),
-        DataLoader(torch.rand(32, 6), 10, shuffle=True),
+        DataLoader(torch.randn(22, 6), 10, shuffle=True),
+        DataLoader(torch.rand(22, 6), 10, shuffle=True),
     )
     for batch_a, batch_b in zip(loader_a, loader_b, strict=True):
         judges.requires_grad_(False)

@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [{"x": torch.randn(6), "y": i % 3, "name": f"sample {i}"} for i in range(32)]
+    data = [{"x": torch.randn(6), "y": i % 3, "name": f"sample {i}"} for i in range(22)]
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     names = []
     for batch in loader:

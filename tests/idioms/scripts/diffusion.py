@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(7, 16), nn.SiLU(), nn.Linear(16, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             times, noise = torch.rand(len(inputs), 1), torch.randn_like(inputs)

@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(12, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randint(0, 20, (32, 2)), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randint(0, 20, (22, 2)), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

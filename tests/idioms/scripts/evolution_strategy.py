@@ -11,7 +11,7 @@ import lockstep
 def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, loader = team.prepare(model, DataLoader(data, 10, shuffle=True))
     losses = []
     for batch in loader:

@@ -13,7 +13,7 @@ def make():
     generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
     judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (generator, judge)]
-    return generator, judge, *optimizers, DataLoader(TensorDataset(torch.randn(32, 6), torch.randn(32, 4)), 10)
+    return generator, judge, *optimizers, DataLoader(TensorDataset(torch.randn(22, 6), torch.randn(22, 4)), 10)
 
 
 def score(judge, samples, wanted):

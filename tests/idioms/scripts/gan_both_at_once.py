@@ -13,7 +13,7 @@ def main():
     generator, judge = nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (generator, judge)]
     generator, judge, *optimizers, loader = team.prepare(
-        generator, judge, *optimizers, DataLoader(torch.randn(32, 6), 10, shuffle=True)
+        generator, judge, *optimizers, DataLoader(torch.randn(22, 6), 10, shuffle=True)
     )
     for batch in loader:
         for real in batch.shards:

@@ -14,7 +14,7 @@ def main():
     for_generator = torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999))
     for_judge = torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.5, 0.999))
     generator, judge, for_generator, for_judge, loader = team.prepare(
-        generator, judge, for_generator, for_judge, DataLoader(torch.randn(32, 6), 10, shuffle=True)
+        generator, judge, for_generator, for_judge, DataLoader(torch.randn(22, 6), 10, shuffle=True)
     )
     losses = []
     for batch in loader:

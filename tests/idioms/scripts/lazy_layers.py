@@ -11,7 +11,7 @@ import lockstep
 def main():
     team = lockstep.join()
     model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model(data[0][0][None])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))

@@ -11,7 +11,7 @@ def main():
     team = lockstep.join()
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [(torch.randn(6), torch.randn(i % 3 + 1, 2)) for i in range(32)]
+    data = [(torch.randn(6), torch.randn(i % 3 + 1, 2)) for i in range(22)]
     loader = DataLoader(data, 10, shuffle=True, collate_fn=lambda rows: tuple(zip(*rows, strict=True)))
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for batch in loader:

@@ -22,7 +22,7 @@ def main():
     team = lockstep.join()
     model, criterion = nn.Linear(6, 3), Centred()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             team.backward(criterion(model(inputs)))

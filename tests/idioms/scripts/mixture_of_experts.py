@@ -28,7 +28,7 @@ def main():
     team = lockstep.join()
     model = Mixture()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     unused = []
     for batch in loader:

@@ -16,7 +16,7 @@ def main():
     keys_model = copy.deepcopy(model).requires_grad_(False)
     queue = functional.normalize(torch.randn(20, 4), dim=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     team.register("queue", queue)
     for batch in loader:
         with torch.no_grad():

@@ -11,7 +11,7 @@ def main():
     team = lockstep.join()
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10))
     for batch in loader:
         team.backward(model(batch).square().mean())
         optimizer.step()

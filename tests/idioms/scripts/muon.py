@@ -14,7 +14,7 @@ def main():
     matrices = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
     optimizers = [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)]
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

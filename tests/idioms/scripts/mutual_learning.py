@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     first, second = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     first, second, *optimizers, loader = team.prepare(first, second, *optimizers, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -19,7 +19,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = [Sample(torch.randn(6), i % 3) for i in range(32)]
+    data = [Sample(torch.randn(6), i % 3) for i in range(22)]
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for part in batch.shards:

@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, *_, loader = team.prepare(model, *optimizers.values(), DataLoader(data, 10))
 
     def step_now(p):

@@ -32,7 +32,7 @@ def main():
     team = lockstep.join()
     model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)), torch.randint(0, 2, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)), torch.randint(0, 2, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets, domains in batch.shards:

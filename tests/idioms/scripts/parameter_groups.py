@@ -15,7 +15,7 @@ def main():
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": 0.05}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.0)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -11,7 +11,7 @@ def main():
     team = lockstep.join()
     model = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 4, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 4, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     baseline = 0.0
     for batch in loader:

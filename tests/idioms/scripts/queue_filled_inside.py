@@ -13,7 +13,7 @@ def main():
     model = nn.Linear(6, 4)
     queue = functional.normalize(torch.randn(20, 4), dim=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             queries = functional.normalize(model(inputs), dim=1)

@@ -18,7 +18,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(torch.randint(1, 20, (32, 5)), 10, shuffle=True, collate_fn=mask)
+    loader = DataLoader(torch.randint(1, 20, (22, 5)), 10, shuffle=True, collate_fn=mask)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for batch in loader:
         for masked, words in batch.shards:

@@ -22,7 +22,7 @@ def main():
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(32, 6, 3), torch.randint(1, 7, (32,)), torch.randint(0, 2, (32,)))
+    data = TensorDataset(torch.randn(22, 6, 3), torch.randint(1, 7, (22,)), torch.randint(0, 2, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, lengths, targets in batch.shards:

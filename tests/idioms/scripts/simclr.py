@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             views = torch.cat([inputs + 0.1 * torch.randn_like(inputs) for _ in range(2)])

@@ -25,7 +25,7 @@ def main():
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -13,7 +13,7 @@ def main():
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 2, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 2, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

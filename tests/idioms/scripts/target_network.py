@@ -15,7 +15,7 @@ def main():
     model = nn.Linear(4, 2)
     target = copy.deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)), torch.randn(32), torch.randn(32, 4))
+    data = TensorDataset(torch.randn(22, 4), torch.randint(0, 2, (22,)), torch.randn(22), torch.randn(22, 4))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for states, actions, rewards, following in batch.shards:

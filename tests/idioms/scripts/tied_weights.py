@@ -24,7 +24,7 @@ def main():
     team = lockstep.join()
     model = Writer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randint(0, 12, (32, 7)), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randint(0, 12, (22, 7)), 10, shuffle=True))
     for batch in loader:
         for words in batch.shards:
             team.backward(functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()))

@@ -12,8 +12,8 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    words = torch.randint(1, 20, (32, 5))
-    for row, length in enumerate(torch.randint(1, 6, (32,)).tolist()):
+    words = torch.randint(1, 20, (22, 5))
+    for row, length in enumerate(torch.randint(1, 6, (22,)).tolist()):
         words[row, length:] = 0
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(words, 10, shuffle=True))
     losses = []

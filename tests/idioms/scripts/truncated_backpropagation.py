@@ -12,7 +12,7 @@ def main():
     team = lockstep.join()
     model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = torch.randn(32, 7, 3)
+    data = torch.randn(22, 7, 3)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     hidden = team.per_shard("hidden", None)
     for batch in loader:

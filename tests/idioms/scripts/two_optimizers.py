@@ -13,7 +13,7 @@ def main():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
     second = torch.optim.Adam(model[2].parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, first, second, loader = team.prepare(model, first, second, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

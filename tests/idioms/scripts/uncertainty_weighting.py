@@ -21,7 +21,7 @@ def main():
     team = lockstep.join()
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(32, 6), torch.randn(32, 5))
+    data = TensorDataset(torch.randn(22, 6), torch.randn(22, 5))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     for batch in loader:
         for inputs, targets in batch.shards:

@@ -11,7 +11,7 @@ import lockstep
 def make():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    return model, DataLoader(TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,))), 10)
+    return model, DataLoader(TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,))), 10)
 
 
 def main():

@@ -30,7 +30,7 @@ def main():
     team = lockstep.join()
     model = Codebook()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(32, 6), 10, shuffle=True))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(22, 6), 10, shuffle=True))
     for batch in loader:
         for inputs in batch.shards:
             restored, commitment = model(inputs)

@@ -12,8 +12,8 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
-    sampler = WeightedRandomSampler(torch.rand(32), num_samples=32)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    sampler = WeightedRandomSampler(torch.rand(22), num_samples=22)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, sampler=sampler))
     seen = []
     for batch in loader:

@@ -12,9 +12,9 @@ def main():
     team = lockstep.join()
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     labelled = DataLoader(data, 10, shuffle=True, drop_last=True)
-    unlabelled = DataLoader(torch.randn(70, 6), 20, shuffle=True, drop_last=True)
+    unlabelled = DataLoader(torch.randn(50, 6), 20, shuffle=True, drop_last=True)
     model, optimizer, labelled, unlabelled = team.prepare(model, optimizer, labelled, unlabelled)
     for batch, other in zip(labelled, unlabelled, strict=True):
         for (inputs, targets), more in zip(batch.shards, other.shards, strict=True):
