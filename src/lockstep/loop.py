@@ -266,6 +266,13 @@ class Loop:
     def begin_phase(self, batch: Batch) -> Batch:
         """See PhaseDriver."""
         if self._batch is not None and self._batch is not batch and self.micro is not None:
+            filled, of_other = ([min(n, self.num_shards) for n in one.plan.sizes] for one in (self._batch, batch))
+            if filled != of_other:
+                raise UsageError(
+                    f"the shards of two batches side by side, as zip(a.shards, b.shards) does it: {filled} shards of the first "
+                    f"have samples, and {of_other} of the second, so samples would be lost. Give both loaders global batches "
+                    "of equally many samples, or of more than there are shards (drop_last=True)."
+                )
             return self._batch
         self.check_outside("another loop over batch.shards")
         if self._plan is None:

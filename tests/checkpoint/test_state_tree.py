@@ -528,7 +528,7 @@ def test_anything_else_is_refused_by_its_place_its_type_and_with_what_to_do(what
     message = str(refusal.value)
     assert message.startswith("optimizer-1.param_groups[0]['hook'] is ")
     assert what.removesuffix(" of a name") in message
-    assert "could not go on" in message
+    assert "could not resume" in message
     assert "state_dict()" in message
 
 

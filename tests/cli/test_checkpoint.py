@@ -112,8 +112,9 @@ plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 loader = torch.utils.data.DataLoader(torch.ones(12, 2), 4)
 model, optimizer, schedule, plateau, loader = team.prepare(model, optimizer, schedule, plateau, loader)
 for _ in team.epochs(1):
-    for x in loader:
-        team.backward(model(x).square().mean())
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()

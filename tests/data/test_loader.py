@@ -150,6 +150,18 @@ def test_an_iterator_used_after_a_newer_one_is_refused():
     assert list(next(new).shards) == [[4, 5, 6, 7]]
 
 
+def test_an_iterator_beside_another_loaders_loop_is_refused_too_after_a_newer_one():
+    driver = FakeDriver()
+    one, two = (prepared(numbers(12), 0, 1, 1, driver, loader=number) for number in (1, 2))
+    for _ in one:
+        old, new = iter(two), iter(two)
+        next(old), next(new)
+        with pytest.raises(UsageError, match="after a newer one"):
+            next(old)
+        assert list(next(new).shards) == [[4, 5, 6, 7]]
+        break
+
+
 def test_two_loaders_go_together_and_draw_from_their_own_streams():
     def run(workers=0):
         driver = FakeDriver()
@@ -350,6 +362,21 @@ def train_side_by_side(strict):
     return seen
 
 
+def train_in_a_loop():
+    team = lockstep.join()
+    model, one, two = team.prepare(nn.Linear(1, 1), DataLoader(Numbers(8), 4), DataLoader(Numbers(6), 3))
+    for outer in one:
+        for x in outer.shards:
+            team.backward(model(x[:, None].float()).mean())
+            outer.add(seen=x.double())
+        for inner in two:
+            for y in inner.shards:
+                team.backward(model(y[:, None].float()).mean())
+                inner.add(seen=100 + y.double())
+        assert (outer["seen"], inner["seen"]) == (4 * team.step - 2.5, 104.0)
+    return one.averages, two.averages
+
+
 def train_until_break(shuffle, when):
     team, model, loader = start(20, shuffle=shuffle)
     seen = []
@@ -409,6 +436,11 @@ def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(crew)
 def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps_on_every_world_size(crew):
     assert crew(1, train_with_a_shorter_second, shards=2) == [2]
     assert crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_in_a_loop_within_a_loop_each_loader_has_the_averages_of_its_own_batches(crew, nproc):
+    assert crew(nproc, train_in_a_loop, shards=2) == [({"seen": 3.5}, {"seen": 102.5})] * nproc
 
 
 @pytest.mark.parametrize("strict", [False, True])

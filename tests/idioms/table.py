@@ -22,9 +22,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Documented:
-    """It runs, and other numbers of processes give another answer (which is tested too), for a reason that users should know."""
+    """It runs, and gives another answer on other numbers of processes, which is tested too."""
 
     why: str
+    """For whoever reads the page."""
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,8 @@ class _Shards:
             driver.begin_shard(micro)
         elif driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
             raise UsageError(
-                f"the shards of two batches must be run side by side, as zip(a.shards, b.shards) does: the second one is at "
-                f"{_name(micro)}, and the first at {_name(driver.micro)}. Both loaders need global batches of equally many "
-                "samples (or more than there are shards)."
+                f"the shards of two batches must be run side by side, as zip(a.shards, b.shards) does: the second batch is at "
+                f"{_name(micro)}, and the first at {_name(driver.micro)}."
             )
         driver.received(micro, data)
         return data

@@ -18,7 +18,7 @@ def main():
         for inputs, targets in batch.shards:
             loss = functional.cross_entropy(model(inputs), targets)
             team.backward(loss)
-            optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, loss.item())
+            optimizer.param_groups[0]["lr"] = 0.05 * loss.item()
         optimizer.step()
         optimizer.zero_grad()
     return model
