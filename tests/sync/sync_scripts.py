@@ -74,7 +74,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
         for step, size in enumerate(sizes, 1):
             plan = plan_step(step, (size,), team.rank, team.world_size, team.num_shards)
             for phase, calls in enumerate(phases):
-                ledger.begin_phase(phase)
+                ledger.begin_phase(phase, plan.sizes)
                 sync.begin_phase(plan, phase)
                 for micro in plan.micro_steps:
                     ledger.begin_shard(micro)
