@@ -97,7 +97,7 @@ def spectrum():
     model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 4))
     for batch in loader:
         for (inputs,) in batch.shards:
-            team.backward(model(inputs + 1j))
+            team.backward(model(inputs + 1j), reduction="sum")
         optimizer.step()
         optimizer.zero_grad()
     return {"state": {"weight": torch.view_as_real(model.weight.detach().clone())}}

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 import lockstep
-from lockstep.comm import group
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_S = 120.0
@@ -35,25 +34,22 @@ class Outcome:
     """Of this process's processor."""
 
 
-def run(names, folder, function="main", wait_for=1):
+def run(names, nproc, folder, function="main"):
     """What each script came to in this process, by name. Every rank of the crew must call it with the same arguments.
 
     Args:
         names: of the scripts.
+        nproc: how many ranks there are.
         folder: for the directories of their runs, which it must be the first to use.
         function: of the script.
-        wait_for: number of processes, if scripts may end at different times: then all wait for the last.
     """
     for name in names:
         load(name)
     gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch for it
-    farewell_s, group._FAREWELL_S = group._FAREWELL_S, 0.0  # what it is good for matters at the end of a process only
     outcomes = {}
     for name in names:
         outcomes[name] = run_one(name, folder, function)
-        if wait_for > 1:
-            wait_for_all(Path(folder, "done", name), wait_for)
-    time.sleep(farewell_s)
+        wait_for_all(Path(folder, "done", name), nproc)
     return outcomes
 
 
@@ -75,13 +71,13 @@ def run_one(name, folder, function):
 
 
 def wait_for_all(folder, nproc):
-    """A refused script ends sooner on one rank than on others: the next must not begin before it has ended on all."""
+    """An error may end a script sooner on one rank than on others: the next must not begin before it has ended on all."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(os.getpid())).touch()
     deadline = time.monotonic() + PATIENCE_S
     while len(list(folder.iterdir())) < nproc:
         assert time.monotonic() < deadline, f"{folder.name} has not ended on all ranks"
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
 def load(name):

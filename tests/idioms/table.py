@@ -416,7 +416,7 @@ TABLE = {
         Row(
             "zipped_shards_that_do_not_match",
             "`zip(a.shards, b.shards)` of batches of which one has fewer shards with samples",
-            Refused("the shards of two batches must be run side by side"),
+            Refused("the shards of two batches side by side"),
         ),
         Row("two_loaders_in_turn", "two tasks in each step: a phase over a batch of each of two loaders", EQUAL),
         Row("shorter_loader_started_anew", "a shorter second loader that begins again when it is empty", EQUAL),
@@ -585,7 +585,7 @@ TABLE = {
         Row("team_log", "`team.log` inside the pass and behind it", EQUAL),
         Row("logging_by_hand", "a CSV file and Python's logging, on rank 0", EQUAL),
         Row("progress_bar", "a progress bar around the loader, with the loss of each step", EQUAL),
-        Row("tensorboard", "TensorBoard's SummaryWriter on rank 0", EQUAL, heavy=True),
+        Row("summary_writer", "TensorBoard's SummaryWriter on rank 0", EQUAL, heavy=True),
         Row("several_values", "values with weights of their own, added in two phases and read by name", EQUAL),
         Row("timing", "steps are timed, and the times are shown on rank 0", EQUAL),
         Row(

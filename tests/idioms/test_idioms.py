@@ -32,8 +32,7 @@ def results(crew):
     def run(rows, nproc, shards, function="main"):
         names = [row.name for row in rows]
         folder = f"{function}-{shards}-{nproc}"
-        wait_for = 1 if all(isinstance(row.promise, Equal) for row in rows) else nproc
-        by_rank = crew(nproc, running.run, names, folder, function, wait_for, shards=shards, timeout_s=20.0)
+        by_rank = crew(nproc, running.run, names, nproc, folder, function, shards=shards, timeout_s=20.0)
         return {name: [found[name] for found in by_rank] for name in names}
 
     return run

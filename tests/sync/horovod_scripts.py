@@ -65,7 +65,7 @@ def join_twice():
             model, loader = team.prepare(model, DataLoader(TensorDataset(torch.ones(4, 2)), 4))
             for batch in loader:
                 for (inputs,) in batch.shards:
-                    team.backward(model(inputs).sum())
+                    team.backward(model(inputs).sum(), reduction="sum")
             results.append((model.weight.tolist(), model.weight.grad.tolist()))
     return results
 
@@ -80,7 +80,7 @@ def stay_away():
             outputs = model(inputs)
             if team.rank == 1 and team.step == 2:
                 outputs.register_hook(lambda gradient: time.sleep(60))
-            team.backward(outputs.sum())
+            team.backward(outputs.sum(), reduction="sum")
 
 
 def reentrant():
@@ -101,7 +101,7 @@ def reentrant():
     model, loader = team.prepare(Model(), DataLoader(TensorDataset(torch.ones(8, 2)), 4))
     for batch in loader:
         for (inputs,) in batch.shards:
-            team.backward(model(inputs).sum())
+            team.backward(model(inputs).sum(), reduction="sum")
 
 
 if __name__ == "__main__":
