@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.collectives import Collectives
-from lockstep.errors import ConfigError, DataError, LossError, UsageError
+from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome
 
@@ -144,6 +144,7 @@ class Ledger:
 
         Raises:
             DataError: the ranks have read different data.
+            PeerError: a rank did not come in time.
             UsageError: the ranks' backward calls are of unlike kinds.
             LossError: the weights of all shards sum to zero.
         """
@@ -154,7 +155,7 @@ class Ledger:
         is_foreseen = page.kinds == known.kinds[: len(page.kinds)] and page.names <= known.names and not page.unforeseen
         if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._collectives.size == 1 else self._exchange(page, known, is_foreseen=is_foreseen)
+        pages = [page] if self._collectives.size == 1 else self._exchange(page, known, step, is_foreseen=is_foreseen)
         kinds = max((one.kinds for one in pages), key=len)
         for one in pages:
             for call, kind in enumerate(one.kinds):
@@ -175,7 +176,7 @@ class Ledger:
         found = dict.fromkeys(item for one in pages for item in one.unforeseen)
         return Outcome(totals, tuple(found)), values
 
-    def _exchange(self, page: _Page, known: _Foreseen, *, is_foreseen: bool) -> list[_Page]:
+    def _exchange(self, page: _Page, known: _Foreseen, step: int, *, is_foreseen: bool) -> list[_Page]:
         """The pages of all ranks, as far as they say something."""
         weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
         slots = range(self._most)
@@ -185,7 +186,15 @@ class Ledger:
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         mine = torch.tensor(line, dtype=torch.float64)
         all_lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
-        _all_gather_flat(all_lines, mine, group=self._collectives.group)
+        try:
+            _all_gather_flat(all_lines, mine, group=self._collectives.group)
+        except RuntimeError as error:
+            if "imed out" not in str(error):
+                raise
+            raise PeerError(
+                f"another rank did not come to the end of its loop over batch.shards in step {step} within the timeout ({error}): "
+                "it may be stuck (loading data, say), or have left that loop."
+            ) from error
         lines = all_lines.view(self._collectives.size, len(line)).tolist()
         samples = [int(theirs[2]) for theirs in lines]
         if len(set(samples)) > 1:
