@@ -192,8 +192,8 @@ class Ledger:
             if "imed out" not in str(error):
                 raise
             raise PeerError(
-                f"another rank did not come to the end of its loop over batch.shards in step {step} within the timeout ({error}): "
-                "it may be stuck (loading data, say), or have left that loop."
+                f"another rank did not come to the end of its loop over batch.shards in step {step} within the timeout "
+                f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
         lines = all_lines.view(self._collectives.size, len(line)).tolist()
         samples = [int(theirs[2]) for theirs in lines]
