@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lockstep.data.batch import Batch
+from lockstep.data.batch import Batch, Shards
 from lockstep.data.batches import length_of
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
@@ -59,8 +59,8 @@ class Loop:
         """Whose shards are being run: the phase at hand."""
         self._num_phases = 0
         """Phases of the step at hand that are over."""
-        self._totals: dict[str, tuple[float, float]] = {}
-        """What the script has added in this step, for the averages of its pass."""
+        self._opened: list[Shards] = []
+        """Loops over shards that the script has asked for since the last phase."""
         self._carried: Gradients = {}
         """Gradients from before the phase, to which its own are added."""
         self._seen: set[tuple[int, int]] = set()
@@ -233,7 +233,7 @@ class Loop:
         self.step += 1
         self._plan = plan
         self._num_phases = 0
-        self._totals = {}
+        self._opened = []
         self._tell("begin_step", self.step)
         self.resume_stream()
 
@@ -247,8 +247,6 @@ class Loop:
 
     def _take_step(self, plan: StepPlan) -> None:
         self._num_in_pass += 1
-        if self._leader is not None and self._totals:
-            self._leader.add_totals(self._totals)
         self._tell("end_step", self.step, plan.num_samples)
 
     def resume_stream(self) -> None:
@@ -262,6 +260,10 @@ class Loop:
             reseed(self.seed, Purpose.TAIL, self.step)
 
     # Phases
+
+    def open(self, shards: Shards) -> None:
+        """See PhaseDriver."""
+        self._opened.append(shards)
 
     def begin_phase(self, batch: Batch) -> Batch:
         """See PhaseDriver."""
@@ -317,8 +319,13 @@ class Loop:
         self._watched.unscale()
         put_back(self._carried)
         self._carried = {}
-        batch.values.update((name, total / weight if weight else float("nan")) for name, (total, weight) in values.items())
-        self._totals.update(values)
+        means = {name: total / weight if weight else float("nan") for name, (total, weight) in values.items()}
+        batch.totals.update(values)
+        batch.values.update(means)
+        for shards in self._opened:
+            if shards.batch is not batch and shards.go_along():
+                shards.batch.values.update(means)
+        self._opened = []
         self._batch = None
         self._tell("end_phase", self._num_phases)
         self._num_phases += 1

@@ -49,6 +49,9 @@ class FakeDriver:
     def end_step(self):
         self.told.append(("step over", self.step))
 
+    def open(self, shards):
+        pass
+
     def begin_phase(self, batch):
         if self._batch is None:
             self._batch = batch

@@ -103,12 +103,13 @@ def test_a_batch_of_any_kind_is_counted_and_cut_and_keeps_its_kind(batch):
 def test_what_is_cut_is_what_the_rows_were(num, one, other):
     start, stop = sorted((min(one, num), min(other, num)))
     texts = [f"text {i}" for i in range(num)]
-    batch = {"x": rows(num), "y": rows(num).numpy(), "texts": texts, "numbers": tuple(range(num))}
+    batch = {"x": rows(num), "y": rows(num).numpy(), "texts": texts, "numbers": list(range(num)), "size": (224,) * num}
     part = cut(batch, slice(start, stop), num)
     assert torch.equal(part["x"], batch["x"][start:stop])
     assert numpy.array_equal(part["y"], batch["y"][start:stop])
     assert part["texts"] == texts[start:stop]
-    assert list(part["numbers"]) == list(range(start, stop))
+    assert part["numbers"] == list(range(start, stop))
+    assert part["size"] == (224,) * num  # an image's size, and no number a sample
 
 
 def test_values_of_the_whole_batch_are_kept():

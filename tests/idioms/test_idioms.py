@@ -82,6 +82,7 @@ def test_each_idiom_is_equal_to_the_bit_on_every_rank_of_every_number_of_process
     assert_equal(results, every(number, 4), shards, WORLDS)
 
 
+@pytest.mark.long
 def test_idioms_that_import_much_are_equal_to_the_bit(results):
     assert_equal(results, rows_of(Equal, heavy=True), 4, (1, 3))
 

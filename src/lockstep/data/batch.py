@@ -21,6 +21,9 @@ class PhaseDriver(Protocol):
     def micro(self) -> MicroStep | None:
         """The micro-step that runs; None: outside of ``batch.shards``."""
 
+    def open(self, shards: Shards) -> None:
+        """A loop over the shards of a batch may begin; or, where this process has none, be over before it does."""
+
     def begin_phase(self, batch: Batch) -> Batch:
         """The shards of a batch are about to be run. Returns the batch that leads the phase: another one where a loop runs
         over the shards of two batches side by side."""
@@ -69,6 +72,8 @@ class Batch:
         self.plan = plan
         self.values: dict[str, float] = {}
         """What ``batch[name]`` gives."""
+        self.totals: dict[str, tuple[float, float]] = {}
+        """The weighted sums that they are made of, and the weights, of the phases that this batch has led."""
         self._data = data
         self._driver = driver
         self._device = device
@@ -85,7 +90,9 @@ class Batch:
         Each loop over them is a phase, with a random stream and a gradient of its own; at its end the gradients of all
         ranks meet, so every rank must come to that end. Leaving it before is an error.
         """
-        return _Shards(self, self._data, self._driver, self._device)
+        shards = Shards(self, self._data, self._driver, self._device)
+        self._driver.open(shards)
+        return shards
 
     def add(self, *, weight: float | None = None, **values: Any) -> None:
         """Note what the shard at hand gave, for the mean over the global batch: ``batch[name]`` when the phase is over.
@@ -132,11 +139,11 @@ class Batch:
         return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self._data)} of the shards here)"
 
 
-class _Shards:
+class Shards:
     """One loop over the shards of a batch. (An object and not a generator: leaving it early must not close anything.)"""
 
     def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device) -> None:
-        self._batch = batch
+        self.batch = batch
         self._data = data
         self._driver = driver
         self._device = device
@@ -144,17 +151,15 @@ class _Shards:
         self._leader: Batch | None = None
         self._is_over = False
 
-    def __iter__(self) -> _Shards:
+    def __iter__(self) -> Shards:
         return self
 
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
-        driver, batch = self._driver, self._batch
+        driver, batch = self._driver, self.batch
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
-            if self._leader is not batch:
-                batch.values = self._leader.values
         leads = self._leader is batch
         if leads and self._place >= 0:
             driver.end_shard()
@@ -175,6 +180,13 @@ class _Shards:
             )
         driver.received(micro, data)
         return data
+
+    def go_along(self) -> bool:
+        """A phase that another batch has led is over: whether it was this one's too. (Where this process has no shards, the
+        loop over both was over before it came here.)"""
+        if self._leader is None and not self._data:
+            self._is_over = True
+        return self._is_over or (self._leader is not None and self._leader is not self.batch)
 
 
 def _name(micro: MicroStep | None) -> str:

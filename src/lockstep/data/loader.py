@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -81,12 +81,20 @@ class PreparedLoader:
         """The means of what ``batch.add`` was given, over all steps of the newest pass. The same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
 
-    def add_totals(self, totals: Mapping[str, tuple[float, float]]) -> None:
-        """What a phase has brought: weighted sums and weights, by name."""
+    def _add(self, batch: Batch) -> None:
+        """What a batch's phases have brought, once."""
+        totals, batch.totals = batch.totals, {}
         for name, (total, weight) in totals.items():
             own = self._totals.setdefault(name, [0.0, 0.0])
             own[0] += total
             own[1] += weight
+
+    def _check_newest(self, this_pass: object) -> None:
+        if this_pass is not self._pass:
+            raise UsageError(
+                "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
+                "run, and the newer one has moved it"
+            )
 
     def describe(self) -> list[str]:
         """What must be the same on every rank, a line each."""
@@ -104,18 +112,17 @@ class PreparedLoader:
             yield from self._go_along()
             return
         driver, exhausted, failed = self._driver, False, False
+        batch: Batch | None = None
         this_pass = self._pass = object()
         try:
             for plan, data in self._deal(driver.next_step):
                 driver.begin_step(plan)
-                yield Batch(plan, data, driver, self._device)
-                if this_pass is not self._pass:
-                    raise UsageError(
-                        "an iterator of a prepared loader was used after a newer one of the same loader: there is one "
-                        "position in the run, and the newer one has moved it"
-                    )
+                batch = Batch(plan, data, driver, self._device)
+                yield batch
+                self._check_newest(this_pass)
                 driver.end_step()
                 self._done += 1
+                self._add(batch)
             exhausted = True
         except GeneratorExit:
             # `break` closes this generator, and so does an error that leaves the loop: they cannot be told apart here.
@@ -128,20 +135,28 @@ class PreparedLoader:
             if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
                 self._is_running = False
                 driver.leave(self, exhausted=exhausted, failed=failed)
+                if batch is not None and not failed:  # `break`: its phases that are over count
+                    self._add(batch)
 
     def _go_along(self) -> Iterator[Batch]:
         """Within a loop over another loader (``zip(a, b)``, or a loop in its body): that one counts the steps."""
         driver = self._driver
+        batch: Batch | None = None
         this_pass = self._pass = object()
         try:
             for plan, data in self._deal(self._followed + 1):
                 driver.resume_stream()
                 self._done += 1
                 self._followed += 1
-                yield Batch(plan, data, driver, self._device)
+                batch = Batch(plan, data, driver, self._device)
+                yield batch
+                self._check_newest(this_pass)
+                self._add(batch)
         finally:
             if this_pass is self._pass:
                 self._is_running = False
+                if batch is not None:
+                    self._add(batch)
 
     def _deal(self, next_number: int) -> Iterator[Deal]:
         """The next pass, or the rest of the one that was interrupted."""
