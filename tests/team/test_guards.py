@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(60)
 def test_ranks_that_have_parted_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
     for step, message, run_dir in crew(3, guard_scripts.part, how, 5, shards=4):
         assert "the ranks have parted: after step" in message
-        assert named in message
+        # A checkpoint may be due a step later, and by then the weights have parted too.
+        assert named in message or "'weight' of model" in message
         assert "on rank 1 " in message
         # A checkpoint is due after every step, and the ranks compare before it is cut.
         saved = [int(path.name.removeprefix("step-")) for path in (Path(run_dir) / "checkpoints").glob("step-*")]
