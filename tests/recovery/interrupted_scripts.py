@@ -334,14 +334,13 @@ SCRIPTS = {
             others = iter(second)
             for batch in first:
                 other = next(others)
-                for (features, labels), (unlabelled, _) in zip(batch.shards, other.shards):
+                for unlabelled, _ in other.shards:
                     certain = model(unlabelled).softmax(1).square().sum(1).mean()
-                    team.backward(nn.functional.cross_entropy(model(features), labels) - 0.1 * certain)
+                    team.backward(-0.1 * certain)
+                    other.add(certain=certain)
                     strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model, optimizer)
+                learn(model, optimizer, batch)
+        say_last_words(team, model, optimizer, averages=[first.averages, second.averages])
         """,
     ),
     "zip that ends with its second loader": (
