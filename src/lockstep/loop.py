@@ -70,6 +70,10 @@ class Loop:
         self._is_said = False
         """Whether the script was told already of something that does not belong into the phase at hand."""
         self._num_in_pass = 0
+        self._num_passes = 0
+        self._beside: dict[PreparedLoader, int] = {}
+        """Passes beside others that are open: in which pass of the leading loader they have given a batch last. Between two of
+        those nobody can tell whether the script resumes them or begins them anew, so no checkpoint is cut there."""
         self._owes_tick = False
         """Whether the ranks have still to talk about the last step, because the loop was left in it."""
         self._error_before = getattr(sys, "last_value", None)
@@ -145,7 +149,7 @@ class Loop:
     def end_epoch(self, epoch: int) -> None:
         """It is over. Every rank must call it."""
         self.report()
-        self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None)
+        self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
 
     def leave_epochs(self, num_epochs: int | None) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
@@ -183,6 +187,7 @@ class Loop:
         self._journey.begin_pass()
         self._catch_up()
         self._leader = loader
+        self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
         self._tell("begin_pass", self.epoch, self.num_epochs, length, done)
@@ -202,7 +207,10 @@ class Loop:
         if exhausted:  # then every rank is here
             self._tell("flush")
         self._tell("end_pass", self.step, exhausted=exhausted)
-        self._journey.end_pass(self.step, exhausted=exhausted)
+        for other in [other for other, newest in self._beside.items() if newest < self._num_passes]:
+            other.abandon()
+            del self._beside[other]
+        self._journey.end_pass(self.step, exhausted=exhausted and not self._beside)
         if exhausted and self._num_in_pass == 0:
             raise DataError(
                 "a pass over a prepared loader had no global batch, so nothing was learnt: the data set is empty, its "
@@ -227,7 +235,7 @@ class Loop:
 
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
-        if self._journey.is_due:
+        if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):
             self._tell("flush")
             self._journey.save_if_due(self.step)
         self.step += 1
@@ -236,6 +244,14 @@ class Loop:
         self._opened = []
         self._tell("begin_step", self.step)
         self.resume_stream()
+
+    def goes_along(self, loader: PreparedLoader) -> None:
+        """See Driver."""
+        self._beside[loader] = self._num_passes
+
+    def went(self, loader: PreparedLoader) -> None:
+        """See Driver."""
+        self._beside.pop(loader, None)
 
     def end_step(self) -> None:
         """See Driver."""

@@ -26,7 +26,7 @@ from lockstep.prepare.contents import options_of
 from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.remap import remap
-from lockstep.prepare.watched import Watched, keep_formats, refuse_inside
+from lockstep.prepare.watched import Watched, idle_in_replay, keep_formats, refuse_inside
 from lockstep.recovery.holdings import Holdings
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -130,6 +130,7 @@ class Preparation:
             refuse_inside(thing, ("unscale_", "step", "update"), self._loop.check_outside)
         elif isinstance(thing, LRScheduler):
             self._watched.add_schedule(thing)
+            idle_in_replay(thing, "step", lambda: self._loop.is_replaying)
         self.keep(thing)
         return thing
 
@@ -153,6 +154,7 @@ class Preparation:
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_formats(average)
         refuse_inside(average, ("update_parameters",), self._loop.check_outside)
+        idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
 
     def _move(self, model: nn.Module) -> None:
         if not self._places:

@@ -107,7 +107,7 @@ def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script)
         ("--master-port", "TCP port on machine 0 where the others connect"),
         ("--strategy", "How gradients are synchronized. Default: auto, which is exact with --shards, else ddp"),
         ("--backend", "Default: nccl where each process has its own GPU, else gloo"),
-        ("--on-nan", "What to do when a loss is NaN or infinite"),
+        ("--on-nan", "What to do when a loss is NaN: stop with an error"),
     ],
 )
 def test_the_help_of_an_option_says_what_it_does(capsys, option, words):

@@ -46,6 +46,12 @@ class FakeDriver:
         self.told.append(("step", plan.number, plan.num_samples))
         self.resume_stream()
 
+    def goes_along(self, loader):
+        pass
+
+    def went(self, loader):
+        pass
+
     def end_step(self):
         self.told.append(("step over", self.step))
 

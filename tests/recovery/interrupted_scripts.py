@@ -330,6 +330,7 @@ SCRIPTS = {
         """
         second = samples(52, 8, generator=torch.Generator().manual_seed(8))
         model, optimizer, first, second = team.prepare(model, optimizer, samples(40), second)
+        kept = team.register("kept", [])
         for epoch in team.epochs(3):
             others = iter(second)
             for batch in first:
@@ -340,7 +341,8 @@ SCRIPTS = {
                     other.add(certain=certain)
                     strike(team, "shard")
                 learn(model, optimizer, batch)
-        say_last_words(team, model, optimizer, averages=[first.averages, second.averages])
+                kept.append([other["certain"], first.averages, second.averages])
+        say_last_words(team, model, optimizer, kept=kept)
         """,
     ),
     "zip that ends with its second loader": (

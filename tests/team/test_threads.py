@@ -38,10 +38,11 @@ team = lockstep.join(shards=3, fresh=True)
 data = DataLoader(Products(), batch_size=3, num_workers=int(sys.argv[1]))
 model, loader = team.prepare(torch.nn.Linear(211, 1).double(), data)
 found = []
-for inputs, (index,) in loader:
-    assert numbers() == {team.config.threads}, numbers()
-    found.append((int(index), digest(inputs[0].numpy()), digest(product(int(index)))))
-    team.backward(model(inputs).mean())
+for batch in loader:
+    for inputs, (index,) in batch.shards:
+        assert numbers() == {team.config.threads}, numbers()
+        found.append((int(index), digest(inputs[0].numpy()), digest(product(int(index)))))
+        team.backward(model(inputs).mean())
 every = sorted(one for found in team.all_gather_object(found) for one in found)
 team.print("found", json.dumps(every))
 """
@@ -50,8 +51,9 @@ JOIN = """
 import lockstep, torch
 team = lockstep.join(shards=2, run_dir="run")
 model, loader = team.prepare(torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.ones(4, 1), 2))
-for inputs in loader:
-    team.backward(model(inputs).mean())
+for batch in loader:
+    for inputs in batch.shards:
+        team.backward(model(inputs).mean())
 """
 RUN = ("-m", "lockstep.cli.main", "run", "--nproc-per-node")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

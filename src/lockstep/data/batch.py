@@ -119,6 +119,9 @@ class Batch:
     def __iter__(self) -> NoReturn:
         self.refuse("the batch was unpacked, or iterated")
 
+    def __len__(self) -> NoReturn:
+        self.refuse("len(batch)")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

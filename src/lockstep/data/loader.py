@@ -30,6 +30,12 @@ class Driver(PhaseDriver, Protocol):
     def begin_step(self, plan: StepPlan) -> None:
         """The next global batch is there: a step begins."""
 
+    def goes_along(self, loader: Any) -> None:
+        """A loader gives a batch beside the one that leads."""
+
+    def went(self, loader: Any) -> None:
+        """Its pass is over."""
+
     def end_step(self) -> None:
         """The loop's body has run."""
 
@@ -61,6 +67,8 @@ class PreparedLoader:
         """The number of the newest pass's first step, as this loader counts them."""
         self._done = 0
         """Steps of the newest pass that are over."""
+        self._newest: Batch | None = None
+        """The newest batch that was handed out beside another loader's."""
         self._followed = 0
         """Batches that were handed out beside another loader's, ever."""
         self._skip = 0
@@ -80,6 +88,13 @@ class PreparedLoader:
     def averages(self) -> dict[str, float]:
         """The means of what ``batch.add`` was given, over all steps of the newest pass. The same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}
+
+    def _sums(self) -> dict[str, list[float]]:
+        """With what the newest batch beside another loader's has brought: it counts as done."""
+        sums = {name: list(pair) for name, pair in self._totals.items()}
+        for name, pair in (self._newest.totals if self._newest is not None else {}).items():
+            sums[name] = [one + other for one, other in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
+        return sums
 
     def _add(self, batch: Batch) -> None:
         """What a batch's phases have brought, once."""
@@ -120,8 +135,8 @@ class PreparedLoader:
                 batch = Batch(plan, data, driver, self._device)
                 yield batch
                 self._check_newest(this_pass)
-                driver.end_step()
                 self._done += 1
+                driver.end_step()
                 self._add(batch)
             exhausted = True
         except GeneratorExit:
@@ -148,18 +163,25 @@ class PreparedLoader:
                 driver.resume_stream()
                 self._done += 1
                 self._followed += 1
-                batch = Batch(plan, data, driver, self._device)
+                driver.goes_along(self)
+                self._newest = batch = Batch(plan, data, driver, self._device)
                 yield batch
                 self._check_newest(this_pass)
                 self._add(batch)
         finally:
             if this_pass is self._pass:
+                driver.went(self)
                 self._is_running = False
                 if batch is not None:
                     self._add(batch)
 
+    def abandon(self) -> None:
+        """The pass beside another loader's has given no batch in a whole pass of that one: it is not waited for any more."""
+        self._pass, self._is_running = None, False
+
     def _deal(self, next_number: int) -> Iterator[Deal]:
         """The next pass, or the rest of the one that was interrupted."""
+        self._newest = None
         epoch, self._epoch = self._epoch, self._epoch + 1
         skip, self._skip = self._skip, 0
         if not skip:
@@ -180,7 +202,7 @@ class PreparedLoader:
             "pass": self._epoch - running,
             "skip": self._done if running else 0,
             "followed": self._followed,
-            "totals": {name: list(pair) for name, pair in self._totals.items()},
+            "totals": self._sums(),
             "source": self._source.state(self._first + self._done - 1 if running else None),
         }
 

@@ -312,7 +312,8 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
     if others:
-        lines = [f"  rank {other.rank} on {other.host}: {other.summary()}" for other in others]
+        told = [("the same error" if other.summary() == first.summary() else other.summary()) for other in others]
+        lines = [f"  rank {other.rank} on {other.host}: {words}" for other, words in zip(others, told, strict=True)]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
 

@@ -192,6 +192,27 @@ def _guard_method(thing: Any, name: str, guard: Callable[[str], None], kind: str
     setattr(thing, name, guarded)
 
 
+def idle_in_replay(thing: Any, name: str, is_replaying: Callable[[], bool]) -> None:
+    """Have a method do nothing where the script runs again what it had done before an interruption: the state is put back, and
+    behind the end of a finished run nothing is to change either."""
+    act = getattr(thing, name)
+
+    def idle(*args: Any, **kwargs: Any) -> Any:
+        return None if is_replaying() else act(*args, **kwargs)
+
+    idle.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules note there that they were called
+    idle.__doc__ = act.__doc__
+    setattr(thing, name, idle)
+    if isinstance(thing, LRScheduler):
+        state_of = thing.state_dict
+
+        def state_dict() -> dict[str, Any]:
+            # PyTorch's own takes all attributes of the object: what was put there is not part of its state.
+            return {key: value for key, value in state_of().items() if key not in (name, "state_dict")}
+
+        thing.state_dict = state_dict  # type: ignore[method-assign]
+
+
 def keep_formats(average: AveragedModel) -> None:
     """Let an average take a model of other formats: that of 16-bit weights is better kept in float32."""
     act = average.update_parameters
