@@ -22,12 +22,11 @@ from lockstep.errors import UsageError
 from lockstep.loop import Loop
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
-from lockstep.prepare.contents import options_of
 from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.remap import remap
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_formats, refuse_inside
-from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
 
@@ -46,7 +45,7 @@ class Preparation:
         loop: drives loaders, and says what may act.
         collectives: of all ranks.
         watched: the objects that steps act on; more are put in.
-        holdings: all whose state belongs to the run, as well.
+        state: of the run: what is prepared becomes part of it.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Preparation:
         loop: Loop,
         collectives: Collectives,
         watched: Watched,
-        holdings: Holdings,
+        state: RunState,
     ) -> None:
         self.recorder: Recorder | None = None
         """Of a trace."""
@@ -73,7 +72,7 @@ class Preparation:
         self._loop = loop
         self._collectives = collectives
         self._watched = watched
-        self._holdings = holdings
+        self._state = state
         self._prepared: dict[int, Any] = {}
 
     @property
@@ -85,7 +84,7 @@ class Preparation:
         """What takes their places, in the same order. Every rank must call it. See ``Team.prepare``."""
         self._check(objects)
         batches = [thing for thing in objects if is_loader(thing)]
-        first = len(self._holdings.loaders) + 1
+        first = len(self._state.loaders) + 1
         loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
         compare_ranks("objects to prepare", describe(objects, loaders, self._places), self._collectives)
         results: dict[int, Any] = {}
@@ -94,7 +93,7 @@ class Preparation:
         for thing in objects:
             self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
             self._prepared[id(results[id(thing)])] = results[id(thing)]
-        self._holdings.loaders += loaders.values()
+        self._state.loaders += loaders.values()
         return [results[id(thing)] for thing in objects]
 
     def _check(self, objects: Sequence[Any]) -> None:
@@ -168,7 +167,6 @@ class Preparation:
 
     def keep(self, thing: Any) -> None:
         """Make an object's state part of the run's."""
-        self._holdings.options[len(self._holdings.objects)] = options_of(thing)
-        self._holdings.objects.append(thing)
+        self._state.keep(thing)
         if self.recorder is not None:
             self.recorder.watch(thing)

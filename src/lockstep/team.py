@@ -41,15 +41,14 @@ from lockstep.measure.progress import Shown, choose_display
 from lockstep.precision import find_precision
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
-from lockstep.prepare.registered import check_registered
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.preparing import Preparation
-from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Checkpoint, Restorer
+from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
@@ -126,10 +125,13 @@ class Team(Collectives):
         self._recorder = None if config.trace == "off" else self._open_trace()
         checkpoint = place.checkpoint
         self._journal = Journal(place.run_dir if self.is_main else None, checkpoint.manifest.step if checkpoint else None)
-        self._holdings = Holdings()
-        self._saver = self._make_saver(place)
+        self._state = RunState()
+        store = Store(place.run_dir)
+        self._saver = Saver(
+            store, config, place.token, place.birth, self._state, self._inner, self._journal, self._stop_watch
+        )
         self._restorer = self._make_restorer(checkpoint)
-        self._parted = PartedRanks(self._holdings, self._inner)
+        self._parted = PartedRanks(self._state, self._inner)
         self._sync = make_sync(config.strategy, config, self.num_shards, meeting, devices)
         scaling = LossScaling(self.device.type) if self._precision.scales_loss else None
         is_plain = config.strategy in ("single", "dp") and self.num_shards == 1 == config.accumulate
@@ -143,7 +145,7 @@ class Team(Collectives):
             Journey(_route(checkpoint), self._restorer, self._saver, self._parted, is_main=self.is_main),
         )
         self._preparation = Preparation(
-            config, devices, self._share, self._sync, self._loop, self._inner, watched, self._holdings
+            config, devices, self._share, self._sync, self._loop, self._inner, watched, self._state
         )
         self._preparation.recorder = self._recorder
         if scaling is not None:
@@ -161,25 +163,11 @@ class Team(Collectives):
         elif not place.is_new:
             self._journal.write("resume", step=0, checkpoint=None)
 
-    def _make_saver(self, place: Place) -> Saver:
-        return Saver(
-            store=Store(place.run_dir),
-            every="off" if self.config.trace != "off" else self.config.interval,
-            keep=self.config.keep,
-            token=place.token,
-            birth=place.birth,
-            holdings=self._holdings,
-            collectives=self._inner,
-            journal=self._journal,
-            is_main=self.is_main,
-            stop_watch=self._stop_watch,
-        )
-
     def _make_restorer(self, checkpoint: Checkpoint | None) -> Restorer | None:
         if checkpoint is None:
             return None
         config = self.config
-        return Restorer(checkpoint=checkpoint, holdings=self._holdings, precision=config.precision, allow=config.allow)
+        return Restorer(checkpoint=checkpoint, state=self._state, precision=config.precision, allow=config.allow)
 
     def _listen(self, on_terminal: bool) -> MetricLog:
         """Who is told of passes, steps and shards, in this order."""
@@ -265,10 +253,9 @@ class Team(Collectives):
         Raises:
             UsageError: the name is taken, or the thing is of another kind.
         """
-        if name in self._holdings.registered:
+        if name in self._state.registered:
             raise UsageError(f"register({name!r}, ...): the name is taken, give each thing one of its own")
-        check_registered(name, thing)
-        self._holdings.registered[name] = thing
+        self._state.register(name, thing)
         return thing
 
     def per_shard(self, name: str, start: Any) -> PerShard:

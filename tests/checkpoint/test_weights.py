@@ -16,7 +16,7 @@ from lockstep.checkpoint.store import Store
 from lockstep.checkpoint.weights import Tensors, read_manifest
 from lockstep.checkpoint.writer import Job, Writer
 from lockstep.errors import CheckpointError
-from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.run_state import RunState
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,9 +38,11 @@ class Model(nn.Module):
 
 def write(run_dir, *objects, step=10, kind="checkpoint"):
     """A checkpoint of these objects' weights."""
-    holdings, writer = Holdings(objects=list(objects)), Writer(Store(run_dir))
-    tensors = {file: Staging().copy(weights)[0] for file, weights in holdings.weights().items()}
-    manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, objects=holdings.describe())
+    state, writer = RunState(), Writer(Store(run_dir))
+    for thing in objects:
+        state.keep(thing)
+    tensors = {file: Staging().copy(weights)[0] for file, weights in state.weights().items()}
+    manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, objects=state.describe_objects())
     writer.submit(Job(manifest=manifest, token="t", rank=0, world_size=1, keep=2, tensors=tensors))
     assert writer.wait(30)
     (result,) = writer.results()

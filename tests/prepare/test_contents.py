@@ -12,7 +12,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.tree import put_together, take_apart
-from lockstep.prepare.contents import apply_options, innermost, kind_of, lines_of, options_of, put_back, take_out
+from lockstep.prepare.contents import content_of, innermost
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -26,11 +26,11 @@ def _directory_of_the_compiler(monkeypatch, tmp_path):
 
 
 def in_files(thing):
-    """What ``take_out`` gives, after a journey through the bytes of files."""
-    weights, rest = take_out(thing)
-    value, tensors = take_apart(rest, "rest")
+    """An object's state and weights, after a journey through the bytes of files."""
+    weights = content_of(thing).weights()
+    value, tensors = take_apart(content_of(thing).state_dict(), "rest")
     files = [load(save(Staging().copy(part)[0])) for part in (weights or {}, tensors)]
-    return None if weights is None else files[0], put_together(json.loads(json.dumps(value)), files[1])
+    return put_together(json.loads(json.dumps(value)), files[1]), None if weights is None else files[0]
 
 
 def bits(tensor):
@@ -156,7 +156,7 @@ def test_a_new_model_becomes_what_the_old_one_was_and_goes_on_alike(name):
     torch.manual_seed(2)
     new = make()
     assert look_of(new) != look_of(old)
-    put_back(new, *in_files(old))
+    content_of(new).load_state_dict(*in_files(old))
     assert look_of(new) == look_of(old)
     for model in (old, new):
         run(model, batch)
@@ -176,7 +176,7 @@ def test_what_was_frozen_or_thawed_in_training_is_so_again_and_gradients_are_gon
         model[2](torch.tensor([1, 1])).sum().backward()
     old[2].weight.grad = old[2].weight.grad.coalesce()
     new[1].weight.grad = torch.ones(2, 2)
-    put_back(new, *in_files(old))
+    content_of(new).load_state_dict(*in_files(old))
     assert look_of(new) == look_of(old)
 
 
@@ -247,14 +247,14 @@ def assert_goes_on_alike(make):
     for _ in range(3):
         old.step()
     for mine, its in zip(old.things(), new.things(), strict=True):
-        put_back(its, *in_files(mine))
+        content_of(its).load_state_dict(*in_files(mine))
     for _ in range(4):
         old.step()
         new.step()
         assert new.look() == old.look()
     assert (
-        take_apart([take_out(thing)[1] for thing in new.things()], "")[0]
-        == (take_apart([take_out(thing)[1] for thing in old.things()], "")[0])
+        take_apart([content_of(thing).state_dict() for thing in new.things()], "")[0]
+        == (take_apart([content_of(thing).state_dict() for thing in old.things()], "")[0])
     )
     return new
 
@@ -319,38 +319,54 @@ def test_each_object_has_a_kind_and_lines_that_tell_it_from_another():
     optimizer = torch.optim.SGD([{"params": model.embedding.parameters()}, {"params": model.norm.parameters()}])
     schedule, scaler = lr_scheduler.StepLR(optimizer, 1), torch.amp.GradScaler("cpu")
     things = [model, AveragedModel(model), optimizer, schedule, lr_scheduler.ReduceLROnPlateau(optimizer), scaler]
-    assert [kind_of(thing) for thing in things] == ["model", "average", "optimizer", "schedule", "schedule", "scaler"]
-    lines = lines_of(model)
+    assert [content_of(thing).kind for thing in things] == [
+        "model",
+        "average",
+        "optimizer",
+        "schedule",
+        "schedule",
+        "scaler",
+    ]
+    lines = content_of(model).describe()
     assert lines[0] == "embedding.weight of shape (5, 4), float32"
     assert len(lines) == 5
     run(model, TOKENS)
-    assert lines_of(model) == lines_of(torch.compile(model)) == lines_of(AveragedModel(model)) == lines
+    assert (
+        content_of(model).describe()
+        == content_of(torch.compile(model)).describe()
+        == content_of(AveragedModel(model)).describe()
+        == lines
+    )
     assert innermost(torch.compile(model)) is model
     assert type(innermost(AveragedModel(torch.compile(model)))) is Odd
-    assert lines_of(optimizer) == ["group 1 of 1 parameters", "group 2 of 2 parameters"]
-    assert [lines_of(thing) for thing in things[3:]] == [[], [], []]
+    assert content_of(optimizer).describe() == ["group 1 of 1 parameters", "group 2 of 2 parameters"]
+    assert [content_of(thing).describe() for thing in things[3:]] == [[], [], []]
 
 
 def change(thing, was, is_now, names):
     """Give an object these options of now, where its checkpoint had others."""
-    apply_options(thing, names, is_now, {name: repr(value) for name, value in was.items()})
+    content = content_of(thing)
+    content.options_at_birth = is_now
+    content.apply_options(names, {name: repr(value) for name, value in was.items()})
 
 
 def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_the_saved_ones():
     model = nn.Linear(2, 2)
     one = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    assert {"lr": 0.5, "momentum": 0.9}.items() <= options_of(one).items()
-    change(one, options_of(one), {"lr": 2.0, "momentum": 0.0}, ["lr"])
+    assert {"lr": 0.5, "momentum": 0.9}.items() <= content_of(one).options().items()
+    change(one, content_of(one).options(), {"lr": 2.0, "momentum": 0.0}, ["lr"])
     assert (one.param_groups[0]["lr"], one.param_groups[0]["momentum"]) == (2.0, 0.9)
     groups = [{"params": model.weight, "lr": torch.tensor(0.25)}, {"params": model.bias, "lr": 0.125}]
     two = torch.optim.Adam(groups, foreach=False)
-    assert {"lr of group 1": 0.25, "lr of group 2": 0.125}.items() <= options_of(two).items()
-    assert not any("params" in name for name in options_of(two))
+    assert {"lr of group 1": 0.25, "lr of group 2": 0.125}.items() <= content_of(two).options().items()
+    assert not any("params" in name for name in content_of(two).options())
     learning_rate = two.param_groups[0]["lr"]
-    change(two, options_of(two), {"lr of group 1": 3.0, "eps of group 2": 4.0}, ["lr of group 1", "eps of group 2"])
+    change(
+        two, content_of(two).options(), {"lr of group 1": 3.0, "eps of group 2": 4.0}, ["lr of group 1", "eps of group 2"]
+    )
     assert two.param_groups[0]["lr"] is learning_rate  # a graph may hold it
     assert [(group["lr"], group["eps"]) for group in two.param_groups] == [(3.0, 1e-8), (0.125, 4.0)]
-    assert options_of(model) == {}
+    assert content_of(model).options() == {}
 
 
 def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_the_schedule_takes_its_own_options():
@@ -359,12 +375,12 @@ def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_
         return optimizer, lr_scheduler.StepLR(optimizer, 2, gamma)
 
     old, new = make(0.5, 0.1), make(0.25, 0.2)
-    was, is_now = [options_of(thing) for thing in old], [options_of(thing) for thing in new]
+    was, is_now = [content_of(thing).options() for thing in old], [content_of(thing).options() for thing in new]
     for _ in range(3):
         old[0].step()
         old[1].step()
     for number, (mine, its) in enumerate(zip(old, new, strict=True)):
-        put_back(its, *in_files(mine))
+        content_of(its).load_state_dict(*in_files(mine))
         changed = [name for name in was[number] if was[number][name] != is_now[number][name]]
         change(its, was[number], is_now[number], changed)
     assert new[0].param_groups[0]["lr"] == pytest.approx(0.025)

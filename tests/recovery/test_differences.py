@@ -7,7 +7,7 @@ import pytest
 import torch
 from laboratory import PLAIN, content_of
 
-from lockstep.prepare.contents import apply_options, options_of, put_back, take_out
+from lockstep.prepare import contents
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -126,13 +126,12 @@ def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_
         optimizer = torch.optim.SGD(groups, lr=lr)
         if is_made_first:
             schedule = SCHEDULES[name](optimizer, lr)
-            return [optimizer, schedule], [options_of(optimizer), options_of(schedule)]
-        options = [options_of(optimizer)]
-        schedule = SCHEDULES[name](optimizer, lr)
-        return [optimizer, schedule], [*options, options_of(schedule)]
+            return [contents.content_of(optimizer), contents.content_of(schedule)]
+        content = contents.content_of(optimizer)
+        return [content, contents.content_of(SCHEDULES[name](optimizer, lr))]
 
     def course(things, num_steps):
-        optimizer, schedule = things
+        optimizer, schedule = (content.thing for content in things)
         found = []
         for _ in range(num_steps):
             found.append([group["lr"] for group in optimizer.param_groups])
@@ -140,12 +139,13 @@ def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_
             schedule.step()
         return found
 
-    (old, was), (new, now) = made(0.01), made(0.02)
+    old, new = made(0.01), made(0.02)
     course(old, 7)
-    states = [copy.deepcopy(take_out(thing)[1]) for thing in old]
-    for thing, state, before, after in zip(new, states, was, now, strict=True):
-        put_back(thing, None, state)
-        names = [key for key in after if before.get(key) != after[key]]
-        apply_options(thing, names, after, {key: repr(value) for key, value in before.items()})
-    expected, _ = made(0.02)
+    states = [copy.deepcopy(content.state_dict()) for content in old]
+    for before, state, after in zip(old, states, new, strict=True):
+        after.load_state_dict(state)
+        was, is_now = before.options_at_birth, after.options_at_birth
+        names = [key for key in is_now if was.get(key) != is_now[key]]
+        after.apply_options(names, {key: repr(value) for key, value in was.items()})
+    expected = made(0.02)
     assert course(new, 10) == [pytest.approx(rates) for rates in course(expected, 17)[7:]]

@@ -6,7 +6,7 @@ loaded anywhere. The rest is what a run needs besides to go on as if it had not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,71 +20,208 @@ from lockstep.comm.spread import own_part, spread_like
 Weights = dict[str, Tensor]
 
 
-def kind_of(thing: Any) -> str:
-    """What an object is to a checkpoint."""
-    for kind, name in (
-        (AveragedModel, "average"),
-        (nn.Module, "model"),
-        (Optimizer, "optimizer"),
-        (LRScheduler, "schedule"),
-        (amp.GradScaler, "scaler"),
-    ):
-        if isinstance(thing, kind):
-            return name
-    return "object"
+class Content:
+    """One object's part of the run's state. This one is for objects that say themselves what their state is.
 
-
-def take_out(thing: Any) -> tuple[Weights | None, Any]:
-    """The weights of a model (None: it is none), and the rest: a tree of plain values and tensors.
-
-    Tensors are the object's own, not copies.
+    Args:
+        thing: the object.
     """
-    if not isinstance(thing, nn.Module):
-        return None, thing.state_dict()
-    state = innermost(thing).state_dict()
-    weights = {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
-    known = {_place(value) for value in weights.values()}
-    own = _own_tensors(thing)
-    gradients = {name: _gradient_apart(p.grad) for name, p in thing.named_parameters() if p.grad is not None}
-    rest = {
-        "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
-        "hidden": {name: value for name, value in own.items() if _place(value) not in known},
-        "gradients": gradients,
-        "frozen": [name for name, p in thing.named_parameters() if not p.requires_grad],
-        "evaluating": [name for name, module in thing.named_modules() if not module.training],
-    }
-    return weights, rest
+
+    kind = "object"
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+        self.name = self.kind
+        """That of its files and of messages."""
+        self.options_at_birth = self.options()
+        """Those it was made with: an optimizer's, or a schedule's."""
+
+    def weights(self) -> Weights | None:
+        """A model's weights, its own and not copies; None: it is none."""
+        return None
+
+    def state_dict(self) -> Any:
+        """The rest: a tree of plain values and tensors, its own and not copies."""
+        return self.thing.state_dict()
+
+    def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Give the object what was taken of its like."""
+        self.thing.load_state_dict(state)
+
+    def describe(self) -> list[str]:
+        """What must be the same of it when a run is resumed, a line each."""
+        return []
+
+    def options(self) -> dict[str, Any]:
+        """The options that it has now, by name (with the number of its group behind, if there are several)."""
+        return {}
+
+    def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
+        """Set the options of these names to those at birth; ``before`` has the ``repr`` of those in the checkpoint."""
+
+    def compared(self) -> Iterator[tuple[str, Any]]:
+        """What must be the same on all ranks, with words that name it."""
+        yield "the state", self.state_dict()
 
 
-@torch.no_grad()
-def put_back(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> None:
-    """Give an object what ``take_out`` took from its like."""
-    if isinstance(thing, Optimizer):
-        state = _spread(thing, rest)
-        thing.load_state_dict(state)
-        _restore_dtypes(thing, state)
-        return
-    if not isinstance(thing, nn.Module):
-        thing.load_state_dict(rest)
-        return
-    assert weights is not None
-    inner = innermost(thing)
-    own = inner.state_dict()
-    values = {name: spread_like(value, own.get(name, value)) for name, value in weights.items()}
-    for name, value in values.items():
-        _make_buffer(inner, name, value)
-    inner.load_state_dict({**values, **rest["extra"]})
-    for name, value in rest["hidden"].items():
-        _put_hidden(thing, name, value)
-    frozen, evaluating = set(rest["frozen"]), set(rest["evaluating"])
-    for name, parameter in thing.named_parameters():
-        gradient = rest["gradients"].get(name)
-        parameter.grad = (
-            None if gradient is None else spread_like(_gradient_together(gradient), parameter).to(parameter.device)
-        )
-        parameter.requires_grad_(name not in frozen)
-    for name, module in thing.named_modules():
-        module.training = name not in evaluating
+class ModelContent(Content):
+    """A model's: its weights, hidden tensors, gradients, and what is frozen or in evaluation mode."""
+
+    kind = "model"
+
+    def weights(self) -> Weights:
+        """See Content."""
+        state = innermost(self.thing).state_dict()
+        return {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+
+    def state_dict(self) -> Any:
+        """See Content."""
+        model: nn.Module = self.thing
+        known = {_place(value) for value in self.weights().values()}
+        state = innermost(model).state_dict()
+        return {
+            "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
+            "hidden": {name: value for name, value in _own_tensors(model).items() if _place(value) not in known},
+            "gradients": {name: _gradient_apart(p.grad) for name, p in model.named_parameters() if p.grad is not None},
+            "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
+            "evaluating": [name for name, module in model.named_modules() if not module.training],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See Content."""
+        assert weights is not None
+        model: nn.Module = self.thing
+        inner = innermost(model)
+        own = inner.state_dict()
+        values = {name: spread_like(value, own.get(name, value)) for name, value in weights.items()}
+        for name, value in values.items():
+            _make_buffer(inner, name, value)
+        inner.load_state_dict({**values, **state["extra"]})
+        for name, value in state["hidden"].items():
+            _put_hidden(model, name, value)
+        frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
+        for name, parameter in model.named_parameters():
+            gradient = state["gradients"].get(name)
+            parameter.grad = (
+                None if gradient is None else spread_like(_gradient_together(gradient), parameter).to(parameter.device)
+            )
+            parameter.requires_grad_(name not in frozen)
+        for name, module in model.named_modules():
+            module.training = name not in evaluating
+
+    def describe(self) -> list[str]:
+        """See Content. Parameters only: buffers may be made later, and of these loading finds out by itself."""
+        return [
+            f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
+            for name, parameter in innermost(self.thing).named_parameters()
+        ]
+
+    def compared(self) -> Iterator[tuple[str, Any]]:
+        """See Content."""
+        for name, tensor in (*self.thing.named_parameters(), *self.thing.named_buffers()):
+            yield repr(name), tensor
+
+
+class AverageContent(ModelContent):
+    """An ``AveragedModel``'s."""
+
+    kind = "average"
+
+
+class OptimizerContent(Content):
+    """An optimizer's."""
+
+    kind = "optimizer"
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See Content."""
+        state = _spread(self.thing, state)
+        self.thing.load_state_dict(state)
+        _restore_dtypes(self.thing, state)
+
+    def describe(self) -> list[str]:
+        """See Content."""
+        groups = self.thing.param_groups
+        return [f"group {number} of {len(group['params'])} parameters" for number, group in enumerate(groups, 1)]
+
+    def options(self) -> dict[str, Any]:
+        """See Content."""
+        groups = self.thing.param_groups
+        found = {}
+        for number, group in enumerate(groups, 1):
+            for name, value in group.items():
+                if name != "params":
+                    key = name if len(groups) == 1 else f"{name} of group {number}"
+                    found[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+        return found
+
+    def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
+        """See Content."""
+        options, groups = self.options_at_birth, self.thing.param_groups
+        for number, group in enumerate(groups, 1):
+            behind = "" if len(groups) == 1 else f" of group {number}"
+            changed = {
+                name.removesuffix(behind): options[name] for name in names if name.endswith(behind) and name in options
+            }
+            if "initial_lr" in group:
+                # A schedule has moved the rate on: what has changed is the rate that it began with.
+                begin = "initial_lr" if "initial_lr" + behind in options else "lr"
+                if begin != "lr":
+                    changed.pop("lr", None)
+                was = float(before.get(begin + behind, "0"))
+                if begin in changed and was:
+                    factor = float(changed[begin]) / was
+                    changed.update(lr=float(group["lr"]) * factor, initial_lr=float(group["initial_lr"]) * factor)
+            for name, value in changed.items():
+                if isinstance(group.get(name), Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+
+    def compared(self) -> Iterator[tuple[str, Any]]:
+        """See Content."""
+        groups = self.thing.param_groups
+        yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        for number, slots in enumerate(self.thing.state.values()):
+            yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
+
+
+class ScheduleContent(Content):
+    """A schedule's."""
+
+    kind = "schedule"
+
+    def options(self) -> dict[str, Any]:
+        """See Content."""
+        return {name: value for name, value in self.thing.state_dict().items() if _is_plain(value)}
+
+    def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
+        """See Content."""
+        options = self.options_at_birth
+        self.thing.__dict__.update({name: options[name] for name in names if name in options})
+
+
+class ScalerContent(Content):
+    """A loss scaler's."""
+
+    kind = "scaler"
+
+
+_CONTENTS: tuple[tuple[type, type[Content]], ...] = (
+    (AveragedModel, AverageContent),
+    (nn.Module, ModelContent),
+    (Optimizer, OptimizerContent),
+    (LRScheduler, ScheduleContent),
+    (amp.GradScaler, ScalerContent),
+    (object, Content),
+)
+
+
+def content_of(thing: Any) -> Content:
+    """An object's part of the run's state."""
+    return next(content for kind, content in _CONTENTS if isinstance(thing, kind))(thing)
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -94,62 +231,6 @@ def innermost(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def lines_of(thing: Any) -> list[str]:
-    """What must be the same of an object when a run goes on, a line each."""
-    if isinstance(thing, nn.Module):
-        # Parameters only: buffers may be made later, and of these loading finds out by itself.
-        return [
-            f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
-            for name, parameter in innermost(thing).named_parameters()
-        ]
-    if isinstance(thing, Optimizer):
-        return [f"group {number} of {len(group['params'])} parameters" for number, group in enumerate(thing.param_groups, 1)]
-    return []
-
-
-def options_of(thing: Any) -> dict[str, Any]:
-    """The options that an optimizer or a schedule was made with, by name (with the number of its group behind, if there are
-    several)."""
-    if isinstance(thing, LRScheduler):
-        return {name: value for name, value in thing.state_dict().items() if _is_plain(value)}
-    if not isinstance(thing, Optimizer):
-        return {}
-    groups = thing.param_groups
-    found = {}
-    for number, group in enumerate(groups, 1):
-        for name, value in group.items():
-            if name != "params":
-                key = name if len(groups) == 1 else f"{name} of group {number}"
-                found[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-    return found
-
-
-def apply_options(
-    thing: Optimizer | LRScheduler, names: list[str], options: Mapping[str, Any], before: Mapping[str, str]
-) -> None:
-    """Set the options of these names to those of now; ``before`` has the ``repr`` of those in the checkpoint."""
-    if isinstance(thing, LRScheduler):
-        thing.__dict__.update({name: options[name] for name in names if name in options})
-        return
-    for number, group in enumerate(thing.param_groups, 1):
-        behind = "" if len(thing.param_groups) == 1 else f" of group {number}"
-        changed = {name.removesuffix(behind): options[name] for name in names if name.endswith(behind) and name in options}
-        if "initial_lr" in group:
-            # A schedule has moved the rate on: what has changed is the rate that it began with.
-            begin = "initial_lr" if "initial_lr" + behind in options else "lr"
-            if begin != "lr":
-                changed.pop("lr", None)
-            was = float(before.get(begin + behind, "0"))
-            if begin in changed and was:
-                factor = float(changed[begin]) / was
-                changed.update(lr=float(group["lr"]) * factor, initial_lr=float(group["initial_lr"]) * factor)
-        for name, value in changed.items():
-            if isinstance(group.get(name), Tensor):
-                group[name].fill_(value)
-            else:
-                group[name] = value
 
 
 def _is_plain(value: Any) -> bool:

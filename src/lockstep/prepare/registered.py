@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,52 +10,85 @@ from torch import Tensor
 
 from lockstep.data.states import has_state, is_generator, put_state, take_state
 from lockstep.errors import MismatchError, UsageError
+from lockstep.prepare.contents import Content
+from lockstep.prepare.per_shard import PerShard
 
 
-def check_registered(name: str, thing: Any) -> None:
-    """Make sure that something can be registered.
+def registered_content(name: str, thing: Any) -> Content:
+    """The part of the run's state of something that is registered.
 
     Raises:
         UsageError: nothing could be saved of it, or nothing put back.
     """
-    if isinstance(thing, (Tensor, list, dict)) or is_generator(thing) or has_state(thing):
-        return
+    if isinstance(thing, PerShard):
+        return ShardsContent(thing)
+    if has_state(thing) or is_generator(thing):
+        return StatefulContent(thing)
+    if isinstance(thing, (Tensor, list, dict)):
+        return PlainContent(thing, name)
     raise UsageError(
         f"register({name!r}, ...): a {type(thing).__name__} cannot be given its state back. Register a tensor, a list or a "
         "dict (they are filled again), a random generator, or an object with state_dict() and load_state_dict()."
     )
 
 
-def state_of_registered(thing: Any) -> Any:
-    """Its state: a tree of plain values and tensors."""
-    if isinstance(thing, Tensor):
-        return thing.detach()
-    return thing if isinstance(thing, (list, dict)) and not has_state(thing) else take_state(thing)
+class StatefulContent(Content):
+    """Of an object with ``state_dict`` and ``load_state_dict``, or of a random generator."""
+
+    def state_dict(self) -> Any:
+        """See Content. A copy."""
+        return take_state(self.thing)
+
+    def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See Content."""
+        put_state(self.thing, state)
 
 
-@torch.no_grad()
-def restore_registered(name: str, thing: Any, state: Any) -> None:
-    """Give it that state, in place.
+class ShardsContent(StatefulContent):
+    """Of values that each shard has of its own, which no two ranks have alike."""
 
-    Raises:
-        MismatchError: the state is of a thing of another kind, or of a tensor of another shape.
+    def compared(self) -> Iterator[tuple[str, Any]]:
+        """See Content."""
+        return iter(())
+
+
+class PlainContent(Content):
+    """Of a tensor, a list or a dict: filled again in place.
+
+    Args:
+        thing: one of these.
+        name: of its registration.
     """
-    if not isinstance(thing, (Tensor, list, dict)) or has_state(thing):
-        put_state(thing, state)
-        return
-    now, was = _kind(thing), _kind(state)
-    if now != was:
-        raise MismatchError(
-            f"register({name!r}, ...): {now} is registered now, and {was} was when the checkpoint was cut, so it cannot be "
-            "put back. Change it back, or start a new run with --fresh (fresh=True)."
-        )
-    if isinstance(thing, Tensor):
-        thing.copy_(state)
-    elif isinstance(thing, list):
-        thing[:] = state
-    else:
-        thing.clear()
-        thing.update(state)
+
+    def __init__(self, thing: Any, name: str) -> None:
+        super().__init__(thing)
+        self.name = name
+
+    def state_dict(self) -> Any:
+        """See Content."""
+        return self.thing.detach() if isinstance(self.thing, Tensor) else self.thing
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See Content.
+
+        Raises:
+            MismatchError: the state is of a thing of another kind, or of a tensor of another shape.
+        """
+        thing = self.thing
+        now, was = _kind(thing), _kind(state)
+        if now != was:
+            raise MismatchError(
+                f"register({self.name!r}, ...): {now} is registered now, and {was} was when the checkpoint was cut, so it "
+                "cannot be put back. Change it back, or start a new run with --fresh (fresh=True)."
+            )
+        if isinstance(thing, Tensor):
+            thing.copy_(state)
+        elif isinstance(thing, list):
+            thing[:] = state
+        else:
+            thing.clear()
+            thing.update(state)
 
 
 def _kind(thing: Any) -> str:

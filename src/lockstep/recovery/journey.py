@@ -150,5 +150,4 @@ class Journey:
     def _restore(self, *, is_final: bool) -> None:
         assert self._restorer is not None
         self._restorer.apply(is_final=is_final)
-        self._saver.best = self._restorer.best
         self.step_reached = self._resumed_after = self._restorer.checkpoint.manifest.step

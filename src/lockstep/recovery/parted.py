@@ -15,16 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.spread import is_spread
 from lockstep.errors import MismatchError
 from lockstep.listener import Listener
-from lockstep.prepare.per_shard import PerShard
-from lockstep.prepare.registered import state_of_registered
-from lockstep.recovery.holdings import Holdings
+from lockstep.recovery.run_state import RunState
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
@@ -34,14 +31,14 @@ class PartedRanks(Listener):
     """Compares the ranks of a run.
 
     Args:
-        holdings: all whose state belongs to the run.
+        state: all that belongs to the run.
         collectives: of all ranks.
     """
 
-    def __init__(self, holdings: Holdings, collectives: Collectives) -> None:
+    def __init__(self, state: RunState, collectives: Collectives) -> None:
         self.have_parted = False
         """Whether that was found, and said."""
-        self._holdings = holdings
+        self._state = state
         self._collectives = collectives
         self._next = 0
         """The step after which the ranks compare next."""
@@ -102,35 +99,18 @@ class PartedRanks(Listener):
 
     def _sums(self, *, with_stream: bool) -> Iterator[tuple[str, Any]]:
         tensors: list[tuple[str, Tensor]] = []
-        holdings = self._holdings
-        for name, thing in zip(holdings.names(), holdings.objects, strict=True):
-            if isinstance(thing, nn.Module):
-                tensors += [(f"{key!r} of {name}", one) for key, one in (*thing.named_parameters(), *thing.named_buffers())]
-            elif isinstance(thing, Optimizer):
-                yield f"an option of {name}", [_options(group) for group in thing.param_groups]
-                slots = [(key, one) for state in thing.state.values() for key, one in state.items()]
-                tensors += [
-                    (f"{key!r} of {name} ({i})", one) for i, (key, one) in enumerate(slots) if isinstance(one, Tensor)
-                ]
-            else:
-                yield f"the state of {name}", _text(thing.state_dict())
-        for name, thing in holdings.registered.items():
-            if isinstance(thing, Tensor):
-                tensors.append((f"the registered {name!r}", thing))
-            elif not isinstance(thing, PerShard):
-                yield f"the registered {name!r}", _text(state_of_registered(thing))
+        for name, value in self._state.compared():
+            if not isinstance(value, Tensor):
+                yield name, _text(value)
+            elif not is_spread(value):
+                tensors.append((name, value))
         if with_stream:
             yield "the random stream outside of batch.shards", _stream()
-        here = [(name, tensor) for name, tensor in tensors if not is_spread(tensor)]
-        yield from zip((name for name, _ in here), _add_bits([tensor for _, tensor in here]), strict=True)
+        yield from zip((name for name, _ in tensors), _add_bits([tensor for _, tensor in tensors]), strict=True)
 
 
 def _digest(sums: dict[str, Any]) -> int:
     return zlib.crc32(repr(list(sums.items())).encode())
-
-
-def _options(group: dict[str, Any]) -> str:
-    return _text({key: value for key, value in group.items() if key != "params"})
 
 
 def _text(value: Any) -> str:

@@ -16,11 +16,9 @@ from lockstep.checkpoint.weights import Tensors
 from lockstep.checkpoint.writer import STATE
 from lockstep.errors import CheckpointError, MismatchError
 from lockstep.precision import find_precision
-from lockstep.prepare.contents import apply_options, put_back
 from lockstep.prepare.formats import fit_state
-from lockstep.prepare.registered import restore_registered
-from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.position import Position
+from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import numerics
 
 
@@ -43,13 +41,13 @@ class Restorer:
 
     Args:
         checkpoint: to go on from.
-        holdings: what the script prepares, as it grows.
+        state: of the run, as it grows with what the script prepares.
         precision: of the run from now on.
         allow: see ``RunConfig.allow``.
     """
 
     checkpoint: Checkpoint
-    holdings: Holdings
+    state: RunState
     precision: str
     allow: Collection[str]
     is_done: bool = False
@@ -65,7 +63,7 @@ class Restorer:
         if self._other_precision and "precision" not in self.allow:
             was = self.checkpoint.manifest.birth["precision"]
             self._refuse(f"precision is {self.precision!r} now, and was {was!r}", "precision")
-        then, now = self._aligned(self.checkpoint.manifest.objects), self.holdings.describe()
+        then, now = self._aligned(self.checkpoint.manifest.objects), self.state.describe_objects()
         for number, new in enumerate(now):
             old = then[number] if number < len(then) else None
             if number < len(then) and old is None:
@@ -114,7 +112,7 @@ class Restorer:
         Raises:
             MismatchError: one differs; the message names the difference.
         """
-        then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.holdings.loaders]
+        then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.state.loaders]
         if "data" in self.allow:
             return
         for number, new in enumerate(now):
@@ -148,54 +146,43 @@ class Restorer:
             MismatchError: something differs, or is missing.
             CheckpointError: the checkpoint cannot be read.
         """
-        manifest, holdings = self.checkpoint.manifest, self.holdings
+        manifest, directory = self.checkpoint.manifest, self.checkpoint.path
         if is_final:
             self.is_done = True
             self._check_all_there()
             self._check_numerics()
-        directory = self.checkpoint.path
-        files = [directory / name for name in manifest.files if name.startswith("state-")]
-        tensors = Tensors(files)
+        tensors = Tensors([directory / name for name in manifest.files if name.startswith("state-")])
         try:
             state = json.loads((directory / STATE).read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
         records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
-        for number, (thing, (record, rest)) in enumerate(zip(holdings.objects, records, strict=False)):
+        for number, (content, (record, rest)) in enumerate(zip(self.state.objects, records, strict=False)):
             if record is None:
                 continue
             weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
             rest = put_together(rest, tensors)
             if self._other_precision:
-                weights, rest = fit_state(thing, weights, rest)
-            put_back(thing, weights, rest)
-            if self._changed_options.get(number):
-                apply_options(thing, self._changed_options[number], holdings.options[number], record["options"])
-        for loader, value in zip(holdings.loaders, state["loaders"], strict=False):
+                weights, rest = fit_state(content.thing, weights, rest)
+            content.load_state_dict(rest, weights)
+            content.apply_options(self._changed_options.get(number, []), record["options"])
+        for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
             loader.load_state(put_together(value, tensors))
         registered = put_together(state["registered"], tensors)
-        for name, thing in holdings.registered.items():
+        for name, content in self.state.registered.items():
             if name in registered:
-                restore_registered(name, thing, registered[name])
-
-    @property
-    def best(self) -> float | None:
-        """The best value that ``Team.best`` had been given."""
-        state = json.loads((self.checkpoint.path / STATE).read_bytes())
-        found: float | None = put_together(state["best"], {})
-        return found
+                content.load_state_dict(registered[name])
+        self.state.best = put_together(state["best"], {})
 
     def _check_all_there(self) -> None:
-        manifest, holdings = self.checkpoint.manifest, self.holdings
+        manifest, state = self.checkpoint.manifest, self.state
         objects = self._aligned(manifest.objects)
-        if len(holdings.objects) < len(objects):
-            missing = objects[len(holdings.objects)]
+        if len(state.objects) < len(objects):
+            missing = objects[len(state.objects)]
             self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
-        if len(holdings.loaders) < len(manifest.loaders):
-            self._refuse(
-                f"{len(holdings.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data"
-            )
-        missing_names = [name for name in manifest.registered if name not in holdings.registered]
+        if len(state.loaders) < len(manifest.loaders):
+            self._refuse(f"{len(state.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data")
+        missing_names = [name for name in manifest.registered if name not in state.registered]
         if missing_names:
             self._refuse(f"{missing_names[0]!r} is not registered now, and was")
 

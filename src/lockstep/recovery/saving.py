@@ -22,19 +22,17 @@ from lockstep.checkpoint.parts import deal_out
 from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.store import Store
 from lockstep.checkpoint.tree import take_apart
-from lockstep.checkpoint.weights import weights_name
 from lockstep.checkpoint.whole import bring_together
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.spread import is_spread
+from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
-from lockstep.prepare.contents import take_out
-from lockstep.prepare.registered import state_of_registered
-from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.position import Position
+from lockstep.recovery.run_state import RunState
 from lockstep.rundir.birth import Birth
 from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
 
@@ -53,47 +51,41 @@ class Saver(Listener):
 
     Args:
         store: where they go.
-        every: see ``RunConfig.checkpoint_every``. ``off``: only the best weights are written, if they are asked for, and the
-            state of a run that is asked to stop.
-        keep: how many stay.
+        config: says how often (of a traced run only the best weights are written, if they are asked for, and the state when
+            it is asked to stop), and how many stay.
         token: of this launch, the same on every rank.
         birth: of the run.
-        holdings: what is saved; it grows as the script prepares more.
+        state: of the run.
         collectives: of all ranks.
         journal: told of each checkpoint.
-        is_main: whether this is rank 0.
         stop_watch: notes that this rank is asked to stop.
     """
 
     def __init__(
         self,
-        *,
         store: Store,
-        every: int | str,
-        keep: int,
+        config: RunConfig,
         token: str,
         birth: Birth,
-        holdings: Holdings,
+        state: RunState,
         collectives: Collectives,
         journal: Journal,
-        is_main: bool,
         stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
         """Whether a checkpoint is to be cut before the next step. The same on every rank."""
-        self.best: float | None = None
-        """The best value that ``Team.best`` was given."""
         self.has_stopped = False
         """Whether the run was asked to stop, and leaves."""
         self._store = store
-        self._keep = keep
+        self._keep = config.keep
         self._token = token
         self._birth = birth
-        self._holdings = holdings
+        self._state = state
         self._collectives = collectives
         self._journal = journal
-        self._is_main = is_main
+        self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
+        every = "off" if config.trace != "off" else config.interval
         self._pace = Pace(every, self._exchange, is_alone=collectives.size == 1)
         self._writer = Writer(store)
         self._staging, self._staging_of_best = Staging(), Staging()
@@ -206,9 +198,7 @@ class Saver(Listener):
             finished=finished,
             position=position.as_json(),
             numerics=numerics(),
-            objects=self._holdings.describe(),
-            registered=list(self._holdings.registered),
-            loaders=[loader.describe() for loader in self._holdings.loaders],
+            **self._state.describe(),
             **self._origin(),
         )
         self._num_cuts += 1
@@ -244,24 +234,14 @@ class Saver(Listener):
 
         The state is the same on every rank. The weights go to rank 0, the rest to whoever has least.
         """
-        holdings = self._holdings
-        weights: dict[str, dict[str, Tensor]] = {}
+        weights, tree = self._state.weights(), self._state.state_dict()
         tensors: dict[str, Tensor] = {}
-        objects = []
-        for name, thing in zip(holdings.names(), holdings.objects, strict=True):
-            own, rest = take_out(thing)
-            if own is not None:
-                weights[weights_name(name)] = own
-            objects.append(_apart(rest, name, tensors))
+        names = [content.name for content in self._state.objects]
         state = {
-            "objects": objects,
-            "loaders": [
-                _apart(loader.state(), f"loader-{number}", tensors) for number, loader in enumerate(holdings.loaders, 1)
-            ],
-            "registered": _apart(
-                {name: state_of_registered(thing) for name, thing in holdings.registered.items()}, "registered", tensors
-            ),
-            "best": _apart(self.best, "best", tensors),
+            "objects": [_apart(one, name, tensors) for one, name in zip(tree["objects"], names, strict=True)],
+            "loaders": [_apart(one, f"loader-{number}", tensors) for number, one in enumerate(tree["loaders"], 1)],
+            "registered": _apart(tree["registered"], "registered", tensors),
+            "best": _apart(tree["best"], "best", tensors),
         }
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         held = [sum(t.nbytes for part in weights.values() for t in part.values())] + [0] * (self._collectives.size - 1)
@@ -371,9 +351,11 @@ class Saver(Listener):
         if mode not in ("min", "max"):
             raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
         compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
-        if math.isnan(value) or (self.best is not None and (value <= self.best if mode == "max" else value >= self.best)):
+        if math.isnan(value) or (
+            self._state.best is not None and (value <= self._state.best if mode == "max" else value >= self._state.best)
+        ):
             return False
-        self.best = value
+        self._state.best = value
         self.settle()
         manifest = Manifest(
             kind="weights",
@@ -381,10 +363,10 @@ class Saver(Listener):
             epoch=epoch,
             time_s=time.time(),
             metric=value if math.isfinite(value) else None,
-            objects=self._holdings.describe(),
+            objects=self._state.describe_objects(),
             **self._origin(),
         )
-        parts = [self._holdings.weights(), *({} for _ in range(1, self._collectives.size))]
+        parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
         weights = bring_together(parts, self._collectives.rank)
         if self._is_main:  # alone: the weights are the same everywhere, and nobody need agree on trying again
             job = self._job(manifest, weights, {}, self._staging_of_best)
