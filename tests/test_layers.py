@@ -26,9 +26,11 @@ SPINE = (
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
     ("ledger",),  # the numbers of a phase
+    ("phases",),  # of a step
     ("loop", "introduction", "alike", "allotment"),
     ("preparing",),  # how the script's objects come to the loop
-    ("team",),  # the only composer
+    ("parts",),  # the only composer
+    ("team",),  # what a script has in its hands
     ("opening",),  # which run a launch is
     ("joining",),  # how a process comes to its team
 )

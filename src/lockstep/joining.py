@@ -31,12 +31,13 @@ from lockstep.cores import num_cores
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
 from lockstep.opening import Launch, open_run
+from lockstep.parts import Parts, Place
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.rundir.birth import Birth, Command
 from lockstep.rundir.lock import RunLock
 from lockstep.sync.table import promises_bits, resolve_strategy
-from lockstep.team import Place, Team
+from lockstep.team import Team
 from lockstep.threads import use_threads
 from lockstep.world import Environment, World, read_environment
 
@@ -94,7 +95,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         assert config.threads is not None
         use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(config, world, devices, meeting, place, on_terminal)
+        team = Team(Parts(config, world, devices, meeting, place, on_terminal))
     except BaseException:
         collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()

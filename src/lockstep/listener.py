@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,3 +62,20 @@ class Listener:
 
     def flush(self) -> None:
         """All passes so far are over, on all ranks: bring together what is under way. Every rank comes here."""
+
+
+class Listeners:
+    """Those who are told what happens, in this order."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+        self._told = {
+            name: tuple(getattr(one, name) for one in listeners if getattr(type(one), name) is not plain)
+            for name, plain in vars(Listener).items()
+            if not name.startswith("_")
+        }
+        """For each method of Listener, those who have one of their own."""
+
+    def tell(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method of this name of all."""
+        for tell in self._told[name]:
+            tell(*args, **kwargs)

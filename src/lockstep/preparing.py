@@ -106,7 +106,7 @@ class Preparation:
             if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
                 check_model(
                     thing,
-                    num_shards=self._loop.num_shards,
+                    num_shards=self._loop.phases.num_shards,
                     world_size=self._collectives.size,
                     on_cpu=self._device.type == "cpu",
                     is_exact=promises_bits(self._config.strategy, shards_given=True),
@@ -123,10 +123,10 @@ class Preparation:
         elif isinstance(thing, Optimizer):
             remap(thing, self._sync.replaced)
             fit_optimizer(thing, self._precision)
-            self._watched.add_optimizer(thing, self._loop.before_optimizer, self._loop.check_outside)
+            self._watched.add_optimizer(thing, self._loop.phases.before_optimizer, self._loop.phases.check_outside)
         elif isinstance(thing, amp.GradScaler):
             check_scaler(self._precision)
-            refuse_inside(thing, ("unscale_", "step", "update"), self._loop.check_outside)
+            refuse_inside(thing, ("unscale_", "step", "update"), self._loop.phases.check_outside)
         elif isinstance(thing, LRScheduler):
             self._watched.add_schedule(thing)
             idle_in_replay(thing, "step", lambda: self._loop.is_replaying)
@@ -140,7 +140,7 @@ class Preparation:
         forward = self._sync.attach(model)
         self._watched.add_model(model, formats)
         self.keep(model)
-        return stand_in(model, forward, formats, self._loop.check_outside)
+        return stand_in(model, forward, formats, self._loop.phases.check_outside)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
@@ -152,7 +152,7 @@ class Preparation:
         for tensor in (*average.parameters(), *average.buffers()):
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_formats(average)
-        refuse_inside(average, ("update_parameters",), self._loop.check_outside)
+        refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
         idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
 
     def _move(self, model: nn.Module) -> None:

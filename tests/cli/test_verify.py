@@ -104,14 +104,11 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "cause"), [("os.urandom", "random"), ("threads", "threads"), ("unknown kernel", "timing")]
-)
-def test_a_planted_cause_is_named_by_the_command(verify, fault, cause):
+def test_a_planted_cause_is_named_by_the_command(verify):
     # More of them are planted in analysis/test_planted_causes.py, with the same experiments in warm processes.
-    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", fault)
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "threads")
     assert done.exit_code == 1, done.output
-    assert done.results["diagnosis"]["cause"] == cause, done.output
+    assert done.results["diagnosis"]["cause"] == "threads", done.output
 
 
 @pytest.mark.long

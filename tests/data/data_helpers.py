@@ -20,6 +20,7 @@ class FakeDriver:
         self.seed = seed
         self.step = 0
         self.micro = None
+        self.phases = self
         self.told = []
         self._leader = None
         self._phase = -1
@@ -47,7 +48,7 @@ class FakeDriver:
         self.resume_stream()
 
     def goes_along(self, loader):
-        pass
+        self.resume_stream()
 
     def went(self, loader):
         pass

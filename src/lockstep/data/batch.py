@@ -122,6 +122,9 @@ class Batch:
     def __len__(self) -> NoReturn:
         self.refuse("len(batch)")
 
+    def __bool__(self) -> bool:
+        return True
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -14,8 +14,12 @@ from lockstep.errors import UsageError
 from lockstep.plan.shards import StepPlan
 
 
-class Driver(PhaseDriver, Protocol):
+class Driver(Protocol):
     """What a loader tells of its progress, and asks."""
+
+    @property
+    def phases(self) -> PhaseDriver:
+        """Told of the phases of each step."""
 
     @property
     def next_step(self) -> int:
@@ -31,16 +35,13 @@ class Driver(PhaseDriver, Protocol):
         """The next global batch is there: a step begins."""
 
     def goes_along(self, loader: Any) -> None:
-        """A loader gives a batch beside the one that leads."""
+        """A loader gives a batch beside the one that leads: start the random stream again, which its fetching has disturbed."""
 
     def went(self, loader: Any) -> None:
         """Its pass is over."""
 
     def end_step(self) -> None:
         """The loop's body has run."""
-
-    def resume_stream(self) -> None:
-        """Start the random stream of where the script is (again: fetching for a second loader disturbed it)."""
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """The pass is over: to its end, or left by ``break`` or an error."""
@@ -132,7 +133,7 @@ class PreparedLoader:
         try:
             for plan, data in self._deal(driver.next_step):
                 driver.begin_step(plan)
-                batch = Batch(plan, data, driver, self._device)
+                batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
                 self._check_newest(this_pass)
                 self._done += 1
@@ -160,11 +161,10 @@ class PreparedLoader:
         this_pass = self._pass = object()
         try:
             for plan, data in self._deal(self._followed + 1):
-                driver.resume_stream()
                 self._done += 1
                 self._followed += 1
                 driver.goes_along(self)
-                self._newest = batch = Batch(plan, data, driver, self._device)
+                self._newest = batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
                 self._check_newest(this_pass)
                 self._add(batch)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import UsageError
-from lockstep.plan.shards import block
+from lockstep.plan.shards import MicroStep, block
+
+
+class Current(Protocol):
+    """What runs at the moment."""
+
+    num_shards: int
+    """V."""
+    micro: MicroStep | None
+    """None: outside of ``batch.shards``."""
 
 
 class PerShard:
@@ -17,17 +25,14 @@ class PerShard:
     Args:
         name: for messages.
         start: what every shard begins with; each gets a copy.
-        num_shards: V.
-        current: the number of the shard that runs; None: outside of ``batch.shards``.
+        phases: says which shard runs.
         collectives: of all ranks.
     """
 
-    def __init__(
-        self, name: str, start: Any, num_shards: int, current: Callable[[], int | None], collectives: Collectives
-    ) -> None:
+    def __init__(self, name: str, start: Any, phases: Current, collectives: Collectives) -> None:
         self._name = name
-        self._values = [copy.deepcopy(start) for _ in range(num_shards)]
-        self._current = current
+        self._values = [copy.deepcopy(start) for _ in range(phases.num_shards)]
+        self._phases = phases
         self._collectives = collectives
 
     @property
@@ -40,13 +45,13 @@ class PerShard:
         self._values[self._shard()] = value
 
     def _shard(self) -> int:
-        shard = self._current()
-        if shard is None:
+        micro = self._phases.micro
+        if micro is None:
             raise UsageError(
                 f"per_shard({self._name!r}).value outside of batch.shards: each shard has its own, so there is none here. Use "
                 "it in the loop over batch.shards; what is one for all ranks goes to team.register()."
             )
-        return shard
+        return micro.shard
 
     def state_dict(self) -> dict[str, Any]:
         """The values of all shards. Every rank must call it."""

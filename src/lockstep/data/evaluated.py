@@ -1,0 +1,39 @@
+"""The loaders that a run evaluates on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.data.evaluation import EvaluationSource
+from lockstep.data.fetch import set_workers
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.occasions import Occasion, Occasions
+from lockstep.data.sources import Share
+
+_MOST_KEPT = 8
+
+
+class EvaluatedLoaders:
+    """Keeps the newest of them with their workers, and numbers the evaluations.
+
+    Args:
+        share: what is this process's of a loader.
+        workers: see ``RunConfig.workers``.
+    """
+
+    def __init__(self, share: Callable[[], Share], workers: int | None) -> None:
+        self._share = share
+        self._workers = workers
+        self._kept: dict[int, tuple[Any, EvaluationSource]] = {}
+        self._occasions = Occasions()
+
+    def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, Occasion]:
+        """The source and the occasion of the evaluation that begins now, after this step, or in the body of its loop."""
+        batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
+        if id(batches) not in self._kept:
+            set_workers(batches, self._workers)
+            self._kept[id(batches)] = (batches, EvaluationSource(batches, self._share()))
+            while len(self._kept) > _MOST_KEPT:  # a script may make a loader for each
+                del self._kept[next(iter(self._kept))]
+        return self._kept[id(batches)][1], self._occasions.next(id(batches), step, in_step=in_step)

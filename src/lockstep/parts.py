@@ -1,0 +1,247 @@
+"""The parts of a run, put together for this process: the only place that knows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstep.allotment import misfits
+from lockstep.checkpoint.store import Store
+from lockstep.comm.agreement import compare_ranks
+from lockstep.comm.collectives import Collectives
+from lockstep.comm.group import Meeting, close_group, default_group
+from lockstep.config import RunConfig
+from lockstep.cores import num_cores
+from lockstep.data.evaluated import EvaluatedLoaders
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.sources import Share
+from lockstep.data.streams import Purpose, derive, draw_on, reseed
+from lockstep.introduction import first_line, start_event
+from lockstep.ledger import Ledger
+from lockstep.listener import Listeners
+from lockstep.loop import Loop
+from lockstep.measure.journal import Journal
+from lockstep.measure.log import MetricLog
+from lockstep.measure.nan_watch import NanWatch
+from lockstep.measure.passes import Meter
+from lockstep.measure.progress import Shown, choose_display
+from lockstep.phases import Phases
+from lockstep.precision import find_precision
+from lockstep.prepare.scaling import LossScaling
+from lockstep.prepare.watched import Watched
+from lockstep.preparing import Preparation
+from lockstep.recovery.journey import Journey
+from lockstep.recovery.parted import PartedRanks
+from lockstep.recovery.position import Route
+from lockstep.recovery.resuming import Checkpoint, Restorer
+from lockstep.recovery.run_state import RunState
+from lockstep.recovery.saving import Saver
+from lockstep.rundir.birth import Birth
+from lockstep.rundir.lock import RunLock
+from lockstep.stopping import StopWatch, say
+from lockstep.sync.table import make_sync
+from lockstep.world import World
+
+if TYPE_CHECKING:  # imported where a run is traced
+    from lockstep.measure.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The run that a team works in."""
+
+    run_dir: Path
+    birth: Birth
+    checkpoint: Checkpoint | None
+    """That the run resumes from; None: it is new."""
+    lock: RunLock | None
+    """Of rank 0."""
+    token: str
+    """Of this launch, the same on every rank."""
+    is_new: bool
+    """Whether no launch has run in its directory before. (Known on rank 0.)"""
+    notices: Sequence[str]
+    """What rank 0 tells the user first."""
+
+
+class Parts:
+    """What a team is made of.
+
+    Args:
+        config: the settings of the run, all of them definite.
+        world: which process this is.
+        devices: of this process.
+        meeting: how the processes reach each other.
+        place: the run.
+        on_terminal: whether the user sees what is printed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        devices: tuple[torch.device, ...],
+        meeting: Meeting,
+        place: Place,
+        on_terminal: bool,
+    ) -> None:
+        assert config.shards is not None
+        assert config.threads is not None
+        assert config.seed is not None
+        self.config, self.world, self.devices, self.meeting, self.place = config, world, devices, meeting, place
+        torch.set_num_threads(config.threads)
+        draw_on(devices)
+        reseed(config.seed, Purpose.START)
+        self._seed_of_start: int | None = torch.initial_seed()
+        is_main, checkpoint = world.rank == 0, place.checkpoint
+        # Not guarded: the loop's own collectives come where all ranks are known to be.
+        self.collectives = Collectives(default_group(), meeting)
+        self.stop_watch = StopWatch(speaks=is_main)
+        self.recorder = None if config.trace == "off" else self._open_trace()
+        self.journal = Journal(place.run_dir if is_main else None, checkpoint.manifest.step if checkpoint else None)
+
+        self.state = RunState()
+        self.saver = Saver(
+            Store(place.run_dir),
+            config,
+            place.token,
+            place.birth,
+            self.state,
+            self.collectives,
+            self.journal,
+            self.stop_watch,
+        )
+        self.restorer = None
+        if checkpoint is not None:
+            self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
+        parted = PartedRanks(self.state, self.collectives)
+        route = Route() if checkpoint is None else Route(checkpoint.position, is_end=checkpoint.manifest.finished)
+        journey = Journey(route, self.restorer, self.saver, parted, is_main=is_main)
+
+        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
+
+        def publish(epoch: int, step: int, values: dict[str, float]) -> None:
+            self.journal.scalars("step", epoch, step, values)
+            display.values(values)
+
+        self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
+        watch = NanWatch(config.on_nan, world.rank, config.log_every)
+        told = [parted, watch, self.log, self.saver, Meter(self.journal, self.collectives), Shown(display)]
+        listeners = Listeners([*told, *([] if self.recorder is None else [self.recorder])])
+
+        self.precision = find_precision(config.precision)
+        scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
+        is_plain = config.strategy in ("single", "dp") and config.shards == 1 == config.accumulate
+        watched = Watched(config.shards, scaling, is_plain=is_plain)
+        ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
+        self.sync = make_sync(config.strategy, config, config.shards, meeting, devices)
+        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
+        self.loop = Loop(self.phases, journey, listeners)
+        self.preparation = Preparation(
+            config, devices, self.share, self.sync, self.loop, self.collectives, watched, self.state
+        )
+        self.preparation.recorder = self.recorder
+        if scaling is not None:
+            self.preparation.keep(scaling.scaler)
+        self.evaluated = EvaluatedLoaders(lambda: self.share(0), config.workers)
+        self._announced = False
+        self._say_start()
+
+    def _open_trace(self) -> Recorder:
+        from lockstep.measure.recorder import Recorder
+
+        config, world = self.config, self.world
+        recorder = Recorder(self.place.run_dir, world.rank, config.trace, config.trace_until)
+        recorder.start(
+            rank=world.rank,
+            world_size=world.world_size,
+            shards=config.shards,
+            seed=config.seed,
+            threads=config.threads,
+            strategy=config.strategy,
+            precision=config.precision,
+            device=self.devices[0].type,
+            launcher=world.launcher,
+        )
+        return recorder
+
+    def _say_start(self) -> None:
+        world, checkpoint = self.world, self.place.checkpoint
+        hosts = [world.host] * world.world_size if world.num_nodes == 1 else self.collectives.all_gather_object(world.host)
+        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.meeting, hosts))
+        if world.rank == 0:
+            for notice in self.place.notices:
+                print(f"lockstep: {notice}", flush=True)
+        if checkpoint is not None:
+            self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
+        elif not self.place.is_new:
+            self.journal.write("resume", step=0, checkpoint=None)
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        """See ``Team.prepare``."""
+        self._take_script_seed()
+        prepared = self.preparation.prepare(objects)
+        if self.restorer is not None and not self.restorer.is_done:
+            self.restorer.check_objects()
+            self.restorer.check_loaders()
+        for loader in prepared:
+            if isinstance(loader, PreparedLoader):
+                self._announce(loader)
+                if self.recorder is None:  # a traced run is made to be looked at, and not resumed
+                    self.stop_watch.begin()
+        return prepared
+
+    def _announce(self, loader: PreparedLoader) -> None:
+        """What the run will do, and what looks odd in that, at the first loader."""
+        if self._announced or self.world.rank != 0:
+            return
+        self._announced = True
+        line = first_line(loader, self.config, self.world, len(self.devices))
+        print(f"{line}, {self.meeting}, run {self.place.run_dir}", flush=True)
+        on_gpu = self.devices[0].type == "cuda"
+        for misfit in misfits(
+            self.world,
+            num_cores=num_cores(),
+            num_cards=torch.cuda.device_count() if on_gpu else 0,
+            cards_each=len(self.devices) if on_gpu else 0,
+            workers=getattr(loader, "num_workers", 0),
+        ):
+            say(misfit)
+
+    def _take_script_seed(self) -> None:
+        """The script's seed is the run's, also where it calls ``torch.manual_seed`` after ``join``: then it is mixed in.
+        Every rank must call it."""
+        if self._seed_of_start is None:
+            return
+        found, before, self._seed_of_start = torch.initial_seed(), self._seed_of_start, None
+        remedy = "Give torch.manual_seed() the same number on every rank: each shard has a random stream of its own anyway"
+        compare_ranks("random seeds", [f"torch.manual_seed({found})"], self.collectives, remedy)
+        if found != before:
+            self.phases.seed = derive(self.phases.seed, found) >> 1
+
+    def share(self, loader: int) -> Share:
+        """What is this process's of the loader of this number."""
+        return Share(
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            num_shards=self.phases.num_shards,
+            seed=self.phases.seed,
+            loader=loader,
+            accumulate=self.config.accumulate,
+        )
+
+    def close(self, step: int, *, failed: bool) -> None:
+        """Let go of everything. Local."""
+        self.stop_watch.end()
+        self.journal.close()
+        if self.place.lock is not None:
+            self.place.lock.release()
+        if self.recorder is not None:
+            self.recorder.close(step, failed=failed)
+        self.sync.close()
+        self.collectives.release()
+        close_group()

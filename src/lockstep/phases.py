@@ -1,0 +1,291 @@
+"""The phases of a step: loops over ``batch.shards``, at whose end gradients, buffers and values of all ranks meet."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lockstep.data.batch import Batch, Shards
+from lockstep.data.streams import Purpose, reseed
+from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
+from lockstep.ledger import Ledger
+from lockstep.listener import Listeners
+from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.sums import is_sum
+from lockstep.prepare.watched import Watched
+from lockstep.sync.gradients import Gradients, put_back, set_aside
+from lockstep.sync.protocol import Sync
+
+
+class Phases:
+    """Runs the phases of the step at hand. The PhaseDriver of its batches.
+
+    Args:
+        seed: of the run.
+        num_shards: V.
+        sync: how gradients meet.
+        ledger: of the numbers of each phase.
+        watched: the prepared objects that steps act on.
+        listeners: told what happens.
+    """
+
+    def __init__(
+        self, seed: int, num_shards: int, sync: Sync, ledger: Ledger, watched: Watched, listeners: Listeners
+    ) -> None:
+        self.seed = seed
+        self.num_shards = num_shards
+        self.step = 0
+        """Number of the step at hand; between steps, that of the last one."""
+        self.micro: MicroStep | None = None
+        """The micro-step that runs; None: outside of ``batch.shards``."""
+        self.num_done = 0
+        """Phases of the step at hand that are over."""
+        self.was_left = 0
+        """The step in which the newest pass was left inside ``batch.shards``, as long as that has still to be said."""
+        self._sync = sync
+        self._ledger = ledger
+        self._watched = watched
+        self._tell = listeners.tell
+        self._plan: StepPlan | None = None
+        """Of the step at hand."""
+        self._batch: Batch | None = None
+        """Whose shards are being run: the phase at hand."""
+        self._opened: list[Shards] = []
+        """Loops over shards that the script has asked for since the last phase."""
+        self._carried: Gradients = {}
+        """Gradients from before the phase, to which its own are added."""
+        self._seen: set[tuple[int, int]] = set()
+        """Phases and backward calls whose loss was looked at."""
+        self._is_said = False
+        """Whether the script was told already of something that does not belong into the phase at hand."""
+
+    # The step
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the body of a loop over a prepared loader runs."""
+        return self._plan is not None
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """The next global batch is there: a step begins."""
+        self.step += 1
+        self._plan = plan
+        self.num_done = 0
+        self._opened = []
+        self._tell("begin_step", self.step)
+        self.resume_stream()
+
+    def end_step(self) -> None:
+        """The loop's body is over, between two phases."""
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        self._tell("end_step", self.step, plan.num_samples)
+
+    def leave_step(self, *, failed: bool) -> bool:
+        """The loop's body was left, by ``break`` or an error: whether the step counts, which it does with a phase that is
+        over."""
+        if not failed and self._batch is None and self.num_done > 0:
+            self.end_step()
+            return True
+        self._plan = None
+        if self._batch is not None:
+            if not failed and not self._is_said:
+                self.was_left = self.step
+            self._sync.drop()
+            self._watched.before_backward()
+            put_back(self._carried)
+        self._batch = self.micro = None
+        self._carried = {}
+        self._tell("drop")
+        self.step -= not failed
+        return False
+
+    def check_outside(self, what: str) -> None:
+        """See PhaseDriver.
+
+        Raises:
+            UsageError: a loop over ``batch.shards`` runs, or was left before its end.
+        """
+        left, self.was_left = self.was_left, 0
+        if left:
+            raise UsageError(
+                f"{what}: in step {left} the loop over batch.shards was left before its end, by break or an error "
+                "that was caught, so its gradients have not met, and the step is discarded. Leave the outer loop behind it."
+            )
+        if self._batch is None:
+            return
+        self._is_said = True
+        at = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
+        raise UsageError(
+            f"{what} inside batch.shards{at}: there each process runs only its own shards, so the others would not do the "
+            "same. Call it once a step, behind the loop over batch.shards. (If it stands there: that loop was left before its "
+            "end, by break or an error that was caught, so its gradients have not met. Run it to its end, with `continue`.)"
+        )
+
+    def _begin_stream(self) -> None:
+        """A shard begins, or a phase has ended. One shard alone draws on with the step's stream, as in any script: to start
+        one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
+        if self.num_shards > 1:
+            self.resume_stream()
+
+    def resume_stream(self) -> None:
+        """See Driver."""
+        micro = self.micro
+        if micro is not None:
+            reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
+        elif self._plan is not None:
+            reseed(self.seed, Purpose.STEP, self.step, self.num_done)
+        else:
+            reseed(self.seed, Purpose.TAIL, self.step)
+
+    # Phases
+
+    def open(self, shards: Shards) -> None:
+        """See PhaseDriver."""
+        self._opened.append(shards)
+
+    def begin_phase(self, batch: Batch) -> Batch:
+        """See PhaseDriver."""
+        if self._batch is not None and self._batch is not batch and self.micro is not None:
+            filled, of_other = ([min(n, self.num_shards) for n in one.plan.sizes] for one in (self._batch, batch))
+            if filled != of_other:
+                raise UsageError(
+                    f"the shards of two batches side by side, as zip(a.shards, b.shards) does it: {filled} shards of the first "
+                    f"have samples, and {of_other} of the second, so samples would be lost. Give both loaders global batches "
+                    "of equally many samples, or of more than there are shards (drop_last=True)."
+                )
+            return self._batch
+        self.check_outside("another loop over batch.shards")
+        if self._plan is None:
+            raise UsageError(
+                "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
+            )
+        self._batch, self._is_said = batch, False
+        self._carried = set_aside(self._watched.parameters)
+        self._ledger.begin_phase(self.num_done, batch.plan.sizes)
+        self._sync.begin_phase(batch.plan, self.num_done)
+        self._watched.begin_phase()
+        self._tell("begin_phase", self.num_done)
+        return batch
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See PhaseDriver."""
+        self.micro = micro
+        self._ledger.begin_shard(micro)
+        self._sync.begin_shard(micro)
+        self._tell("begin_shard", micro)
+        self._begin_stream()
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See PhaseDriver."""
+        self._tell("received", micro, data)
+
+    def end_shard(self) -> None:
+        """See PhaseDriver."""
+        self._watched.end_shard(self.step, self._ledger.num_calls)
+        self._ledger.end_shard()
+        self._sync.end_shard()
+        self._tell("end_shard")
+        self.micro = None
+
+    def end_phase(self) -> None:
+        """See PhaseDriver."""
+        batch = self._batch
+        assert batch is not None
+        self._watched.check_unchanged(self.step)
+        outcome, values = self._ledger.settle(self._sync.unforeseen(), self.step)
+        self._sync.end_phase(outcome)
+        self._watched.unscale()
+        put_back(self._carried)
+        self._carried = {}
+        means = {name: total / weight if weight else float("nan") for name, (total, weight) in values.items()}
+        batch.totals.update(values)
+        batch.values.update(means)
+        for shards in self._opened:
+            if shards.batch is not batch and shards.go_along():
+                shards.batch.values.update(means)
+        self._opened = []
+        self._batch = None
+        self._tell("end_phase", self.num_done)
+        self.num_done += 1
+        self._begin_stream()
+
+    # What the script does
+
+    def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
+        """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
+        if reduction not in (None, "mean", "sum"):
+            raise unknown_name("reduction", str(reduction), ("mean", "sum"))
+        if reduction == "sum" and weight is not None:
+            raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
+        if weight is not None:
+            weight = float(weight)
+            if not 0 <= weight < math.inf:
+                raise ConfigError(f"backward(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+        micro = self.micro
+        if micro is None:
+            raise UsageError(
+                "backward() outside of batch.shards: there is no shard for its gradients to belong to. Call it in the inner "
+                "loop: `for batch in loader: for images, labels in batch.shards: ... team.backward(loss)`, over the loader "
+                "that prepare() returned."
+            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
+        if not loss.requires_grad:
+            raise LossError(
+                "the loss does not depend on any parameter that learns, so it has no gradient: was it detached, turned into "
+                "a number on the way, or computed under no_grad?"
+            )
+        call = self._ledger.num_calls
+        if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._seen:
+            self._seen.add((self.num_done, call))
+            if is_sum(loss, micro.num_samples):
+                raise LossError(
+                    f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "
+                    f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Say so: "
+                    "team.backward(loss, reduction='sum'); or use a mean. (If it is none: reduction='mean'.)"
+                )
+        share = self._ledger.call(weight, reduction, micro)
+        self._tell("before_backward", loss, weight)
+        run: Callable[..., None] = self._sync.backward
+        for formats in self._watched.formats:
+            run = functools.partial(formats.backward, run)
+        self._watched.before_backward()
+        run(self._watched.scale(loss), call, share, options)
+        self._watched.after_backward()
+        self._tell("after_backward")
+
+    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+        """See PhaseDriver."""
+        if self.micro is None:
+            raise UsageError(
+                f"batch.add({', '.join(values)}) outside of batch.shards: it notes what one shard gave. What is equal on all "
+                "ranks needs no mean: use the value itself, or team.log()."
+            )
+        self._ledger.add(weight, values)
+
+    def shard_weight(self) -> float | None:
+        """What the shard that runs weighs in means; None: outside of ``batch.shards``."""
+        return None if self.micro is None else self._ledger.weight
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """``optimizer.step()`` is about to act.
+
+        Raises:
+            UsageError: inside ``batch.shards``, or with gradients that are this rank's own.
+        """
+        name = type(optimizer).__name__
+        self.check_outside(f"{name}.step()")
+        stranger = self._watched.find_stranger(optimizer) if self.in_step else None
+        if stranger is not None:
+            raise UsageError(
+                f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
+                "to no prepared model, so every process would train one of its own. A layer that is added or replaced after "
+                "prepare() does not take part: build the whole model first."
+            )
