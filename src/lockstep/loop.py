@@ -233,6 +233,11 @@ class Loop:
 
     # Steps
 
+    def compare_data(self, found: str) -> None:
+        """See Driver."""
+        self.check_outside("the first batch of a loader")
+        self._ledger.compare_data(found)
+
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):

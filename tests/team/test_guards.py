@@ -112,6 +112,23 @@ def test_gradients_that_are_used_inside_the_shards_are_an_error_and_no_silent_no
         assert kind is torch.Tensor
 
 
-def test_data_that_the_script_has_split_by_rank_are_refused(crew):
-    with pytest.raises(LaunchError, match=r"global batches of different numbers of samples: 6, 5, 5"):
+def test_data_that_the_script_has_split_by_rank_are_refused_also_behind_their_beginning(crew):
+    with pytest.raises(LaunchError, match=r"global batches of different numbers of samples: 3, 3, 2"):
         crew(3, guard_scripts.split_stream, shards=3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+def test_ranks_that_read_unlike_data_are_told_before_their_first_step(crew, name, workers):
+    for step, message in crew(2, guard_scripts.read_data, name, shards=4, workers=workers):
+        assert step == 0
+        assert "the ranks have different data" in message
+        assert "with a generator of a fixed seed" in message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+def test_ranks_that_read_the_same_data_are_left_in_peace(crew, name, workers):
+    # Where a sample is on the disk of a machine is no difference.
+    for _, message in crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
+        assert message == ""
