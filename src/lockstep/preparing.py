@@ -124,7 +124,8 @@ class Preparation:
         elif isinstance(thing, Optimizer):
             remap(thing, self._sync.replaced)
             fit_optimizer(thing, self._precision)
-            self._watched.add_optimizer(thing, self._loop.before_optimizer, self._loop.check_outside)
+            self._watched.add_optimizer(thing)
+            refuse_inside(thing, ("zero_grad",), self._loop.check_outside)
         elif isinstance(thing, amp.GradScaler):
             check_scaler(self._precision)
             refuse_inside(thing, ("unscale_", "step", "update"), self._loop.check_outside)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lockstep.allotment import misfits
 from lockstep.checkpoint.store import Store
@@ -51,6 +52,7 @@ from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.saving import Saver
+from lockstep.recovery.unprepared import Unprepared
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
 from lockstep.stopping import StopWatch, say
@@ -148,7 +150,7 @@ class Team(Collectives):
         self._preparation.recorder = self._recorder
         if scaling is not None:
             self._preparation.keep(scaling.scaler)
-        self._log = self._listen(on_terminal)
+        self._log = self._listen(on_terminal, watched)
         self._occasions = Occasions()
         self._evaluations: dict[int, tuple[Any, EvaluationSource]] = {}
         self._announced = False
@@ -160,11 +162,16 @@ class Team(Collectives):
             self._journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not place.is_new:
             self._journal.write("resume", step=0, checkpoint=None)
+        self._optimizer_hook = register_optimizer_step_pre_hook(self._loop.before_optimizer)
+
+    @property
+    def _checkpoint_every(self) -> int | str:
+        return "off" if self.config.trace != "off" else self.config.interval
 
     def _make_saver(self, place: Place) -> Saver:
         return Saver(
             store=Store(place.run_dir),
-            every="off" if self.config.trace != "off" else self.config.interval,
+            every=self._checkpoint_every,
             keep=self.config.keep,
             token=place.token,
             birth=place.birth,
@@ -181,7 +188,7 @@ class Team(Collectives):
         config = self.config
         return Restorer(checkpoint=checkpoint, holdings=self._holdings, precision=config.precision, allow=config.allow)
 
-    def _listen(self, on_terminal: bool) -> MetricLog:
+    def _listen(self, on_terminal: bool, watched: Watched) -> MetricLog:
         """Who is told of passes, steps and shards, in this order."""
         config = self.config
         display = choose_display(config.progress, is_main=self.is_main, on_terminal=on_terminal)
@@ -192,7 +199,13 @@ class Team(Collectives):
 
         log = MetricLog(self.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, self.rank, config.log_every)
-        listeners = [self._parted, watch, log, self._saver, Meter(self._journal, self._inner), Shown(display)]
+        unprepared = Unprepared(
+            self._holdings,
+            watched.trains,
+            scales_loss=self._precision.scales_loss,
+            speaks=self.is_main and self._checkpoint_every != "off",
+        )
+        listeners = [self._parted, unprepared, watch, log, self._saver, Meter(self._journal, self._inner), Shown(display)]
         self._loop.listen([*listeners, *([] if self._recorder is None else [self._recorder])])
         return log
 
@@ -532,6 +545,7 @@ class Team(Collectives):
                 if self._stop_watch.received is not None and self.is_main:
                     say("the run came to its end, and need not be started again.")
         finally:
+            self._optimizer_hook.remove()
             self._stop_watch.end()
             self._journal.close()
             if self._lock is not None:

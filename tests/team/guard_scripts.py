@@ -8,6 +8,8 @@ import random
 import torch
 from team_scripts import linear, numbers
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -237,3 +239,43 @@ def read_data(name, by_rank=True):
         except lockstep.MismatchError as error:
             return team.step, str(error)
         return team.step, ""
+
+
+class Trainer:
+    """What a script keeps its objects in, with their states."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def state_dict(self):
+        return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state):
+        for number, part in enumerate(self.parts):
+            part.load_state_dict(state[str(number)])
+
+
+def leave_out(how, **settings):
+    """Train with an optimizer, a schedule and an average, of which some are no part of the run."""
+    with lockstep.join(**settings) as team:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 1)
+        schedule = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 3), constant])
+        average = AveragedModel(model)
+        everything = [optimizer, schedule, average]
+        kept = [one for one in everything if how == "prepared" or type(one).__name__ == how]
+        model, loader, *_ = team.prepare(model, DataLoader(numbers(16), 4), *kept)
+        if how == "registered":
+            team.register("trainer", Trainer(*everything))
+        other = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        for _ in team.epochs(2):
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
+                optimizer.step()
+                other.step()
+                optimizer.zero_grad()
+                average.update_parameters(model)
+            schedule.step()
+    return len(_global_optimizer_pre_hooks)

@@ -132,3 +132,28 @@ def test_ranks_that_read_the_same_data_are_left_in_peace(crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.
     for _, message in crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
         assert message == ""
+
+
+AVERAGES = "AveragedModel averages weights"
+SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("nothing", [AVERAGES, SCHEDULES, "SGD acts on prepared parameters"]),
+        ("SGD", [AVERAGES, SCHEDULES]),
+        ("prepared", []),
+        ("registered", []),
+    ],
+)
+def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named):
+    assert crew(2, guard_scripts.leave_out, how, checkpoint_every=2) == [0, 0]  # no hook is left behind
+    told = [line.partition("WARNING: ")[2] for line in capfd.readouterr().err.splitlines() if "WARNING: " in line]
+    assert all("its state is in no checkpoint" in line for line in told)
+    assert [line.partition(",")[0] for line in sorted(told)] == named
+
+
+def test_without_checkpoints_nothing_is_said_of_what_is_in_none(crew, capfd):
+    crew(1, guard_scripts.leave_out, "nothing", checkpoint_every="off")
+    assert "WARNING" not in capfd.readouterr().err

@@ -1,0 +1,117 @@
+"""What acts on the run's parameters without being part of the run: right while it trains, and in none of its checkpoints.
+
+It is said once for each, when it acts for the first time in a step: optimizers, whose steps all come by the loop; schedules and
+averages, which nothing tells of, and which are therefore looked for among the objects of the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.errors import UsageError
+from lockstep.listener import Listener
+from lockstep.prepare.watched import progress_of
+from lockstep.recovery.holdings import Holdings
+from lockstep.stopping import say
+from lockstep.sync.buffers import version
+
+_LOOK_EVERY_S = 60.0
+"""Looking for them takes some 50 ms."""
+
+
+class Unprepared(Listener):
+    """Looks out for them.
+
+    Args:
+        holdings: all whose state belongs to the run.
+        trains: whether an optimizer has parameters of prepared models.
+        scales_loss: whether gradients are unscaled for prepared optimizers, and for no others.
+        speaks: whether to tell the user. (Of several ranks one does, and none where no checkpoints are written.)
+    """
+
+    def __init__(self, holdings: Holdings, trains: Callable[[Optimizer], bool], *, scales_loss: bool, speaks: bool) -> None:
+        self._holdings = holdings
+        self._trains = trains
+        self._scales_loss = scales_loss
+        self._speaks = speaks
+        self._next_look = 0.0
+        self._seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """How far each schedule and average had come when it was found; None, as for optimizers: it has been judged."""
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        if self._speaks and time.monotonic() >= self._next_look:
+            for thing in gc.get_objects():
+                if issubclass(type(thing), (LRScheduler, AveragedModel)):  # (isinstance would ask the object)
+                    self._seen.setdefault(thing, _progress(thing))
+            self._next_look = time.monotonic() + _LOOK_EVERY_S
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """See Listener.
+
+        Raises:
+            UsageError: its gradients are not what it takes them for.
+        """
+        if optimizer in self._seen:
+            return
+        self._seen[optimizer] = None
+        name = type(optimizer).__name__
+        if self._scales_loss and id(optimizer) not in _ids_in(self._holdings.objects):
+            raise UsageError(
+                f"{name}.step(): this optimizer was not given to team.prepare(), and the run scales its losses, so the "
+                "gradients that it would use are too large by that factor. Prepare it together with its model."
+            )
+        if not self._is_kept(optimizer):
+            self._tell(f"{name} acts on prepared parameters")
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        moved = [thing for thing, before in self._seen.items() if before is not None and _progress(thing) != before]
+        for thing in moved:
+            self._seen[thing] = None
+            optimizer = getattr(thing, "optimizer", None)  # an average has none
+            acts = isinstance(thing, AveragedModel) or (isinstance(optimizer, Optimizer) and self._trains(optimizer))
+            is_part = id(thing) in _ids_in([_parts(other) for other in moved])
+            if acts and not is_part and not self._is_kept(thing):
+                what = "averages weights" if optimizer is None else "acts on the optimizer of prepared parameters"
+                self._tell(f"{type(thing).__name__} {what}")
+
+    def _is_kept(self, thing: Any) -> bool:
+        return id(thing) in _ids_in([*self._holdings.objects, *self._holdings.registered.values()])
+
+    def _tell(self, what: str) -> None:
+        if self._speaks:
+            say(
+                f"WARNING: {what}, and was given neither to team.prepare() nor to team.register(): its state is in no "
+                "checkpoint, so the run would have another answer if it were interrupted and resumed. Prepare it with the "
+                "others, or register it: team.register(name, it)."
+            )
+
+
+def _progress(thing: Any) -> Any:
+    return version(thing.n_averaged) if isinstance(thing, AveragedModel) else progress_of(thing)
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """What an object holds. The optimizer of a schedule is none of its parts: it is not in the schedule's state."""
+    if isinstance(thing, (list, tuple)):
+        return thing
+    parts = thing if isinstance(thing, Mapping) else getattr(thing, "__dict__", {})
+    return [part for part in parts.values() if not (isinstance(thing, LRScheduler) and isinstance(part, Optimizer))]
+
+
+def _ids_in(things: Iterable[Any]) -> set[int]:
+    """The ids of these, and of what they are made of: the schedules in a SequentialLR, say, or in an object of the script's."""
+    found, level = set[int](), list(things)
+    for _ in range(4):
+        found.update(map(id, level))
+        level = [part for thing in level for part in _parts(thing)]
+    return found
