@@ -157,3 +157,12 @@ def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named)
 def test_without_checkpoints_nothing_is_said_of_what_is_in_none(crew, capfd):
     crew(1, guard_scripts.leave_out, "nothing", checkpoint_every="off")
     assert "WARNING" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"precision": "16-mixed"}, "the run scales its losses"), ({"strategy": "fsdp"}, "it would train nothing")],
+)
+def test_an_optimizer_that_would_be_wrong_if_not_prepared_is_refused(crew, settings, why):
+    with pytest.raises(LaunchError, match=rf"SGD.step\(\): this optimizer was not given to team.prepare\(\).*{why}"):
+        crew(2, guard_scripts.leave_out, "nothing", checkpoint_every="off", **settings)
