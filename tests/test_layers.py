@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "cores", "addresses", "stopping", "hostlist", "threads"),
+    ("errors", "cores", "addresses", "stopping", "hostlist", "threads", "digest"),
     ("config", "job"),
     ("plan",),
     ("world", "tcp_store", "listener"),

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
@@ -26,6 +27,13 @@ _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 KINDS = ("samples", "weight", "sum")
 """What a backward call's gradients are multiplied by: the shard's part of the samples, a weight of the script's, or 1."""
+
+
+_SAME_DATA = (
+    "Samples would be lost, or trained twice. Every rank must read the same data, of which it gets its shards: do not split a "
+    "data set or stream by rank, and make, split (random_split) and shuffle it behind join(), which starts the same random "
+    "stream on every rank, or with a generator of a fixed seed"
+)
 
 
 @dataclass
@@ -72,6 +80,17 @@ class Ledger:
         self._added: list[tuple[str, Any, float | None]] = []
         """Names, values and weights of the micro-step at hand."""
         self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
+
+    def compare_data(self, found: str) -> None:
+        """What a rank has found at the beginning of its data. Every rank must call it.
+
+        Raises:
+            MismatchError: another has found something else.
+        """
+        remedy = (
+            f"{_SAME_DATA}. (A sample must depend on its index and the random stream alone: not on the time or the rank)"
+        )
+        compare_ranks("data", [found], self._collectives, remedy)
 
     def begin_phase(self, phase: int, sizes: tuple[int, ...]) -> None:
         """A phase begins, of a step whose global batches have these numbers of samples."""
@@ -200,8 +219,7 @@ class Ledger:
         if len(set(samples)) > 1:
             raise DataError(
                 f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
-                f"{len(samples) - 1}. Every rank must read the same data, of which it gets its shards: neither split a data "
-                "set or stream by rank, nor make it with random numbers that differ from rank to rank."
+                f"{len(samples) - 1}. {_SAME_DATA}."
             )
         if any(theirs[0] for theirs in lines):
             pages: list[_Page] = self._collectives.all_gather_object(page)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lockstep.plan.shards import MicroStep
 
@@ -47,6 +48,9 @@ class Listener:
 
     def end_phase(self, phase: int) -> None:
         """The phase is over: gradients and buffers have met, and are the same on every rank."""
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """In a step, outside of its phases, an optimizer of prepared parameters is about to act: a prepared one or not."""
 
     def end_step(self, step: int, num_samples: int) -> None:
         """A step has been taken, on a global batch of so many samples. Local."""

@@ -159,6 +159,10 @@ class Loop:
 
     # Steps
 
+    def compare_data(self, found: str) -> None:
+        """See Driver."""
+        self.phases.compare_data(found)
+
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):

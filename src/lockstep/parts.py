@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lockstep.allotment import misfits
 from lockstep.checkpoint.store import Store
@@ -40,6 +41,7 @@ from lockstep.recovery.position import Route
 from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
+from lockstep.recovery.unprepared import Unprepared
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
 from lockstep.stopping import StopWatch, say
@@ -122,6 +124,11 @@ class Parts:
         route = Route() if checkpoint is None else Route(checkpoint.position, is_end=checkpoint.manifest.finished)
         journey = Journey(route, self.restorer, self.saver, parted, is_main=is_main)
 
+        self.precision = find_precision(config.precision)
+        scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
+        is_plain = config.strategy in ("single", "dp") and config.shards == 1 == config.accumulate
+        watched = Watched(config.shards, scaling, is_plain=is_plain)
+
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
@@ -130,13 +137,11 @@ class Parts:
 
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every)
-        told = [parted, watch, self.log, self.saver, Meter(self.journal, self.collectives), Shown(display)]
+        says = is_main and config.trace == "off" and config.interval != "off"
+        unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=says)
+        told = [parted, unprepared, watch, self.log, self.saver, Meter(self.journal, self.collectives), Shown(display)]
         listeners = Listeners([*told, *([] if self.recorder is None else [self.recorder])])
 
-        self.precision = find_precision(config.precision)
-        scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
-        is_plain = config.strategy in ("single", "dp") and config.shards == 1 == config.accumulate
-        watched = Watched(config.shards, scaling, is_plain=is_plain)
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
         self.sync = make_sync(config.strategy, config, config.shards, meeting, devices)
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
@@ -147,6 +152,7 @@ class Parts:
         self.preparation.recorder = self.recorder
         if scaling is not None:
             self.preparation.keep(scaling.scaler)
+        self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.share(0), config.workers)
         self._announced = False
         self._say_start()
@@ -236,6 +242,7 @@ class Parts:
 
     def close(self, step: int, *, failed: bool) -> None:
         """Let go of everything. Local."""
+        self._optimizer_hook.remove()
         self.stop_watch.end()
         self.journal.close()
         if self.place.lock is not None:

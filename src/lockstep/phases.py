@@ -17,7 +17,7 @@ from lockstep.ledger import Ledger
 from lockstep.listener import Listeners
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.sums import is_sum
-from lockstep.prepare.watched import Watched
+from lockstep.prepare.watched import Watched, parameters_of
 from lockstep.sync.gradients import Gradients, put_back, set_aside
 from lockstep.sync.protocol import Sync
 
@@ -142,6 +142,11 @@ class Phases:
             reseed(self.seed, Purpose.STEP, self.step, self.num_done)
         else:
             reseed(self.seed, Purpose.TAIL, self.step)
+
+    def compare_data(self, found: str) -> None:
+        """See ``Ledger.compare_data``."""
+        self.check_outside("the first batch of a loader")
+        self._ledger.compare_data(found)
 
     # Phases
 
@@ -274,18 +279,28 @@ class Phases:
         """What the shard that runs weighs in means; None: outside of ``batch.shards``."""
         return None if self.micro is None else self._ledger.weight
 
-    def before_optimizer(self, optimizer: Optimizer) -> None:
-        """``optimizer.step()`` is about to act.
+    def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        """``optimizer.step()`` is about to act: of any optimizer of the process.
 
         Raises:
             UsageError: inside ``batch.shards``, or with gradients that are this rank's own.
         """
         name = type(optimizer).__name__
+        if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
+            raise UsageError(
+                f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' deals parameters out, so "
+                "those that it has are the model's no more, and it would train nothing. Prepare it together with its model."
+            )
+        if not self._watched.trains(optimizer):
+            return
         self.check_outside(f"{name}.step()")
-        stranger = self._watched.find_stranger(optimizer) if self.in_step else None
+        if not self.in_step:
+            return
+        stranger = self._watched.find_stranger(optimizer)
         if stranger is not None:
             raise UsageError(
                 f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
                 "to no prepared model, so every process would train one of its own. A layer that is added or replaced after "
                 "prepare() does not take part: build the whole model first."
             )
+        self._tell("before_optimizer", optimizer)

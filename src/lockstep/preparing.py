@@ -123,7 +123,8 @@ class Preparation:
         elif isinstance(thing, Optimizer):
             remap(thing, self._sync.replaced)
             fit_optimizer(thing, self._precision)
-            self._watched.add_optimizer(thing, self._loop.phases.before_optimizer, self._loop.phases.check_outside)
+            self._watched.add_optimizer(thing)
+            refuse_inside(thing, ("zero_grad",), self._loop.phases.check_outside)
         elif isinstance(thing, amp.GradScaler):
             check_scaler(self._precision)
             refuse_inside(thing, ("unscale_", "step", "update"), self._loop.phases.check_outside)

@@ -42,6 +42,9 @@ class FakeDriver:
         self.told.append("enter")
         return True
 
+    def compare_data(self, found):
+        pass
+
     def begin_step(self, plan):
         self.step, self._phase = plan.number, -1
         self.told.append(("step", plan.number, plan.num_samples))

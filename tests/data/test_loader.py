@@ -242,9 +242,8 @@ def test_a_loop_that_is_left_is_told_so_at_once(leave):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
 def test_after_a_break_the_next_epoch_is_whole(options):
     loader = prepared(numbers(40, shuffle=True, **options), 0, 1, 2)
-    for batch in loader:
-        if batch:
-            break
+    for _ in loader:
+        break
     assert sorted(sample for batch in loader for samples in batch.shards for sample in samples) == list(range(40))
 
 

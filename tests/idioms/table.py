@@ -76,6 +76,11 @@ TABLE = {
         Row("update_through_data", "the weights are written through `p.data`, with momentum kept in a dict", EQUAL),
         Row("sign_sgd", "signSGD: the gradient is replaced by its sign before the step", EQUAL),
         Row("optimizer_exchanged", "another optimizer from the third step on, made in mid-run and not prepared", EQUAL),
+        Row(
+            "optimizer_not_prepared",
+            "an optimizer that is not prepared (it is said that no checkpoint has its state)",
+            EQUAL,
+        ),
         Row("optimizer_state_reset", "the optimizer's state is thrown away every second step", EQUAL),
         Row("add_param_group", "a frozen layer is thawed in mid-run and added to the optimizer", EQUAL),
         Row("optimizer_hooks", "hooks of the optimizer that run before and after each step", EQUAL),
@@ -706,7 +711,27 @@ TABLE = {
         Row(
             "unprepared_step_inside",
             "`step()` of an optimizer that is not prepared, inside `batch.shards`",
-            Refused("a gradient was used inside batch.shards"),
+            Refused("SGD.step() inside batch.shards"),
+        ),
+        Row(
+            "split_before_join",
+            "`random_split` before `join`, in another way on each rank",
+            Refused("the ranks have different data", alone=False),
+        ),
+        Row(
+            "data_drawn_before_join",
+            "a data set of random numbers that is drawn before `join`",
+            Refused("the ranks have different data", alone=False),
+        ),
+        Row(
+            "stream_split_by_rank",
+            "a stream of which each rank takes every nth sample, as many as the others",
+            Refused("the ranks have different data", alone=False),
+        ),
+        Row(
+            "ready_batches_split_by_rank",
+            "a list of ready batches, of which each rank takes its own",
+            Refused("the ranks have different data", alone=False),
         ),
     ],
 }

@@ -9,7 +9,7 @@ import tracing_scripts
 from torch import nn
 
 from lockstep.analysis.runs import gather
-from lockstep.measure.digest import digest, squared_norm
+from lockstep.digest import digest, squared_norm
 from lockstep.measure.state import StateOf
 from lockstep.measure.trace import exact, number, read_trace
 

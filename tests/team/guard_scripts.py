@@ -1,5 +1,6 @@
 """Scripts that do what nobody thought of. Each function is one rank's script."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -7,7 +8,17 @@ import random
 import torch
 from team_scripts import linear, numbers
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
 
 import lockstep
 
@@ -161,18 +172,110 @@ def use_gradients(how):
 
 
 class Split(IterableDataset):
-    """A stream that leaves each rank a part of its own."""
+    """A stream that leaves each rank a part of its own, from some place on."""
 
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank, world_size, common=0):
+        self.rank, self.world_size, self.common = rank, world_size, common
 
     def __iter__(self):
-        return ((torch.tensor([float(number)]),) for number in range(self.rank, 16, self.world_size))
+        numbers = ((torch.tensor([float(number)]),) for number in range(32))
+        yield from itertools.islice(numbers, self.common)
+        yield from itertools.islice(numbers, self.rank, None, self.world_size)
 
 
 def split_stream():
     with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(Split(team.rank, team.world_size), 8))
+        model, loader = team.prepare(linear(), DataLoader(Split(team.rank, team.world_size, common=24), 8))
         for batch in loader:
             for (inputs,) in batch.shards:
                 team.backward(model(inputs).mean())
+
+
+class Rows(Dataset):
+    """Samples of a list that the script has put into an order of its own."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return torch.tensor([float(self.rows[index])]), f"/host/of/{os.getpid()}/sample"
+
+
+def _shuffled(rank):
+    rows = list(range(16))
+    random.Random(rank).shuffle(rows)
+    return rows
+
+
+UNLIKE = {
+    "random_split": lambda rank, _: random_split(numbers(32), [16, 16], torch.Generator().manual_seed(rank))[0],
+    "Subset": lambda rank, size: Subset(numbers(16 * size), range(rank, 16 * size, size)),
+    "drawn": lambda rank, _: TensorDataset(torch.randn(16, 1, generator=torch.Generator().manual_seed(rank))),
+    "shuffled": lambda rank, _: Rows(_shuffled(rank)),
+    "stream": Split,
+    "empty": lambda rank, _: Split(32 * rank, 1),
+    "ready": lambda rank, size: [torch.full((4, 1), float(number)) for number in range(rank, 4 * size, size)],
+    "sampler": lambda rank, size: DataLoader(
+        numbers(16 * size), 4, sampler=SubsetRandomSampler(range(rank, 16 * size, size))
+    ),
+}
+
+
+def read_data(name, by_rank=True):
+    """Train on data that each rank makes or splits in its own way (or not). Steps taken, and the message that came."""
+    with lockstep.join() as team:
+        data = UNLIKE[name](team.rank, team.world_size) if by_rank else UNLIKE[name](0, 1)
+        if not isinstance(data, (DataLoader, list)):
+            data = DataLoader(data, 4)
+        model, loader = team.prepare(linear(), data)
+        try:
+            for _ in team.epochs(2):
+                for batch in loader:
+                    for inputs in batch.shards:
+                        team.backward(model(inputs[0] if isinstance(inputs, (tuple, list)) else inputs).mean())
+        except lockstep.MismatchError as error:
+            return team.step, str(error)
+        return team.step, ""
+
+
+class Trainer:
+    """What a script keeps its objects in, with their states."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def state_dict(self):
+        return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state):
+        for number, part in enumerate(self.parts):
+            part.load_state_dict(state[str(number)])
+
+
+def leave_out(how, **settings):
+    """Train with an optimizer, a schedule and an average, of which some are no part of the run."""
+    with lockstep.join(**settings) as team:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 1)
+        schedule = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 3), constant])
+        average = AveragedModel(model)
+        everything = [optimizer, schedule, average]
+        kept = [one for one in everything if how == "prepared" or type(one).__name__ == how]
+        model, loader, *_ = team.prepare(model, DataLoader(numbers(16), 4), *kept)
+        if how == "registered":
+            team.register("trainer", Trainer(*everything))
+        other = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        for _ in team.epochs(2):
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    team.backward(model(inputs).mean())
+                optimizer.step()
+                other.step()
+                optimizer.zero_grad()
+                average.update_parameters(model)
+            schedule.step()
+    return len(_global_optimizer_pre_hooks)

@@ -112,6 +112,57 @@ def test_gradients_that_are_used_inside_the_shards_are_an_error_and_no_silent_no
         assert kind is torch.Tensor
 
 
-def test_data_that_the_script_has_split_by_rank_are_refused(crew):
-    with pytest.raises(LaunchError, match=r"global batches of different numbers of samples: 6, 5, 5"):
+def test_data_that_the_script_has_split_by_rank_are_refused_also_behind_their_beginning(crew):
+    with pytest.raises(LaunchError, match=r"global batches of different numbers of samples: 3, 3, 2"):
         crew(3, guard_scripts.split_stream, shards=3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+def test_ranks_that_read_unlike_data_are_told_before_their_first_step(crew, name, workers):
+    for step, message in crew(2, guard_scripts.read_data, name, shards=4, workers=workers):
+        assert step == 0
+        assert "the ranks have different data" in message
+        assert "with a generator of a fixed seed" in message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+def test_ranks_that_read_the_same_data_are_left_in_peace(crew, name, workers):
+    # Where a sample is on the disk of a machine is no difference.
+    for _, message in crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
+        assert message == ""
+
+
+AVERAGES = "AveragedModel averages weights"
+SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("nothing", [AVERAGES, SCHEDULES, "SGD acts on prepared parameters"]),
+        ("SGD", [AVERAGES, SCHEDULES]),
+        ("prepared", []),
+        ("registered", []),
+    ],
+)
+def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named):
+    assert crew(2, guard_scripts.leave_out, how, checkpoint_every=2) == [0, 0]  # no hook is left behind
+    told = [line.partition("WARNING: ")[2] for line in capfd.readouterr().err.splitlines() if "WARNING: " in line]
+    assert all("its state is in no checkpoint" in line for line in told)
+    assert [line.partition(",")[0] for line in sorted(told)] == named
+
+
+def test_without_checkpoints_nothing_is_said_of_what_is_in_none(crew, capfd):
+    crew(1, guard_scripts.leave_out, "nothing", checkpoint_every="off")
+    assert "WARNING" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"precision": "16-mixed"}, "the run scales its losses"), ({"strategy": "fsdp"}, "it would train nothing")],
+)
+def test_an_optimizer_that_would_be_wrong_if_not_prepared_is_refused(crew, settings, why):
+    with pytest.raises(LaunchError, match=rf"SGD.step\(\): this optimizer was not given to team.prepare\(\).*{why}"):
+        crew(2, guard_scripts.leave_out, "nothing", checkpoint_every="off", **settings)

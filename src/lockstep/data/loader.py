@@ -31,6 +31,9 @@ class Driver(Protocol):
     def enter(self, loader: object) -> bool:
         """A pass over ``loader`` begins. True if it leads the steps; False if it goes along with another that does."""
 
+    def compare_data(self, found: str) -> None:
+        """See that all ranks have found the same at the beginning of their data. Every rank must call it."""
+
     def begin_step(self, plan: StepPlan) -> None:
         """The next global batch is there: a step begins."""
 
@@ -61,6 +64,8 @@ class PreparedLoader:
         self._device = device
         self._epoch = 0
         """Number of the next pass."""
+        self._is_compared = share.world_size == 1
+        """Whether this rank reads what the others do."""
         self._pass: object = None
         self._is_running = False
         """Whether a pass is under way."""
@@ -188,7 +193,20 @@ class PreparedLoader:
             self._totals = {}
         self._first, self._done = next_number - skip, skip
         self._is_running = True
-        return self._source.deal(self._first, epoch, skip)
+        if self._is_compared:
+            return self._source.deal(self._first, epoch, skip)
+        return self._compare(self._source.deal(self._first, epoch, skip, compared=True))
+
+    def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:
+        """The same, once all ranks have read the same first samples: before anybody waits for gradients of what others lack."""
+        first = next(deals, None)
+        what = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
+        name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
+        self._driver.compare_data(f"{what} in the first global batch of {name}")
+        self._is_compared = True
+        if first is not None:
+            yield first
+            yield from deals
 
     @property
     def num_skipped(self) -> int:

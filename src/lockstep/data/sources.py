@@ -29,6 +29,7 @@ from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
+from lockstep.digest import digest
 from lockstep.errors import DataError
 from lockstep.plan.shards import MicroStep, StepPlan, plan_step, shard_slice
 
@@ -79,9 +80,9 @@ class Share:
 class Source(Protocol):
     """Global batches in order, cut for one process."""
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """The steps of one pass, the first of which has the number ``first_step``, without its first ``skip`` steps: those
-        were taken before the run was interrupted."""
+        were taken before the run was interrupted. ``compared``: the first that is dealt is to have a digest."""
 
     def state(self, step: int | None) -> Any:
         """What a run needs to go on after this step, which must be the last of the pass at hand that has ended; None: to
@@ -149,7 +150,7 @@ class SampleSource:
         self._at_begin: Any = None
         """The state before the first index of the pass at hand was drawn: from there the pass is drawn again."""
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
         share = self._share
         plans: deque[StepPlan] = deque()
@@ -160,13 +161,22 @@ class SampleSource:
                     continue
                 plan = share.plan(step, tuple(map(len, batches)))
                 plans.append(plan)
+                if compared and step == first_step + skip:
+                    plan.digest = digest(batches)
+                    if share.rank > 0:  # the first shard is rank 0's, and the one that all fetch
+                        samples = batches[0][shard_slice(0, len(batches[0]), share.num_shards)]
+                        yield Request(Purpose.FETCH, (share.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
                     micro.samples = batches[micro.part][share.cut(micro)]
                     place = (share.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, place, micro.samples, epoch)
 
         data: list[Any] = []
-        for fetched in self._pool.run(requests()):
+        for number, fetched in enumerate(self._pool.run(requests())):
+            if compared and number == 0:
+                plans[0].digest = digest([plans[0].digest, fetched])
+                if share.rank > 0:
+                    continue
             while not plans[0].micro_steps:
                 yield plans.popleft(), []
             data.append(fetched)
@@ -221,6 +231,8 @@ class _ShardReader(StreamReader):
         place = (share.loader, share.num_shards)
         super().__init__(loader, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
         self._share = share
+        self.compared = False
+        """Whether the first step is to have a digest."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Deal]:
         share = self._share
@@ -232,6 +244,8 @@ class _ShardReader(StreamReader):
             micro.samples = _places(first_sample, sizes, micro.part, cut)
             share.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][cut], micro.samples, batch, micro.shard))
+        if self.compared and batch == self._first + self._skip:
+            plan.digest = digest(parts)
         yield plan, data
 
 
@@ -249,9 +263,10 @@ class StreamSource:
         self._share = share
         self._reader = _ShardReader(loader, share)
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
         _set_epoch(epoch, self._loader.dataset)
+        self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 
     def state(self, step: int | None) -> Any:
@@ -307,7 +322,7 @@ class ReadySource:
             else:
                 self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0) -> Iterator[Deal]:
+    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
         share = self._share
         resumed, self._resumed = self._resumed, None
@@ -323,6 +338,8 @@ class ReadySource:
             if self._has_state:
                 self._after = {step - 1: self._after.get(step - 1), step: self._state_after(first_sample + sum(sizes))}
             if step >= first_step + skip:
+                if compared and step == first_step + skip:
+                    plan.digest = digest([part for part, _ in parts])
                 for micro in plan.micro_steps:
                     micro.samples = _places(first_sample, sizes, micro.part, share.cut(micro))
                 yield (

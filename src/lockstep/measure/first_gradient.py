@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from lockstep.measure.digest import digest
+from lockstep.digest import digest
 from lockstep.measure.generators import state_of_streams
 from lockstep.measure.places import file_of, owner
 from lockstep.measure.trace import TraceWriter

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from lockstep.digest import digest, squared_norm
 from lockstep.listener import Listener
-from lockstep.measure.digest import digest, squared_norm
 from lockstep.measure.first_gradient import FirstGradient
 from lockstep.measure.trace import TraceWriter, exact
 from lockstep.measure.witness import Witness

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from lockstep.measure.digest import digest
+from lockstep.digest import digest
 from lockstep.measure.places import file_of, owner
 
 _MOST_WEIGHTS = 1_000_000  # that are compared after every line of the user's code

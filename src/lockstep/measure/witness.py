@@ -41,7 +41,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from lockstep.measure.digest import digest
+from lockstep.digest import digest
 from lockstep.measure.generators import Generators, what
 from lockstep.measure.places import Place, file_of, is_fetching, owner, place_of
 from lockstep.measure.state import StateOf, WeightsOf, describe_change

@@ -92,6 +92,8 @@ class StepPlan:
     """In the order in which they run; none if all of this process's shards are empty."""
     num_active_ranks: int
     """Ranks below this number have samples."""
+    digest: str = ""
+    """Of samples that every rank has read, where the ranks are to compare them: the same on every rank."""
 
     @property
     def num_samples(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, amp, nn
@@ -49,17 +49,9 @@ class Watched:
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
 
-    def add_optimizer(self, optimizer: Optimizer, check: Callable[[Optimizer], None], guard: Callable[[str], None]) -> None:
-        """An optimizer takes part.
-
-        Args:
-            optimizer: the script's own; it stays what it is.
-            check: called before it acts.
-            guard: called with the name of what does not belong into ``batch.shards``.
-        """
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer takes part."""
         self._optimizers.append(optimizer)
-        optimizer.register_step_pre_hook(lambda one, *_: check(one))
-        refuse_inside(optimizer, ("zero_grad",), guard)
         if self._scaling is not None:
             self._scaling.attach(optimizer)
 
@@ -86,7 +78,7 @@ class Watched:
             [version(parameter) for parameter in self.parameters],
             [parameter.requires_grad for parameter in self.parameters],
             [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
-            + [schedule.last_epoch for schedule in self._schedules],
+            + [progress_of(schedule) for schedule in self._schedules],
         )
 
     def check_unchanged(self, step: int) -> None:
@@ -147,10 +139,23 @@ class Watched:
                     "where the script has loss.backward()."
                 )
 
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer, prepared or not, has parameters of prepared models."""
+        return any(parameter in self.parameters for parameter in parameters_of(optimizer))
+
     def find_stranger(self, optimizer: Optimizer) -> Tensor | None:
         """A parameter of the optimizer's that has a gradient and belongs to no prepared model."""
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        return next((p for p in parameters if p.grad is not None and p not in self.parameters), None)
+        return next((p for p in parameters_of(optimizer) if p.grad is not None and p not in self.parameters), None)
+
+
+def progress_of(schedule: LRScheduler) -> list[int]:
+    """How often a schedule was stepped. (A ChainedScheduler does not count itself: the schedules in it do.)"""
+    return [getattr(one, "last_epoch", 0) for one in (schedule, *getattr(schedule, "_schedulers", ()))]
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Those of all its groups."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 class NotYet(Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import types
 from collections.abc import Mapping, Sequence, Set
+from pathlib import PurePath
 from typing import Any
 
 import numpy
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 _SIZE = 16  # bytes: two different values never share a digest by chance
 _DEEPEST = 24
-_PLAIN = (bool, int, str, bytes, complex, types.NoneType, numpy.generic)
+_PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
 _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # which no step changes
 
 
@@ -21,7 +22,8 @@ def digest(value: Any) -> str:
     """The digest of a tensor, a number, or of what is made of them: 32 hexadecimal digits.
 
     Of a tensor it is over dtype, shape and bytes, in the order of its indices: neither strides nor the device count. NaNs of
-    equal bits are equal, and 0.0 differs from -0.0. Of an object that nobody can look into, only the type counts.
+    equal bits are equal, and 0.0 differs from -0.0. Of an object that nobody can look into, only the type counts; of an
+    absolute path only the last part, for where the data are may differ from machine to machine.
     """
     found = hashlib.blake2b(digest_size=_SIZE)
     _add(found, value, ())
@@ -47,6 +49,9 @@ def _add(found: Any, value: Any, within: tuple[int, ...]) -> None:
         found.update(numpy.ascontiguousarray(value).tobytes())
     elif isinstance(value, float):
         found.update(f"float {value.hex()};".encode())
+    elif isinstance(value, (str, PurePath)):
+        path = PurePath(value)
+        found.update(f"{kind} {path.name if path.is_absolute() else str(value)!r};".encode())
     elif isinstance(value, _PLAIN):
         found.update(f"{kind} {value!r};".encode())
     elif isinstance(value, _CODE) or id(value) in within or len(within) > _DEEPEST:
