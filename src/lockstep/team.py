@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.registered import check_registered
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
-from lockstep.preparing import Preparation
+from lockstep.preparing import Kept, Preparation
 from lockstep.recovery.holdings import Holdings
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
@@ -60,6 +60,11 @@ from lockstep.world import World
 if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
 
+
+_A = TypeVar("_A", bound=Kept)
+_B = TypeVar("_B", bound=Kept)
+_C = TypeVar("_C", bound=Kept)
+_D = TypeVar("_D", bound=Kept)
 
 _MOST_EVALUATED = 8
 """Loaders of evaluations that are kept, with their workers."""
@@ -198,6 +203,29 @@ class Team(Collectives):
 
     # Preparing
 
+    # For type checkers: a loader becomes a PreparedLoader, all else stays what it is. Rarer orders are Any.
+    @overload
+    def prepare(self, one: _A, /) -> _A: ...
+    @overload
+    def prepare(self, loader: Iterable[Any], /) -> PreparedLoader: ...
+    @overload
+    def prepare(self, one: _A, two: _B, /) -> tuple[_A, _B]: ...
+    @overload
+    def prepare(self, one: _A, loader: Iterable[Any], /) -> tuple[_A, PreparedLoader]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, /) -> tuple[_A, _B, _C]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, loader: Iterable[Any], /) -> tuple[_A, _B, PreparedLoader]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, four: _D, /) -> tuple[_A, _B, _C, _D]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, loader: Iterable[Any], /) -> tuple[_A, _B, _C, PreparedLoader]: ...
+    @overload
+    def prepare(
+        self, one: _A, two: _B, three: _C, four: _D, loader: Iterable[Any], /
+    ) -> tuple[_A, _B, _C, _D, PreparedLoader]: ...
+    @overload
+    def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
     def prepare(self, *objects: Any) -> Any:
         """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
 
