@@ -543,7 +543,8 @@ class Team(Collectives):
     def close(self) -> None:
         """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
 
-        Every rank must call it, unless the script has failed: then nothing is said to the others.
+        Every rank must call it, unless the script has failed: then nothing is said to the others. It waits for them if a
+        step was taken.
         """
         if self._closed:
             return

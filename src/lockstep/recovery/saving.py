@@ -355,8 +355,9 @@ class Saver(Listener):
             self._writer.close()
 
     def _cut_last(self, position: Position, step: int, epoch: int) -> None:
-        if self._pace.is_off or step == 0:  # nothing was trained
-            self.settle()
+        if self._pace.is_off or step == 0:  # nothing but the best weights can be under way, which rank 0 writes alone
+            self._writer.wait()
+            self._read_results()
             return
         if not self._cut_for_good(position, step, epoch, finished=True) and self._is_main:
             _print(
