@@ -167,6 +167,16 @@ def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verif
     assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
 
 
+@pytest.mark.parametrize("launcher", ["local", "python"])
+def test_a_module_is_verified_as_python_runs_it(verify, tmp_path, launcher):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "show.py").write_text("import sys\nraise SystemExit(f'given {__package__} {sys.argv[1:]}')")
+    done = verify("--world-sizes", "1", "--launchers", launcher, "-m", "package.show", "--epochs", "3")
+    assert "given package ['--epochs', '3']" in done.output
+    missing = verify("--world-sizes", "1", "-m", "package.missing")
+    assert (missing.exit_code, "package.missing" in missing.output) == (2, True)
+
+
 def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_path):
     (tmp_path / "hang.py").write_text("import time\ntime.sleep(60)\n")
     done = verify("--world-sizes", "1,2", "--timeout-per-run", "1", "hang.py")

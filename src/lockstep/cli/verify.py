@@ -12,10 +12,11 @@ from lockstep.analysis import machine, settings, verdict
 from lockstep.analysis.attempts import counted, new_directory
 from lockstep.analysis.verification import Plan
 from lockstep.analysis.verify import verify
-from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
+from lockstep.launch.program import find_script
 
 _EPILOG = """
 \b
@@ -26,8 +27,8 @@ Examples:
       sixteen settings: every number of processes, with and without loader workers, under both launchers
   lockstep verify --world-sizes 2 --workers 0,4 --no-resume --no-one-device train.py
       only whether the number of loader workers matters
-  lockstep verify --shards 8 train.py
-      the answer of 8 shards
+  lockstep verify --shards 8 -m package.train
+      the answer of 8 shards, of a module
 
 Verify a short training (a few steps are enough to find most causes): every weight is read in every step.
 The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script) cannot be meant, 130 after Ctrl-C.
@@ -37,11 +38,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 @click.command(
     "verify",
     epilog=_EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "max_content_width": 120,
-        "help_option_names": ["-h", "--help"],
-    },
+    context_settings=SETTINGS_OF_CLICK,
     options_metavar="[OPTIONS]",
 )
 @click.option(
@@ -79,6 +76,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 def command(
     script: Path,
     args: tuple[str, ...],
+    is_module: bool,
     world_sizes: str | None,
     workers: str | None,
     launchers: str | None,
@@ -104,6 +102,7 @@ def command(
     SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. DIR holds every run's output
     and trace, and results.json.
     """
+    find_script(str(script), is_module=is_module)
     cores, cards = num_cores(), num_cards_here()
     sizes = (
         settings.default_world_sizes(num_cores=cores, num_cards=cards)
@@ -115,6 +114,7 @@ def command(
         command=("lockstep", *sys.argv[1:]),
         script=script,
         args=args,
+        is_module=is_module,
         settings=settings.expand(
             sizes, settings.parse_workers(workers), settings.parse_launchers(launchers), shards, resumes=resumes
         ),
