@@ -49,14 +49,14 @@ Examples:
     "--nproc",
     metavar="N,N,...",
     help="Numbers of processes of every method but single and dp, which have one.  "
-    "[default: 2, 4, 8, ... up to the number of cards; without several, 2, and 4 where there are 4 cores]",
+    "[default: 2, 4, 8, ... up to the number of GPUs; without several, 2, and 4 where there are 4 cores]",
 )
 @options_of_attempts(
     run="row",
     out="comparison",
     shards="the largest number of processes",
     threads="the cores divided by the largest number of processes",
-    timeout="--timeout-per-method: Stop a row that takes longer, and go on with the next.",
+    timeout="--timeout-per-method: Stop a row that takes longer, and continue with the next.",
 )
 def command(
     script: Path,
@@ -73,7 +73,7 @@ def command(
     """Run SCRIPT with ARGS under several methods, one after another, and compare them.
 
     Prints a table of speed (seconds per epoch, samples a second, speed-up, efficiency), use of the machine (cores or
-    cards, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
+    GPUs, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
     the same as results.json and comparison.png, and the directory and output of every run.
 
     SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. All rows get the same
@@ -82,7 +82,7 @@ def command(
 
     \b
     A method is strategy[@launcher][+precision]:
-      strategy   single, ddp, exact, fsdp, dp (cards only), horovod (where it is
+      strategy   single, ddp, exact, fsdp, dp (GPUs only), horovod (where it is
                  installed)
       launcher   lockstep (if none is named), torchrun, python (single and dp only),
                  mpirun, horovodrun (where they are installed)

@@ -46,7 +46,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     "--nproc",
     "world_sizes",
     metavar="N,N,...",
-    help="Numbers of processes.  [default: 1, 2 and 4; no more than twice the cores, and than the cards if there are several]",
+    help="Numbers of processes.  [default: 1, 2 and 4; no more than twice the cores, and than the GPUs if there are several]",
 )
 @click.option("--workers", metavar="N,N,...", help="Loader workers of each process.  [default: as the script has them]")
 @click.option(
@@ -59,7 +59,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     "--resume/--no-resume",
     "resumes",
     default=True,
-    help="Kill a run, and go on with it at another number of processes.  [default: yes]",
+    help="Kill a run, and resume it at another number of processes.  [default: yes]",
 )
 @click.option(
     "--one-device/--no-one-device",
@@ -91,7 +91,7 @@ def command(
     """Run SCRIPT with ARGS under several settings, and show that it computes the same, to the bit, in all of them.
 
     A setting is a number of processes, a number of loader workers, and a launcher; the last one is a run that is killed and
-    gone on with. They are compared step by step: the samples used (each once, and how many each process did), losses,
+    resumed. They are compared step by step: the samples used (each once, and how many each process did), losses,
     gradients and their norms, and digests of weights, buffers and optimizer state; and weights must have moved. Nothing else
     is set: SCRIPT runs in the environment that you have.
 
