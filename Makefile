@@ -38,7 +38,7 @@ horovod: $(STAMP) ## build Horovod against the torch of .venv and install it the
 	@tools/horovod.sh $(VENV)/bin/python
 
 demo: $(STAMP) ## compare examples/digits.py under every method that this machine can run
-	$(VENV)/bin/lockstep compare examples/digits.py $(DEMO_ARGS)
+	$(VENV)/bin/lockstep compare $(DEMO_ARGS) examples/digits.py
 
 test: $(STAMP) ## the tests, without the long ones and those that need a card
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)

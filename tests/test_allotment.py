@@ -29,10 +29,10 @@ def test_what_fits_is_not_spoken_of():
 @pytest.mark.parametrize(
     ("changed", "options", "words"),
     [
-        ({"SLURM_GPUS_ON_NODE": "4"}, {}, "2 processes on {host} use 2 of 4 cards: the others stand idle. Start 4"),
-        ({"SLURM_GPUS_ON_NODE": "1"}, {}, "2 processes on {host} share 1 card, and wait for each other: start 1"),
-        ({"SLURM_GPUS_ON_NODE": "8"}, {"each": 2}, "use 4 of 8 cards: the others stand idle. Start 4"),
-        ({}, {"each": 0}, "the job has 2 cards on {host}, and the run is on the CPU"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, {}, "2 processes on {host} use 2 of 4 GPUs: the others stand idle. Start 4"),
+        ({"SLURM_GPUS_ON_NODE": "1"}, {}, "2 processes on {host} share 1 GPU, and wait for each other: start 1"),
+        ({"SLURM_GPUS_ON_NODE": "8"}, {"each": 2}, "use 4 of 8 GPUs: the others stand idle. Start 4"),
+        ({}, {"each": 0}, "the job has 2 GPUs on {host}, and the run is on the CPU"),
         (
             {},
             {"workers": 7},

@@ -55,19 +55,19 @@ def _cards(world: World, cards: int, cards_each: int) -> list[str]:
         if cards == 0:
             return []
         return [
-            f"the job has {_count(cards, 'card')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
-            "PyTorch see a card (torch.cuda.is_available())? If none is needed, ask for none"
+            f"the job has {_count(cards, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
+            "PyTorch see a GPU (torch.cuda.is_available())? If none is needed, ask for none"
         ]
     used = tasks * cards_each
     if used < cards:
         return [
-            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {cards} cards: the "
-            f"others stand idle. Start {cards // cards_each} (--ntasks-per-node), or ask for fewer cards (--gpus-per-node)"
+            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {cards} GPUs: the "
+            f"others stand idle. Start {cards // cards_each} (--ntasks-per-node), or ask for fewer GPUs (--gpus-per-node)"
         ]
     if used > cards > 0:
         return [
-            f"{tasks} processes on {host} share {_count(cards, 'card')}, and wait for each other: start {cards // cards_each} "
-            "(--ntasks-per-node), or ask for more cards (--gpus-per-node)"
+            f"{tasks} processes on {host} share {_count(cards, 'GPU')}, and wait for each other: start {cards // cards_each} "
+            "(--ntasks-per-node), or ask for more GPUs (--gpus-per-node)"
         ]
     return []
 

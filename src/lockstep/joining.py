@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import inspect
 import multiprocessing
 import secrets
 import sys
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 
@@ -41,10 +43,30 @@ from lockstep.team import Team
 from lockstep.threads import use_threads
 from lockstep.world import Environment, World, read_environment
 
+P = ParamSpec("P")
+
 _joined: Team | None = None
 _num_joined = 0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arguments(RunConfig):
+    """What ``join`` takes, for type checkers, editors and ``help()``: the settings are listed once, in ``RunConfig``."""
+
+    rank: int | None = None
+    world_size: int | None = None
+
+
+def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Team]], Callable[P, Team]]:
+    def sign(function: Callable[..., Team]) -> Callable[P, Team]:
+        signature = inspect.signature(arguments).replace(return_annotation="Team")
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return sign
+
+
+@_takes(_Arguments)
 def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
     """Join the run that this process was started for: alone, or one of many. Call it once, first thing.
 
@@ -55,10 +77,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         rank: which of the processes this is, where each was started by hand with a number of its own. None: the launcher
             has said it, or the variable RANK does.
         world_size: how many processes there are; given if and only if ``rank`` is.
-        settings: fields of ``RunConfig``: ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``,
-            ``device``, ``devices_per_process``, ``batch_dim``, ``backend``, ``init_method``, ``timeout_s``, ``run_dir``,
-            ``on_nan``, ``log_every``, ``find_unused_parameters``, ``progress``, ``workers``, ``trace``, ``trace_until``,
-            ``checkpoint_every``, ``keep``, ``fresh``, ``allow``.
+        settings: all others, each as ``RunConfig`` says of it.
 
     Raises:
         ConfigError: a setting cannot be meant, or cannot be had here.

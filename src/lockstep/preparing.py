@@ -33,6 +33,9 @@ from lockstep.sync.table import promises_bits
 if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
 
+Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
+"""What stays of its own type when it is prepared."""
+
 
 class Preparation:
     """Brings objects into the run, and keeps those whose state belongs to it.

@@ -122,7 +122,7 @@ class StopWatch:
             whose = f" by rank {rank}" if rank else ""
             say(
                 f"{number.name} received{whose}: the run is saved after this step and ends with status {REQUEUE_STATUS} "
-                "(start the same command again to go on); a second signal ends it at once."
+                "(start the same command again to resume); a second signal ends it at once."
             )
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
 
@@ -16,11 +16,18 @@ from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import default_group
 from lockstep.comm.spread import whole
 from lockstep.data.evaluation import Evaluation
+from lockstep.data.loader import PreparedLoader
 from lockstep.errors import PeerError, UsageError
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
+from lockstep.preparing import Kept
 from lockstep.stopping import say
+
+_A = TypeVar("_A", bound=Kept)
+_B = TypeVar("_B", bound=Kept)
+_C = TypeVar("_C", bound=Kept)
+_D = TypeVar("_D", bound=Kept)
 
 
 class Team(Collectives):
@@ -56,6 +63,29 @@ class Team(Collectives):
 
     # Preparing
 
+    # For type checkers: a loader becomes a PreparedLoader, all else stays what it is. Rarer orders are Any.
+    @overload
+    def prepare(self, one: _A, /) -> _A: ...
+    @overload
+    def prepare(self, loader: Iterable[Any], /) -> PreparedLoader: ...
+    @overload
+    def prepare(self, one: _A, two: _B, /) -> tuple[_A, _B]: ...
+    @overload
+    def prepare(self, one: _A, loader: Iterable[Any], /) -> tuple[_A, PreparedLoader]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, /) -> tuple[_A, _B, _C]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, loader: Iterable[Any], /) -> tuple[_A, _B, PreparedLoader]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, four: _D, /) -> tuple[_A, _B, _C, _D]: ...
+    @overload
+    def prepare(self, one: _A, two: _B, three: _C, loader: Iterable[Any], /) -> tuple[_A, _B, _C, PreparedLoader]: ...
+    @overload
+    def prepare(
+        self, one: _A, two: _B, three: _C, four: _D, loader: Iterable[Any], /
+    ) -> tuple[_A, _B, _C, _D, PreparedLoader]: ...
+    @overload
+    def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
     def prepare(self, *objects: Any) -> Any:
         """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
 
@@ -279,7 +309,8 @@ class Team(Collectives):
     def close(self) -> None:
         """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
 
-        Every rank must call it, unless the script has failed: then nothing is said to the others.
+        Every rank must call it, unless the script has failed: then nothing is said to the others. It waits for them if a
+        step was taken.
         """
         if self._closed:
             return

@@ -318,12 +318,12 @@ def test_without_a_choice_every_launcher_is_run_and_a_run_is_killed_and_resumed_
         "4 processes",
         "1 process, python",
         "2 processes, torchrun",
-        "1 process, going on where 4 processes were killed",
+        "1 process, resuming where 4 processes were killed",
     ]
     assert len({setting.slug for setting in found}) == 6
     assert [found.world_size for found in settings.expand((4,), (None,), None, None, resumes=True)] == [4, 1, 4, 1]
     alone = settings.expand((1,), (None,), None, None, resumes=True)
-    assert alone[-1].label == "1 process, going on where 1 process was killed"
+    assert alone[-1].label == "1 process, resuming where 1 process was killed"
 
 
 @pytest.mark.parametrize(

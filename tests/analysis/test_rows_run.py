@@ -179,7 +179,7 @@ def test_variables_of_an_outer_launcher_do_not_reach_the_rows(fake_script, tmp_p
 
 def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_threads_is_asked_for(tmp_path):
     (tmp_path / "show.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))")
-    start = start_under("python", num_processes=1, settings={"shards": 2}, script=tmp_path / "show.py", args=())
+    start = start_under("python", num_processes=1, settings={"shards": 2}, program=[str(tmp_path / "show.py")])
     run_to_end(start, log=tmp_path / "log", timeout_s=None, on_tick=lambda elapsed_s: None)
     seen = json.loads((tmp_path / "log").read_text())
     changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
@@ -190,7 +190,7 @@ def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_thr
 def test_a_run_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text("import subprocess, sys, time\n" + HANG.replace("journal()", f"open({str(tmp_path / 'go')!r}, 'w')"))
-    start = start_under("python", num_processes=1, settings={}, script=script, args=())
+    start = start_under("python", num_processes=1, settings={}, program=[str(script)])
     began = time.monotonic()
     ended = run_to_end(
         start,
@@ -235,7 +235,7 @@ def test_fewer_shards_than_processes_are_refused_before_anything_runs():
 
 def test_lockstep_run_gets_its_settings_as_flags():
     row = Row(number=1, method=Method(strategy="ddp", precision="bf16-mixed"), num_processes=2)
-    start = start_of(row, script=Path("s.py"), args=("--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run"))
+    start = start_of(row, program=("s.py", "--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run"))
     tail = start.command[start.command.index("run") :]
     flags = ("--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", "--run-dir=/out/run")
     assert tail == ("run", "--nproc-per-node=2", *flags, "s.py", "--lr", "1")

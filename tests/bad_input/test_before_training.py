@@ -53,7 +53,7 @@ def test_every_rank_is_told_what_cannot_work(crew, nproc, script, kind, words):
 
 def test_sync_batchnorm_is_for_cards(crew):
     told = crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
-    assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")] * 2
+    assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")] * 2
 
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):

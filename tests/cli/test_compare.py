@@ -52,13 +52,21 @@ def compare(capfd):
 
 
 def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_path):
-    done = compare(script, "--methods", "single@python", "--", "--epochs", "3")
+    done = compare("--methods", "single@python", script, "--epochs", "3")
     assert done.exit_code == 0, done.output
     assert "160" in done.output
     assert "[1/1] single@python ×1: 160 samples/s" in done.output
     (row,) = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
     assert row["command"][1:] == ["train.py", "--epochs", "3"]
     assert (tmp_path / "comparison" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_module_is_compared_as_python_runs_it(compare, script, tmp_path):
+    done = compare("--methods", "single@python", "-m", "train", "--epochs", "3")
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "comparison" / "results.json").read_text())
+    assert results["rows"][0]["command"][1:] == ["-m", "train", "--epochs", "3"]
+    assert (results["script"], results["is_module"], results["args"]) == ("train", True, ["--epochs", "3"])
 
 
 REAL = """
@@ -85,7 +93,7 @@ for epoch in team.epochs(2):
 def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_path):
     script, out = tmp_path / "real.py", tmp_path / "out"
     script.write_text(REAL)
-    done = compare(str(script), "--methods", "single,ddp", "--nproc", "2", "--out", str(out))
+    done = compare("--methods", "single,ddp", "--nproc", "2", "--out", str(out), str(script))
     assert done.exit_code == 0, done.output
     single, ddp = json.loads((out / "results.json").read_text())["rows"]
     assert (single["reason"], ddp["reason"]) == (None, None)
@@ -97,7 +105,7 @@ def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_p
 
 def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):
     for _ in range(2):
-        assert compare(script, "--methods", "single@python", "--out", "out").exit_code == 0
+        assert compare("--methods", "single@python", "--out", "out", script).exit_code == 0
     assert (tmp_path / "out" / "results.json").is_file()
     assert (tmp_path / "out-2" / "results.json").is_file()
 
@@ -111,7 +119,7 @@ def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compa
         return whole(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    done = compare(script, "--methods", "single@python")
+    done = compare("--methods", "single@python", script)
     assert done.exit_code == 0, done.output
     assert 'pip install "torch-lockstep[compare]"' in done.output
     assert (tmp_path / "comparison" / "results.json").is_file()
@@ -119,7 +127,7 @@ def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compa
 
 
 def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
-    failing = compare(script, "--methods", "single@python", "--timeout-per-method", "1", "--", "32-true")
+    failing = compare("--methods", "single@python", "--timeout-per-method", "1", script, "32-true")
     assert failing.exit_code == 1
     assert "did not end within 1 s" in failing.output
     assert "no method could be run" in failing.output
@@ -129,9 +137,9 @@ def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
     ("args", "said"),
     [
         (("missing.py",), "missing.py"),
-        (("train.py", "--methods", "warp"), "unknown method 'warp': choose one of single, ddp"),
-        (("train.py", "--nproc", "1,x"), "'x' is not a whole number"),
-        (("train.py", "--nproc", "4", "--shards", "2"), "--shards 4 or more"),
+        (("--methods", "warp", "train.py"), "unknown method 'warp': choose one of single, ddp"),
+        (("--nproc", "1,x", "train.py"), "'x' is not a whole number"),
+        (("--nproc", "4", "--shards", "2", "train.py"), "--shards 4 or more"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(compare, script, tmp_path, args, said):
@@ -143,7 +151,7 @@ def test_bad_input_is_refused_before_anything_is_written(compare, script, tmp_pa
 
 def test_the_help_names_every_method_and_shows_examples(compare):
     text = compare("--help").output
-    for word in ("single, ddp", "torchrun", "bf16-mixed", "Examples:", "train.py -- --epochs 3"):
+    for word in ("single, ddp", "torchrun", "bf16-mixed", "Examples:", "train.py --epochs 3"):
         assert word in text
 
 
@@ -151,7 +159,7 @@ def test_the_help_names_every_method_and_shows_examples(compare):
 def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, number):
     methods = "single@python,single@python+bf16-mixed"
     stopped = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "compare", script, "--methods", methods, "--", "bf16-mixed"],
+        [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", methods, script, "bf16-mixed"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -59,7 +59,7 @@ def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify
     assert re.search(r"\[3/6\] 1 process, python: 6 steps, .*, the same", done.output)
     assert re.search(r"\[4/6\] 2 processes, torchrun: 6 steps, .*, the same", done.output)
     killed = re.search(
-        r"\[5/6\] 1 process, going on where 2 processes were killed: from step (\d) on, .*, the same", done.output
+        r"\[5/6\] 1 process, resuming where 2 processes were killed: from step (\d) on, .*, the same", done.output
     )
     assert int(killed[1]) > 1
     assert re.search(
@@ -78,7 +78,7 @@ def test_what_the_script_fixes_itself_stays_and_what_cannot_be_verified_then_is_
     assert "the script cuts batches into 3 shards itself: so do all settings" in done.output
     assert done.results["shards"] == 3
     not_verified = done.output.partition("not verified:\n")[2].splitlines()
-    assert not_verified[0].startswith("  1 process, going on where 1 process was killed: the training was over before")
+    assert not_verified[0].startswith("  1 process, resuming where 1 process was killed: the training was over before")
 
 
 @pytest.mark.long
@@ -125,7 +125,7 @@ def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(ver
 def test_what_is_in_no_checkpoint_is_found_by_a_kill(verify):
     done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-one-device", "train.py", "not saved")
     assert done.exit_code == 1, done.output
-    assert "FAIL  1 process, going on where 2 processes were killed differs from 1 process" in done.output
+    assert "FAIL  1 process, resuming where 2 processes were killed differs from 1 process" in done.output
     assert "seen of layer 1" in done.output
     assert done.results["diagnosis"]["cause"] == "not saved"
 
@@ -162,6 +162,16 @@ def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verif
     done = verify("--world-sizes", "1", "show.py", "--epochs", "3", "--seed", "5", "--", "-x")
     assert "given ['--epochs', '3', '--seed', '5', '--', '-x']" in done.output
     assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
+
+
+@pytest.mark.parametrize("launcher", ["local", "python"])
+def test_a_module_is_verified_as_python_runs_it(verify, tmp_path, launcher):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "show.py").write_text("import sys\nraise SystemExit(f'given {__package__} {sys.argv[1:]}')")
+    done = verify("--world-sizes", "1", "--launchers", launcher, "-m", "package.show", "--epochs", "3")
+    assert "given package ['--epochs', '3']" in done.output
+    missing = verify("--world-sizes", "1", "-m", "package.missing")
+    assert (missing.exit_code, "package.missing" in missing.output) == (2, True)
 
 
 def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_path):

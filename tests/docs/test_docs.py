@@ -53,10 +53,10 @@ team.barrier()
 """
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
-    "compare examples/digits.py": ("digits.py", "digits.py -- --epochs 1"),
+    "compare examples/digits.py": ("digits.py", "digits.py --epochs 1"),
     "verify examples/digits.py": ("verify", "verify --world-sizes 1,2 --no-resume --launchers local"),
-    "compare examples/digits.py --methods single,single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,"
-    "single+bf16-true --threads 1 -- --epochs 2": ("--epochs 2", "--epochs 1"),
+    "compare --methods single,single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,"
+    "single+bf16-true --threads 1 examples/digits.py --epochs 2": ("--epochs 2", "--epochs 1"),
 }
 # mpirun does not like to be run by root, and these say that it may.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -182,6 +182,40 @@ def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(
     assert ended.outcome.failures[0].exit_status == 1
 
 
+@pytest.mark.parametrize(("rank", "place"), [(1, "after join"), (0, "after prepare"), (1, "after training")])
+def test_a_rank_that_left_a_run_before_the_others_is_named(run_script, tmp_path, rank, place):
+    ended = run_script(
+        f"""
+        import sys, torch, lockstep
+        team = lockstep.join()
+        def leave(place):
+            if team.rank == {rank} and place == {place!r}:
+                sys.exit(0)
+        leave("after join")
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(torch.ones(4, 1), 2))
+        leave("after prepare")
+        for batch in loader:
+            for x in batch.shards:
+                team.backward(model(x).sum())
+            optimizer.step()
+        leave("after training")
+        team.barrier()
+        """,
+        "--nproc",
+        "2",
+        "--timeout",
+        # Before a step has been taken nobody is waited for, so it is noticed at once.
+        "5" if place == "after training" else "600",
+        timeout=40,
+    )
+    assert ended.returncode == 1
+    place = f"{tmp_path}/script.py, line 6"
+    said = f"error: rank {rank} of 2 on {os.uname().nodename} ended first: it called sys.exit(0) in {place},"
+    assert said in ended.stderr, ended.stderr
+
+
 ABORT_IN_A_NATIVE_THREAD = """
 import ctypes, atexit, os, sys, time
 def abort():

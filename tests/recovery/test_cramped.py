@@ -73,7 +73,7 @@ def test_training_goes_on_and_a_checkpoint_is_written_as_soon_as_there_is_room(l
     assert "0" in failed(ended), told
     assert set.union(*failed(ended).values()) == {every}, told
     assert (NO_ROOM if how == "full" else "Read-only file system") in ended.err, told
-    assert "Training goes on without it (there is none before it); the next try is in 1 s." in ended.err, told
+    assert "Training continues without it (there is none before it); the next try is in 1 s." in ended.err, told
     # The next one would be due at twice the step: this one is the second try.
     retried, *others = written(disk / "run")
     assert end <= retried < 2 * every, told
@@ -81,7 +81,7 @@ def test_training_goes_on_and_a_checkpoint_is_written_as_soon_as_there_is_room(l
     assert lab.names(disk / "run")[0] == f"step-{NUM_STEPS:08d}"
     assert steps_of(disk / "run") == list(range(1, NUM_STEPS + 1)), told
     if how == "full":
-        assert f"events.jsonl cannot be written: [Errno 28] {NO_ROOM}. Training goes on" in ended.err, told
+        assert f"events.jsonl cannot be written: [Errno 28] {NO_ROOM}. Training continues" in ended.err, told
         assert "TensorBoard's files" in ended.err, told
 
 

@@ -89,7 +89,7 @@ def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
     DataParallelSync(1, 1, TWO).attach(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
     assert not recwarn.list
     with pytest.warns(
-        RuntimeWarning, match=r"on 2 cards BatchNorm \('1' of Sequential, say\).*depends on the number of cards"
+        RuntimeWarning, match=r"on 2 GPUs BatchNorm \('1' of Sequential, say\).*depends on the number of GPUs"
     ):
         DataParallelSync(1, 1, TWO).attach(model)
 

@@ -38,8 +38,8 @@ def _too_few_cores(comparison: Comparison, all_figures: list[Figures]) -> list[s
     on_cpu = all(figures.device != "cuda" for figures in all_figures)
     if most > 1 and cores == 1:
         return [
-            f"One core for all {most} processes: no speed-up can be expected, whatever the cards. (Measured like this, "
-            "CIFAR-10 on one card took 577 s in a published comparison, and DDP on four cards 1439 s.)"
+            f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs. (Measured like this, "
+            "CIFAR-10 on one GPU took 577 s in a published comparison, and DDP on four GPUs 1439 s.)"
         ]
     if on_cpu and most * threads > cores:
         return [
@@ -54,7 +54,7 @@ def _too_few_cores(comparison: Comparison, all_figures: list[Figures]) -> list[s
         ]
     if not on_cpu and most > cores:
         return [
-            f"{most} processes share {cores} cores: each needs one of its own to feed its card, and its loader workers more."
+            f"{most} processes share {cores} cores: each needs one of its own to feed its GPU, and its loader workers more."
         ]
     return []
 
@@ -99,5 +99,5 @@ def _slow_16_bit(comparison: Comparison) -> list[str]:
         return []
     return [
         f"{', '.join(slow)}: up to {max(factors)[0]:.1f} times slower than 32-true here, since this processor does it in "
-        "software. On a card that has such a format, it is the faster one."
+        "software. On a GPU that has such a format, it is the faster one."
     ]

@@ -27,7 +27,9 @@ class Task:
     command: tuple[str, ...] = ()
     """What the user typed, for the record."""
     script: Path
+    """Or, with ``is_module``, the name of a module."""
     args: tuple[str, ...] = ()
+    is_module: bool = False
     shards: int
     """One V for all runs: the answer depends on it."""
     threads: int | None = None
@@ -37,12 +39,18 @@ class Task:
     timeout_s: float | None = None
     """Of each run."""
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The script with its arguments, as they follow ``python`` on a command line."""
+        return (*(("-m",) if self.is_module else ()), str(self.script), *self.args)
+
     def as_json(self, directory: Path, machine: Machine) -> dict[str, Any]:
         """What every ``results.json`` begins with."""
         return {
             "schema": SCHEMA,
             "command": self.command,
             "script": str(self.script),
+            "is_module": self.is_module,
             "args": self.args,
             "directory": str(directory.resolve()),
             "shards": self.shards,

@@ -50,7 +50,7 @@ CAUSES = {
         sentence="state across shards: something is kept from one forward pass (or one sample) for the next, and which one "
         "that is depends on how the shards are shared out",
         remedy="compute it from the batch at hand alone; keep it in a registered buffer, which lockstep combines over the "
-        "shards once a step; or in team.per_shard(...), if it goes on from batch to batch",
+        "shards once a step; or in team.per_shard(...), if it continues from batch to batch",
         kinds=("state",),
     ),
     "data by rank": Cause(
@@ -80,7 +80,7 @@ CAUSES = {
         kinds=("rank",),
     ),
     "not saved": Cause(
-        sentence="something that the script keeps is in no checkpoint, so the run goes on without it",
+        sentence="something that the script keeps is in no checkpoint, so the run resumes without it",
         remedy="give it to team.register(name, thing); or keep it in a buffer of the model, in the optimizer, or in "
         "team.per_shard(...), which are saved",
         kinds=("kept", "state", "generator"),

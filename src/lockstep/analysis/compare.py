@@ -22,6 +22,7 @@ def plan(
     command: Sequence[str] = (),
     script: Path,
     args: Sequence[str] = (),
+    is_module: bool = False,
     methods: Sequence[Method],
     nprocs: Sequence[int],
     num_cores: int,
@@ -46,6 +47,7 @@ def plan(
         command=tuple(command),
         script=script,
         args=tuple(args),
+        is_module=is_module,
         rows=rows,
         shards=largest if shards is None else shards,
         threads=max(1, num_cores // largest) if threads is None else threads,
@@ -83,8 +85,7 @@ def _run_row(plan: Plan, row: Row, directory: Path, observer: Observer) -> RowRe
     run_dir = directory / "runs" / row.slug
     start = runner.start_of(
         row,
-        script=plan.script,
-        args=plan.args,
+        program=plan.program,
         shards=plan.shards,
         threads=plan.threads,
         seed=plan.seed,

@@ -45,7 +45,7 @@ def draw(comparison: Comparison) -> Path:
     _bars(time, comparison, lambda figures: figures.epoch_s, lambda figures: _time_label(comparison, figures))
     _bars(utilisation, comparison, lambda figures: figures.utilisation, lambda figures: table.percent(figures.utilisation))
     _bars(memory, comparison, _gigabytes, lambda figures: table.size(figures.peak_bytes))
-    unit = "card" if on_card else "all cores"
+    unit = "GPU" if on_card else "all cores"
     time.set(title="Time per epoch (less is better)", xlabel="s (in brackets: speed-up)")
     utilisation.set(title=f"{'GPU' if on_card else 'CPU'} utilisation", xlabel=f"% of {unit}")
     utilisation.set_xlim(0, 122)

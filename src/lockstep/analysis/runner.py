@@ -49,9 +49,7 @@ class Start:
     """More environment variables for it."""
 
 
-def start_of(
-    row: Row, *, script: Path, args: Sequence[str], shards: int, threads: int, seed: int | None, run_dir: Path
-) -> Start:
+def start_of(row: Row, *, program: Sequence[str], shards: int, threads: int, seed: int | None, run_dir: Path) -> Start:
     """The command of a row. Pure, but for a look at where ``lockstep`` is installed.
 
     Settings that the user did not ask for (a seed) are not passed, so that the script's own stay in force.
@@ -69,8 +67,7 @@ def start_of(
         row.method.launcher,
         num_processes=row.num_processes,
         settings=settings,
-        script=script,
-        args=args,
+        program=program,
         threads=threads,
     )
 
@@ -80,16 +77,16 @@ def start_under(
     *,
     num_processes: int,
     settings: Mapping[str, object],
-    script: Path,
-    args: Sequence[str],
+    program: Sequence[str],
     threads: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Start:
-    """The command that runs a script under a launcher (one of ``methods.LAUNCHERS``) with these fields of ``RunConfig``."""
+    """The command that runs a program (see ``Task.program``) under a launcher (one of ``methods.LAUNCHERS``) with these fields
+    of ``RunConfig``."""
     count = f"--nproc-per-node={num_processes}"
     if launcher == "lockstep":
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        command = (*_program("lockstep", "lockstep.cli.main"), "run", count, *flags, str(script), *args)
+        command = (*_program("lockstep", "lockstep.cli.main"), "run", count, *flags, *program)
         return Start(command=command, settings={}, threads=threads, variables=variables or {})
     # --standalone picks a free port, so that two runs on one machine cannot meet each other.
     python = {
@@ -102,7 +99,7 @@ def start_under(
         ),
     }[launcher]
     variables = {**(_OPEN_MPI if launcher == "mpirun" else {}), **(variables or {})}
-    return Start(command=(*python, str(script), *args), settings=settings, threads=threads, variables=variables)
+    return Start(command=(*python, *program), settings=settings, threads=threads, variables=variables)
 
 
 def _program(name: str, module: str) -> tuple[str, ...]:

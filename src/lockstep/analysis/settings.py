@@ -36,7 +36,7 @@ class Setting:
         if self.launcher != "local":
             words.append(self.launcher)
         if self.killed_at is not None:
-            words.append(f"going on where {_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed")
+            words.append(f"resuming where {_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed")
         return ", ".join(words)
 
     @property

@@ -108,8 +108,7 @@ class _Verifier:
                 **{name: value for name, value in given.items() if value is not None},
                 **settings,
             },
-            script=plan.script,
-            args=plan.args,
+            program=plan.program,
             variables=variables,
         )
         return attempt(

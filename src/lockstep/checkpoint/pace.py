@@ -2,7 +2,8 @@
 
 A number of steps needs no talking. A time does, and so does a rank whose disk is full and wants to try again, or one that was
 asked to stop (see ``lockstep.stopping``): so now and then, about twice a second, the ranks exchange a few numbers. Each
-exchange also settles at which step the next one is.
+exchange also settles at which step the next one is. While a checkpoint waits for the one before it to be written, it is the
+next step; and if others fall due meanwhile, it stands for them all.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class Pace:
             return False, False
         numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), asked]
         due, busy, failed, num_steps, self.asked = self._exchange(numbers)
-        self._next_exchange = step + num_steps
         self._failed = False
         self._due = bool(due)
+        # One that is due while the last one is written is cut at the first step after which no rank writes any more.
+        self._next_exchange = step + (1 if due and busy else num_steps)
         return self.asked > 0 or (self._due and not busy), bool(failed)
 
     def ask(self, asked: int) -> bool:

@@ -13,6 +13,12 @@ from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SETTINGS_OF_CLICK = {
+    "allow_interspersed_args": False,  # what follows the script is its own
+    "max_content_width": 120,
+    "help_option_names": ["-h", "--help"],
+}
+
 
 def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[F], F]:
     """The arguments and options of every verb that runs a script again and again.
@@ -26,8 +32,9 @@ def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeou
     """
     name, _, then = timeout.partition(": ")
     options = (
-        click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+        click.argument("script", type=click.Path(path_type=Path)),
         click.argument("args", nargs=-1, type=click.UNPROCESSED),
+        click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m."),
         click.option(
             "--shards",
             type=click.IntRange(min=1),

@@ -12,29 +12,31 @@ from rich.console import Console
 from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.attempts import counted, new_directory
 from lockstep.analysis.results import Comparison
-from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
+from lockstep.launch.program import find_script
 
 _EPILOG = """
 \b
 Examples:
   lockstep compare train.py
       every method this machine can run
-  lockstep compare train.py --methods single,ddp,ddp+bf16-mixed --nproc 2,4
+  lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
       three methods, ddp with 2 and with 4 processes: five rows
-  lockstep compare train.py --methods ddp,ddp@torchrun --timeout-per-method 600
-      the same method under two launchers
-  lockstep compare train.py -- --epochs 3 --data /data/cifar10
-      what follows -- goes to the script
+  lockstep compare --methods ddp,ddp@torchrun --timeout-per-method 600 -m package.train
+      the same method under two launchers, of a module
+  lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
+      what follows the script is its own
 """
 
 
 @click.command(
     "compare",
     epilog=_EPILOG,
-    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS_OF_CLICK,
+    options_metavar="[OPTIONS]",
 )
 @click.option(
     "--methods",
@@ -47,18 +49,19 @@ Examples:
     "--nproc",
     metavar="N,N,...",
     help="Numbers of processes of every method but single and dp, which have one.  "
-    "[default: 2, 4, 8, ... up to the number of cards; without several, 2, and 4 where there are 4 cores]",
+    "[default: 2, 4, 8, ... up to the number of GPUs; without several, 2, and 4 where there are 4 cores]",
 )
 @options_of_attempts(
     run="row",
     out="comparison",
     shards="the largest number of processes",
     threads="the cores divided by the largest number of processes",
-    timeout="--timeout-per-method: Stop a row that takes longer, and go on with the next.",
+    timeout="--timeout-per-method: Stop a row that takes longer, and continue with the next.",
 )
 def command(
     script: Path,
     args: tuple[str, ...],
+    is_module: bool,
     method_names: str | None,
     nproc: str | None,
     shards: int | None,
@@ -67,30 +70,33 @@ def command(
     out: Path,
     timeout_s: float | None,
 ) -> None:
-    """Run SCRIPT under several methods, one after another, and compare them.
+    """Run SCRIPT with ARGS under several methods, one after another, and compare them.
 
     Prints a table of speed (seconds per epoch, samples a second, speed-up, efficiency), use of the machine (cores or
-    cards, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
+    GPUs, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
     the same as results.json and comparison.png, and the directory and output of every run.
 
-    SCRIPT is one that calls lockstep.join(). All rows get the same global batch, shards, threads and seed, so that
-    they compute the same thing; a method that cannot run here is a row that says why.
+    SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. All rows get the same
+    global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here is a row
+    that says why.
 
     \b
     A method is strategy[@launcher][+precision]:
-      strategy   single, ddp, exact, fsdp, dp (cards only), horovod (where it is
+      strategy   single, ddp, exact, fsdp, dp (GPUs only), horovod (where it is
                  installed)
       launcher   lockstep (if none is named), torchrun, python (single and dp only),
                  mpirun, horovodrun (where they are installed)
       precision  32-true (if none is named), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
+    find_script(str(script), is_module=is_module)
     cores, cards = num_cores(), num_cards_here()
     found = machine.find_components(num_cards=cards)
     plan = compare.plan(
         command=sys.argv,
         script=script,
         args=args,
+        is_module=is_module,
         methods=methods.parse_methods(method_names or ",".join(methods.default_methods(found))),
         nprocs=(methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
         num_cores=cores,

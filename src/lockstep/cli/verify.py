@@ -12,10 +12,11 @@ from lockstep.analysis import machine, settings, verdict
 from lockstep.analysis.attempts import counted, new_directory
 from lockstep.analysis.verification import Plan
 from lockstep.analysis.verify import verify
-from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.cards import num_cards_here
+from lockstep.launch.program import find_script
 
 _EPILOG = """
 \b
@@ -26,8 +27,8 @@ Examples:
       sixteen settings: every number of processes, with and without loader workers, under both launchers
   lockstep verify --world-sizes 2 --workers 0,4 --no-resume --no-one-device train.py
       only whether the number of loader workers matters
-  lockstep verify --shards 8 train.py
-      the answer of 8 shards
+  lockstep verify --shards 8 -m package.train
+      the answer of 8 shards, of a module
 
 Verify a short training (a few steps are enough to find most causes): every weight is read in every step.
 The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script) cannot be meant, 130 after Ctrl-C.
@@ -37,11 +38,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 @click.command(
     "verify",
     epilog=_EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "max_content_width": 120,
-        "help_option_names": ["-h", "--help"],
-    },
+    context_settings=SETTINGS_OF_CLICK,
     options_metavar="[OPTIONS]",
 )
 @click.option(
@@ -49,7 +46,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     "--nproc",
     "world_sizes",
     metavar="N,N,...",
-    help="Numbers of processes.  [default: 1, 2 and 4; no more than twice the cores, and than the cards if there are several]",
+    help="Numbers of processes.  [default: 1, 2 and 4; no more than twice the cores, and than the GPUs if there are several]",
 )
 @click.option("--workers", metavar="N,N,...", help="Loader workers of each process.  [default: as the script has them]")
 @click.option(
@@ -62,7 +59,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     "--resume/--no-resume",
     "resumes",
     default=True,
-    help="Kill a run, and go on with it at another number of processes.  [default: yes]",
+    help="Kill a run, and resume it at another number of processes.  [default: yes]",
 )
 @click.option(
     "--one-device/--no-one-device",
@@ -79,6 +76,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 def command(
     script: Path,
     args: tuple[str, ...],
+    is_module: bool,
     world_sizes: str | None,
     workers: str | None,
     launchers: str | None,
@@ -93,7 +91,7 @@ def command(
     """Run SCRIPT with ARGS under several settings, and show that it computes the same, to the bit, in all of them.
 
     A setting is a number of processes, a number of loader workers, and a launcher; the last one is a run that is killed and
-    gone on with. They are compared step by step: the samples used (each once, and how many each process did), losses,
+    resumed. They are compared step by step: the samples used (each once, and how many each process did), losses,
     gradients and their norms, and digests of weights, buffers and optimizer state; and weights must have moved. Nothing else
     is set: SCRIPT runs in the environment that you have.
 
@@ -104,6 +102,7 @@ def command(
     SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. DIR holds every run's output
     and trace, and results.json.
     """
+    find_script(str(script), is_module=is_module)
     cores, cards = num_cores(), num_cards_here()
     sizes = (
         settings.default_world_sizes(num_cores=cores, num_cards=cards)
@@ -115,6 +114,7 @@ def command(
         command=("lockstep", *sys.argv[1:]),
         script=script,
         args=args,
+        is_module=is_module,
         settings=settings.expand(
             sizes, settings.parse_workers(workers), settings.parse_launchers(launchers), shards, resumes=resumes
         ),

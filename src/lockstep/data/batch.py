@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
@@ -125,10 +125,12 @@ class Batch:
     def __bool__(self) -> bool:
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.refuse(f"batch.{name}")
+    if not TYPE_CHECKING:  # for type checkers there are no such attributes either
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            self.refuse(f"batch.{name}")
 
     def refuse(self, what: str) -> NoReturn:
         """Say that this is no sample.

@@ -19,7 +19,13 @@ from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError
 _LAUNCH_DIR = str(Path(__file__).parent)
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
-_CONSEQUENCE_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_CONSEQUENCE_TEXTS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+)
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
 
@@ -262,9 +268,9 @@ def early_end(
         ranks: of its workers.
         without_failure: the processes that have ended with status 0, with the time when that was seen.
     """
-    if not found or not all(_may_be_echo(failure) for failure in found):
-        return None
     ends = marked_ends(private_dir, ranks)
+    if not found or not all(_may_be_echo(failure, ends) for failure in found):
+        return None
     if len(ends) == len(ranks):  # all programs came to their end, and leaving went wrong
         return None
     known = {rank: end for rank, end in ends.items() if end[0] < found[0].time_s}
@@ -288,7 +294,9 @@ def marked_ends(private_dir: str, ranks: Collection[int]) -> dict[int, tuple[flo
     return ends
 
 
-def _may_be_echo(failure: Failure) -> bool:
+def _may_be_echo(failure: Failure, ends: Collection[int]) -> bool:
+    if failure.rank in ends and not failure.kind and failure.exit_status == 1:
+        return True  # it waited for the others in its exit handlers, in vain
     # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
     # thread that was running only if it is one of Python's.
     is_native = failure.kind == "SIGABRT" and "Current thread" not in failure.text

@@ -46,7 +46,7 @@ def launch(
         fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
             ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
-        nproc: Number of processes; None: one for each CUDA card (or so many as
+        nproc: Number of processes; None: one for each CUDA GPU (or so many as
             ``devices_per_process`` says), or one.
         max_restarts: How many times all processes are started again, at most, when one has failed. Standard error tells of
             each time.

@@ -83,7 +83,7 @@ class EventWriter:
         except OSError as error:
             if not self._has_warned:
                 _warn(
-                    f"{self._path} cannot be written: {error}. Training goes on, and the lines wait in memory until it can"
+                    f"{self._path} cannot be written: {error}. Training continues, and the lines wait in memory until it can"
                 )
             self._has_warned = True
         else:

@@ -50,8 +50,8 @@ class Journal:
             self._close_board()
             self._board_rests_until = time.monotonic() + _BOARD_REST_S
             print(
-                f"lockstep: WARNING: TensorBoard's files in {self._run_dir} cannot be written: {error}. Training goes on; what "
-                f"is measured meanwhile goes to events.jsonl alone, and the next try is in {_BOARD_REST_S:.0f} s.",
+                f"lockstep: WARNING: TensorBoard's files in {self._run_dir} cannot be written: {error}. Training continues; "
+                f"what is measured meanwhile goes to events.jsonl alone, and the next try is in {_BOARD_REST_S:.0f} s.",
                 file=sys.stderr,
                 flush=True,
             )

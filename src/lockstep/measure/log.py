@@ -74,6 +74,8 @@ class MetricLog(Listener):
         self._current: _Step | None = None
         self._closed: list[_Step] = []
         self._under_way: deque[_Window] = deque()
+        self._has_begun = False
+        """Whether a step has ended: until then all values are common, and nobody is waited for."""
 
     def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
         """Note values. Local; a value on a GPU stays there.
@@ -113,6 +115,7 @@ class MetricLog(Listener):
 
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""
+        self._has_begun = True
         self._close_step()
 
     def _close_step(self) -> None:
@@ -127,10 +130,7 @@ class MetricLog(Listener):
     def tick(self, step: int) -> None:
         """See Listener. Exchanges, if it is time, and does not wait."""
         if self._world_size == 1 and self._on_cpu():
-            steps, self._closed = self._closed, []
-            for done in steps:
-                values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
-                self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
+            self._write_alone()
         elif step % self._every == 0:
             self._advance()
             self._close_window()
@@ -138,9 +138,18 @@ class MetricLog(Listener):
     def flush(self) -> None:
         """See Listener."""
         self._close_step()
+        if not self._has_begun:
+            self._write_alone()
+            return
         self._close_window()
         while self._under_way:
             self._advance()
+
+    def _write_alone(self) -> None:
+        steps, self._closed = self._closed, []
+        for done in steps:
+            values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
+            self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
 
     def _on_cpu(self) -> bool:
         if self._under_way:

@@ -90,6 +90,6 @@ class NanWatch(Listener):
         if self._policy == "stop":
             raise LossError(
                 f"{what}: the weights would be NaN from then on. Look at the data of that step and the learning rate; "
-                "to go on regardless, join(on_nan='warn') or --on-nan warn."
+                "to continue regardless, join(on_nan='warn') or --on-nan warn."
             )
         warnings.warn(f"lockstep: {what}", RuntimeWarning, stacklevel=2)

@@ -93,10 +93,10 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
             raise ModelError(
                 f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with shards= the answer must "
                 "not depend on how many there are, so every shard has its own statistics. Use BatchNorm (over a shard's "
-                "samples) or GroupNorm, or leave shards= out and use strategy='ddp' on cards."
+                "samples) or GroupNorm, or leave shards= out and use strategy='ddp' on GPUs."
             )
         if on_cpu:
-            raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on cards only: use BatchNorm on the CPU")
+            raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")
         if num_shards != world_size:
             raise ModelError(
                 f"layer {name!r} is SyncBatchNorm, which takes its statistics over processes: with {num_shards} shards on "

@@ -34,7 +34,7 @@ def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
     if _NO_KERNEL.search(said):
         raise ModelError(
             f"{_where(error, model)} uses an operation that PyTorch does not have in 16 bits on this device ({said}), with "
-            f"precision={precision.name!r}. Compute it in float32 there, and go on as before: "
+            f"precision={precision.name!r}. Compute it in float32 there, and continue as before: "
             "`x = operation(x.float()).to(x.dtype)`; or use precision='32-true'."
         ) from error
     if precision.reach is not Reach.OPERATIONS and _MIXED_UP.search(said) and _NARROW.search(said):

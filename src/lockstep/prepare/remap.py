@@ -21,7 +21,7 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
     if used:
         raise UsageError(
             f"{type(optimizer).__name__} has taken steps before prepare(): it has state for {used} of its {len(known)} "
-            "parameters, and strategy='fsdp' deals parameters out to the processes. Make the optimizer anew, or go on from a "
+            "parameters, and strategy='fsdp' deals parameters out to the processes. Make the optimizer anew, or resume from a "
             "checkpoint of the run (any strategy's), which has that state."
         )
     for group in optimizer.param_groups:

@@ -132,7 +132,7 @@ class Restorer:
         allowed = f" To resume all the same, with another answer: --allow {allowable}." if allowable else ""
         raise MismatchError(
             f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was cut: the run "
-            f"cannot go on as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
+            f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
             + allowed
         )
 

@@ -159,12 +159,12 @@ class Saver(Listener):
         saved = step == 0 or self._cut_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=asked_rank, saved=saved)
         if self._is_main and saved:
-            say(f"run {self._store.run_dir} is saved after step {step}. The same command goes on with it.")
+            say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it.")
         elif self._is_main:
             newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
             say(
                 f"run {self._store.run_dir} could NOT be saved after step {step}, and ends with status {UNSAVED_STATUS}. When "
-                f"there is room, the same command goes on from {newest}."
+                f"there is room, the same command resumes from {newest}."
             )
         status = REQUEUE_STATUS if saved else UNSAVED_STATUS
         self._stop_watch.settle(status)
@@ -285,7 +285,7 @@ class Saver(Listener):
         newest = f"the one of step {self._last_sound} stays the newest"
         _print(
             f"rank {self._collectives.rank} could not write {what} of step {result.manifest.step} in {self._store.run_dir}: "
-            f"{result.error}. Training goes on without it ({newest if self._last_sound else 'there is none before it'}); the "
+            f"{result.error}. Training continues without it ({newest if self._last_sound else 'there is none before it'}); the "
             f"next try is in {retry_s:.0f} s."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
@@ -335,12 +335,13 @@ class Saver(Listener):
             self._writer.close()
 
     def _cut_last(self, position: Position, step: int, epoch: int) -> None:
-        if self._pace.is_off or step == 0:  # nothing was trained
-            self.settle()
+        if self._pace.is_off or step == 0:  # nothing but the best weights can be under way, which rank 0 writes alone
+            self._writer.wait()
+            self._read_results()
             return
         if not self._cut_for_good(position, step, epoch, finished=True) and self._is_main:
             _print(
-                f"the end of the run could not be saved in {self._store.directory}. The same command goes on from the newest "
+                f"the end of the run could not be saved in {self._store.directory}. The same command resumes from the newest "
                 "checkpoint when there is room."
             )
 

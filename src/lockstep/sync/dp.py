@@ -29,12 +29,12 @@ def check_dp(world_size: int, *, on_cards: bool) -> None:
     """
     if world_size > 1:
         raise ConfigError(
-            f"strategy='dp' is one process that drives all cards, and there are {world_size}: each would train a model of its "
-            "own. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each card."
+            f"strategy='dp' is one process that drives all GPUs, and there are {world_size}: each would train a model of its "
+            "own. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each GPU."
         )
     if not on_cards:
         raise ConfigError(
-            "strategy='dp' is torch.nn.DataParallel, which spreads a batch over CUDA cards, and this process is on the CPU: "
+            "strategy='dp' is torch.nn.DataParallel, which spreads a batch over CUDA GPUs, and this process is on the CPU: "
             "use strategy='single', or several processes with strategy='ddp' (lockstep run --nproc-per-node 2)."
         )
 
@@ -103,15 +103,15 @@ def _check_copies(model: nn.Module, num_cards: int) -> None:
         if hasattr(module, "_orig_mod"):
             where = f"layer {name!r} of {kind}" if name else kind
             raise ModelError(
-                f"{where} is compiled, and strategy='dp' copies models to {num_cards} cards: compiled code stays bound to the "
-                "weights on the first. Use strategy='ddp' with a process for each card, leave torch.compile out, or use one "
-                "card (--devices-per-process 1)."
+                f"{where} is compiled, and strategy='dp' copies models to {num_cards} GPUs: compiled code stays bound to the "
+                "weights on the first. Use strategy='ddp' with a process for each GPU, leave torch.compile out, or use one "
+                "GPU (--devices-per-process 1)."
             )
     norms = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
     if norms:
         warnings.warn(
-            f"lockstep: with strategy='dp' on {num_cards} cards BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
-            "over each card's part of a shard, and keeps those of the first card: the answer depends on the number of cards. "
+            f"lockstep: with strategy='dp' on {num_cards} GPUs BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
+            "over each GPU's part of a shard, and keeps those of the first GPU: the answer depends on the number of GPUs. "
             f"strategy='ddp' with shards={num_cards} combines them all.",
             RuntimeWarning,
             stacklevel=2,
