@@ -256,14 +256,14 @@ class Trainer:
 
 
 def leave_out(how, **settings):
-    """Train with an optimizer, a schedule and an average, of which some are no part of the run."""
+    """Train with an optimizer, a schedule, an average and a loss scaler, of which some are no part of the run."""
     with lockstep.join(**settings) as team:
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 1)
         schedule = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 3), constant])
-        average = AveragedModel(model)
-        everything = [optimizer, schedule, average]
+        average, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
+        everything = [optimizer, schedule, average, scaler]
         kept = [one for one in everything if how == "prepared" or type(one).__name__ == how]
         model, loader, *_ = team.prepare(model, DataLoader(numbers(16), 4), *kept)
         if how == "registered":
@@ -272,8 +272,9 @@ def leave_out(how, **settings):
         for _ in team.epochs(2):
             for batch in loader:
                 for (inputs,) in batch.shards:
-                    team.backward(model(inputs).mean())
-                optimizer.step()
+                    team.backward(scaler.scale(model(inputs).mean()))
+                scaler.step(optimizer)
+                scaler.update()
                 other.step()
                 optimizer.zero_grad()
                 average.update_parameters(model)

@@ -135,14 +135,15 @@ def test_ranks_that_read_the_same_data_are_left_in_peace(crew, name, workers):
 
 
 AVERAGES = "AveragedModel averages weights"
+SCALERS = "GradScaler scales losses"
 SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
 
 
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ("nothing", [AVERAGES, SCHEDULES, "SGD acts on prepared parameters"]),
-        ("SGD", [AVERAGES, SCHEDULES]),
+        ("nothing", [AVERAGES, SCHEDULES, SCALERS, "SGD acts on prepared parameters"]),
+        ("SGD", [AVERAGES, SCHEDULES, SCALERS]),
         ("prepared", []),
         ("registered", []),
     ],

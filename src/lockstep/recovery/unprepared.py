@@ -1,7 +1,8 @@
 """What acts on the run's parameters without being part of the run: right while it trains, and in none of its checkpoints.
 
-It is said once for each, when it acts for the first time in a step: optimizers, whose steps all come by the loop; schedules and
-averages, which nothing tells of, and which are therefore looked for among the objects of the process, at the first step.
+It is said once for each, when it acts for the first time in a step: optimizers, whose steps all come by the loop; schedules,
+averages and loss scalers, which nothing tells of, and which are therefore looked for among the objects of the process, at the
+first step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -40,14 +42,14 @@ class Unprepared(Listener):
         self._speaks = speaks
         self._has_looked = False
         self._seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """How far each schedule and average had come when it was found; None, as for optimizers: it has been judged."""
+        """How far each schedule, average and scaler had come when it was found; None, as for optimizers: it has been judged."""
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
         if self._speaks and not self._has_looked:
             self._has_looked = True  # once: it takes some 80 ms
             # isinstance() would take ten times as long, and ask proxies.
-            kinds = _with_subclasses(LRScheduler, AveragedModel)
+            kinds = _with_subclasses(LRScheduler, AveragedModel, GradScaler)
             for thing in [one for one in gc.get_objects() if type(one) in kinds]:
                 self._seen[thing] = _progress(thing)
 
@@ -74,12 +76,11 @@ class Unprepared(Listener):
         moved = [thing for thing, before in self._seen.items() if before is not None and _progress(thing) != before]
         for thing in moved:
             self._seen[thing] = None
-            optimizer = getattr(thing, "optimizer", None)  # an average has none
-            acts = isinstance(thing, AveragedModel) or (isinstance(optimizer, Optimizer) and self._trains(optimizer))
+            optimizer = getattr(thing, "optimizer", None)  # a schedule's
+            acts = optimizer is None or self._trains(optimizer)
             is_part = id(thing) in _ids_in([_parts(other) for other in moved])
             if acts and not is_part and not self._is_kept(thing):
-                what = "averages weights" if optimizer is None else "acts on the optimizer of prepared parameters"
-                self._tell(f"{type(thing).__name__} {what}")
+                self._tell(f"{type(thing).__name__} {_what(thing)}")
 
     def _is_kept(self, thing: Any) -> bool:
         registered = [content.thing for content in self._state.registered.values()]
@@ -103,7 +104,15 @@ def _with_subclasses(*kinds: type) -> set[type]:
 
 
 def _progress(thing: Any) -> Any:
+    if isinstance(thing, GradScaler):
+        return thing.state_dict()
     return version(thing.n_averaged) if isinstance(thing, AveragedModel) else progress_of(thing)
+
+
+def _what(thing: Any) -> str:
+    if isinstance(thing, GradScaler):
+        return "scales losses"
+    return "averages weights" if isinstance(thing, AveragedModel) else "acts on the optimizer of prepared parameters"
 
 
 def _parts(thing: Any) -> Iterable[Any]:
