@@ -86,9 +86,8 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is under way."""
-        with self._changed:
-            return self._state.job is not None
+        """Whether a job is under way. Quick: it is asked for after every step."""
+        return self._state.job is not None
 
     @property
     def has_results(self) -> bool:

@@ -77,11 +77,6 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def trace_exists(run_dir: Path) -> bool:
-    """Whether a traced run was joined in this directory."""
-    return (run_dir / DIRECTORY / "rank-0.jsonl").is_file()
-
-
 def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
     """The lines of every rank, in rank order. A line cut short is left out.
 
