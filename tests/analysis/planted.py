@@ -53,13 +53,16 @@ class Stream(IterableDataset):
         self.fault = fault
 
     def __iter__(self):
+        # The first global batch is whole: what the ranks read of it is compared where they read it.
+        noise, first, every = np.random.default_rng(0), 0, 1
+        for index in range(8):
+            yield self.numbers[index]
         if self.fault == "seeded by rank":
             noise = np.random.default_rng(self.team.rank)  # PLANT
-        first, every = 0, 1
         if self.fault == "split by rank":
             first, every = self.team.rank, self.team.world_size  # PLANT
-        for index in range(first, 16, every):
-            x, y = self.numbers[index]
+        for index in range(8 + first, 8 + 8 * every, every):
+            x, y = self.numbers[index % 16]
             yield (x + noise.normal(), y) if self.fault == "seeded by rank" else (x, y)
 
 
