@@ -33,7 +33,7 @@ def run(name, *options, timeout=100):
 
 
 NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
 @pytest.mark.parametrize("name", ["startup", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
@@ -43,6 +43,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", ["two_hosts", "host_loss"])
 @pytest.mark.usefixtures("hosts")
@@ -64,6 +65,7 @@ def test_a_benchmark_between_hosts_ends_in_one_json_object(name, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.usefixtures("hosts")
 def test_a_host_loss_that_nobody_survives_in_time_is_counted_and_no_time_is_invented(tmp_path):
     done = run("host_loss", "--quick", "--rounds", "1", "--limit", "1", "--dir", str(tmp_path))
@@ -124,6 +126,7 @@ def test_without_a_card_nothing_is_said_of_cards(monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_contenders_of_resnet50_learn_the_same(tmp_path):
     losses = []
     for contender in ("by-hand", "lockstep"):

@@ -17,6 +17,7 @@ def test_a_run_killed_at_random_uses_every_sample_once_and_ends_with_the_digest_
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(1200)
 def test_a_few_runs_killed_up_to_three_times_lose_nothing_either():
     tally, expected = Tally(), {}
