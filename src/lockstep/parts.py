@@ -243,7 +243,6 @@ class Parts:
     def close(self, step: int, *, failed: bool) -> None:
         """Let go of everything. Local."""
         self._optimizer_hook.remove()
-        self.stop_watch.end()
         self.journal.close()
         if self.place.lock is not None:
             self.place.lock.release()

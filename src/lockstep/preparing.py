@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import amp, nn
@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # imported where a run is traced
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """What stays of its own type when it is prepared."""
+A = TypeVar("A", bound=Kept)
+B = TypeVar("B", bound=Kept)
+C = TypeVar("C", bound=Kept)
+D = TypeVar("D", bound=Kept)
 
 
 class Preparation:

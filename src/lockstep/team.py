@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torch import Tensor, nn
 
@@ -21,13 +21,8 @@ from lockstep.errors import PeerError, UsageError
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
-from lockstep.preparing import Kept
+from lockstep.preparing import A, B, C, D, Kept
 from lockstep.stopping import say
-
-_A = TypeVar("_A", bound=Kept)
-_B = TypeVar("_B", bound=Kept)
-_C = TypeVar("_C", bound=Kept)
-_D = TypeVar("_D", bound=Kept)
 
 
 class Team(Collectives):
@@ -65,25 +60,23 @@ class Team(Collectives):
 
     # For type checkers: a loader becomes a PreparedLoader, all else stays what it is. Rarer orders are Any.
     @overload
-    def prepare(self, one: _A, /) -> _A: ...
+    def prepare(self, one: A, /) -> A: ...
     @overload
     def prepare(self, loader: Iterable[Any], /) -> PreparedLoader: ...
     @overload
-    def prepare(self, one: _A, two: _B, /) -> tuple[_A, _B]: ...
+    def prepare(self, one: A, two: B, /) -> tuple[A, B]: ...
     @overload
-    def prepare(self, one: _A, loader: Iterable[Any], /) -> tuple[_A, PreparedLoader]: ...
+    def prepare(self, one: A, loader: Iterable[Any], /) -> tuple[A, PreparedLoader]: ...
     @overload
-    def prepare(self, one: _A, two: _B, three: _C, /) -> tuple[_A, _B, _C]: ...
+    def prepare(self, one: A, two: B, three: C, /) -> tuple[A, B, C]: ...
     @overload
-    def prepare(self, one: _A, two: _B, loader: Iterable[Any], /) -> tuple[_A, _B, PreparedLoader]: ...
+    def prepare(self, one: A, two: B, loader: Iterable[Any], /) -> tuple[A, B, PreparedLoader]: ...
     @overload
-    def prepare(self, one: _A, two: _B, three: _C, four: _D, /) -> tuple[_A, _B, _C, _D]: ...
+    def prepare(self, one: A, two: B, three: C, four: D, /) -> tuple[A, B, C, D]: ...
     @overload
-    def prepare(self, one: _A, two: _B, three: _C, loader: Iterable[Any], /) -> tuple[_A, _B, _C, PreparedLoader]: ...
+    def prepare(self, one: A, two: B, three: C, loader: Iterable[Any], /) -> tuple[A, B, C, PreparedLoader]: ...
     @overload
-    def prepare(
-        self, one: _A, two: _B, three: _C, four: _D, loader: Iterable[Any], /
-    ) -> tuple[_A, _B, _C, _D, PreparedLoader]: ...
+    def prepare(self, one: A, two: B, three: C, four: D, loader: Iterable[Any], /) -> tuple[A, B, C, D, PreparedLoader]: ...
     @overload
     def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
     def prepare(self, *objects: Any) -> Any:
@@ -312,6 +305,9 @@ class Team(Collectives):
         Every rank must call it, unless the script has failed: then nothing is said to the others. It waits for them if a
         step was taken.
         """
+        self._close(at_exit=False)
+
+    def _close(self, *, at_exit: bool) -> None:
         if self._closed:
             return
         self._closed = True
@@ -327,13 +323,15 @@ class Team(Collectives):
                 if self._parts.stop_watch.received is not None and self.is_main:
                     say("the run came to its end, and need not be started again.")
         finally:
+            if failed or not at_exit:  # else a signal that comes now is too late, and must not give the end another status
+                self._parts.stop_watch.end()
             self.release()
             self._parts.close(self.step, failed=failed)
 
     def close_at_exit(self) -> None:
         """``close``, where the process ends: an error must not pass for a success there, as Python has it."""
         try:
-            self.close()
+            self._close(at_exit=True)
         except BaseException:
             traceback.print_exc()
             with contextlib.suppress(OSError):

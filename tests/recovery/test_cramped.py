@@ -95,7 +95,7 @@ def test_without_room_at_the_end_it_is_said_and_the_same_command_goes_on_when_th
     words = undisturbed(CRAMPED, "never", "0", "0", "0.0")
     assert (ended.status, ended.words) == (0, words), told
     assert re.search(
-        r"WARNING: the end of the run could not be saved in .*goes\s+on from the newest checkpoint when", ended.err
+        r"WARNING: the end of the run could not be saved in .*resumes from the newest\s+checkpoint when", ended.err
     ), told
     assert re.search(r"WARNING: .*events.jsonl has lost its last \d+ lines", ended.err), told
     newest = int(lab.names(disk / "run")[0].removeprefix("step-"))

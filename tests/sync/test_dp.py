@@ -97,6 +97,6 @@ def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
 def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which PyTorch would set by itself
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
-    with pytest.raises(ModelError, match=r"layer '1' of Sequential is compiled.*copies models to 2 cards"):
+    with pytest.raises(ModelError, match=r"layer '1' of Sequential is compiled.*copies models to 2 GPUs"):
         DataParallelSync(1, 1, TWO).attach(model)
     assert callable(DataParallelSync(1, 1, ONE).attach(model))
