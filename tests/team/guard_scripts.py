@@ -262,7 +262,8 @@ def leave_out(how, **settings):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 1)
         schedule = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 3), constant])
-        average, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
+        average = AveragedModel(model)
+        scaler = torch.amp.GradScaler("cpu", enabled=settings.keys().isdisjoint({"precision", "strategy"}))
         everything = [optimizer, schedule, average, scaler]
         kept = [one for one in everything if how == "prepared" or type(one).__name__ == how]
         model, loader, *_ = team.prepare(model, DataLoader(numbers(16), 4), *kept)
