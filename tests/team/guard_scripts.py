@@ -263,7 +263,7 @@ def leave_out(how, **settings):
         constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 1)
         schedule = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 3), constant])
         average = AveragedModel(model)
-        scaler = torch.amp.GradScaler("cpu", enabled=settings.keys().isdisjoint({"precision", "strategy"}))
+        scaler = torch.amp.GradScaler("cpu", enabled=team.config.precision == "32-true" and team.config.strategy != "fsdp")
         everything = [optimizer, schedule, average, scaler]
         kept = [one for one in everything if how == "prepared" or type(one).__name__ == how]
         model, loader, *_ = team.prepare(model, DataLoader(numbers(16), 4), *kept)
