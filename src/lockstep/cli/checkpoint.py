@@ -214,7 +214,7 @@ def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dic
 
 
 def _current(state: Any, name: str, prepared: str) -> str:
-    """One option, as ``options_of`` names it, in the state of its optimizer or schedule."""
+    """One option, as ``Content.options`` names it, in the state of its optimizer or schedule."""
     name, _, number = name.partition(" of group ")
     with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
         holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state

@@ -123,7 +123,7 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
 
 
 def fit_state(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> tuple[dict[str, Tensor] | None, Any]:
-    """What a checkpoint of another precision holds of an object (see ``contents.take_out``), in the object's formats."""
+    """What a checkpoint of another precision holds of an object (see ``contents.Content``), in the object's formats."""
     if isinstance(thing, nn.Module):
         assert weights is not None
         own = {name: value for name, value in innermost(thing).state_dict().items() if isinstance(value, Tensor)}

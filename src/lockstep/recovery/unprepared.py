@@ -24,6 +24,13 @@ from lockstep.recovery.run_state import RunState
 from lockstep.stopping import say
 from lockstep.sync.buffers import version
 
+_KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    LRScheduler: ("acts on the optimizer of prepared parameters", progress_of),
+    AveragedModel: ("averages weights", lambda average: version(average.n_averaged)),
+    GradScaler: ("scales losses", lambda scaler: scaler.state_dict()),
+}
+"""What each does, and how far it has come."""
+
 
 class Unprepared(Listener):
     """Looks out for them.
@@ -49,7 +56,7 @@ class Unprepared(Listener):
         if self._speaks and not self._has_looked:
             self._has_looked = True  # once: it takes some 80 ms
             # isinstance() would take ten times as long, and ask proxies.
-            kinds = _with_subclasses(LRScheduler, AveragedModel, GradScaler)
+            kinds = _with_subclasses(*_KINDS)
             for thing in [one for one in gc.get_objects() if type(one) in kinds]:
                 self._seen[thing] = _progress(thing)
 
@@ -104,15 +111,11 @@ def _with_subclasses(*kinds: type) -> set[type]:
 
 
 def _progress(thing: Any) -> Any:
-    if isinstance(thing, GradScaler):
-        return thing.state_dict()
-    return version(thing.n_averaged) if isinstance(thing, AveragedModel) else progress_of(thing)
+    return next(progress for kind, (_, progress) in _KINDS.items() if isinstance(thing, kind))(thing)
 
 
 def _what(thing: Any) -> str:
-    if isinstance(thing, GradScaler):
-        return "scales losses"
-    return "averages weights" if isinstance(thing, AveragedModel) else "acts on the optimizer of prepared parameters"
+    return next(what for kind, (what, _) in _KINDS.items() if isinstance(thing, kind))
 
 
 def _parts(thing: Any) -> Iterable[Any]:
