@@ -1,19 +1,29 @@
 """The fixture ``crew``, for the conftest.py of any folder: ``from crew import crew``."""
 
+import functools
+
 import pytest
 from stuck import telling, told_after
 
 from lockstep.launch import function
 from lockstep.launch.function import launch
+from lockstep.sync import together
 
 STUCK_S = 45  # most tests have 60 seconds
+
+
+def in_buckets(fn, *args):
+    """``fn(*args)``, with gradients that are too large for one message, so that PyTorch's DDP is at work."""
+    together.MOST_BYTES = 0
+    return fn(*args)
 
 
 @pytest.fixture
 def crew(outlives_tests, request, tmp_path, monkeypatch):
     """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
 
-    The processes come from one fork server, warm for the whole session, and run in ``tmp_path``.
+    The processes come from one fork server, warm for the whole session, and run in ``tmp_path``. The strategy
+    ``ddp, in buckets`` is ``ddp`` as it is for larger models than those of tests.
     """
     monkeypatch.chdir(tmp_path)
     if function._server is None or not function._server.is_alive():
@@ -22,6 +32,8 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
         request.session.addfinalizer(function.stop_server)
 
     def run(nproc, fn, *args, **settings):
+        if settings.get("strategy") == "ddp, in buckets":
+            fn, settings = functools.partial(in_buckets, fn), {**settings, "strategy": "ddp"}
         with told_after(STUCK_S, function._server.pid):
             return launch(telling(fn), *args, nproc=nproc, **{"threads": 1, "progress": "off", **settings})
 

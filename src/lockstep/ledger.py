@@ -8,22 +8,18 @@ everybody tells everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
-from lockstep.comm.collectives import Collectives
+from lockstep.comm.collectives import Collectives, all_gather_flat
 from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
-from lockstep.sync.protocol import Outcome
-
-# The name of gathering into one tensor changed in 2.13, which warns of the old one.
-_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from lockstep.sync.protocol import Outcome, Sync
 
 KINDS = ("samples", "weight", "sum")
 """What a backward call's gradients are multiplied by: the shard's part of the samples, a weight of the script's, or 1."""
@@ -36,7 +32,7 @@ _SAME_DATA = (
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Page:
     """What one rank has noted in a phase."""
 
@@ -154,8 +150,12 @@ class Ledger:
         # Of no weight is absent, also where it is a mean over nothing.
         self._page.values[key] = (total + (value * weight if weight else 0.0), weights + weight)
 
-    def settle(self, unforeseen: Iterable[Hashable], step: int) -> tuple[Outcome, dict[str, tuple[float, float]]]:
+    def settle(self, sync: Sync, step: int) -> tuple[Outcome, dict[str, tuple[float, float]]]:
         """Tell the other ranks. Every rank must call it.
+
+        Args:
+            sync: asked what was unforeseen, and whether the numbers can go along with its gradients.
+            step: for messages.
 
         Returns:
             What there is to be known of the backward calls, and for each value its weighted sum over the global batch, and the
@@ -170,11 +170,12 @@ class Ledger:
         for key, number, weight in self._on_device:  # numbers leave a GPU only here
             self._note(key, number.item(), weight)
         page, known = self._page, self._known
-        page.unforeseen = tuple(unforeseen)
-        is_foreseen = page.kinds == known.kinds[: len(page.kinds)] and page.names <= known.names and not page.unforeseen
+        page.unforeseen = tuple(sync.unforeseen())
+        is_foreseen = page.kinds == known.kinds[: len(page.kinds)] and not page.unforeseen
+        is_foreseen = is_foreseen and (not page.values or page.names <= known.names)
         if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._collectives.size == 1 else self._exchange(page, known, step, is_foreseen=is_foreseen)
+        pages = [page] if self._collectives.size == 1 else self._exchange(sync, page, step, is_foreseen=is_foreseen)
         kinds = max((one.kinds for one in pages), key=len)
         for one in pages:
             for call, kind in enumerate(one.kinds):
@@ -195,18 +196,17 @@ class Ledger:
         found = dict.fromkeys(item for one in pages for item in one.unforeseen)
         return Outcome(totals, tuple(found)), values
 
-    def _exchange(self, page: _Page, known: _Foreseen, step: int, *, is_foreseen: bool) -> list[_Page]:
+    def _exchange(self, sync: Sync, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
         """The pages of all ranks, as far as they say something."""
+        known = self._known
         weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
         slots = range(self._most)
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes))]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(known.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
-        mine = torch.tensor(line, dtype=torch.float64)
-        all_lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
         try:
-            _all_gather_flat(all_lines, mine, group=self._collectives.group)
+            lines = sync.gather(line, len(known.kinds)) or self._gather(line)
         except RuntimeError as error:
             if "imed out" not in str(error):
                 raise
@@ -214,7 +214,6 @@ class Ledger:
                 f"another rank did not come to the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
-        lines = all_lines.view(self._collectives.size, len(line)).tolist()
         samples = [int(theirs[2]) for theirs in lines]
         if len(set(samples)) > 1:
             raise DataError(
@@ -225,6 +224,12 @@ class Ledger:
             pages: list[_Page] = self._collectives.all_gather_object(page)
             return pages
         return [self._read(theirs, known, weighted) for theirs in lines]
+
+    def _gather(self, line: list[float]) -> list[list[float]]:
+        lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
+        all_gather_flat(lines, torch.tensor(line, dtype=torch.float64), group=self._collectives.group)
+        rows: list[list[float]] = lines.view(self._collectives.size, len(line)).tolist()
+        return rows
 
     def _read(self, line: list[float], known: _Foreseen, weighted: list[int]) -> _Page:
         page = _Page(kinds=known.kinds[: int(line[1])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -68,18 +68,19 @@ class Listener:
         """All passes so far are over, on all ranks: bring together what is under way. Every rank comes here."""
 
 
-class Listeners:
-    """Those who are told what happens, in this order."""
+class Listeners(Listener):
+    """Tells several listeners, in this order. What none of them wants to know costs next to nothing."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
-        self._told = {
-            name: tuple(getattr(one, name) for one in listeners if getattr(type(one), name) is not plain)
-            for name, plain in vars(Listener).items()
-            if not name.startswith("_")
-        }
-        """For each method of Listener, those who have one of their own."""
+        for name, plain in vars(Listener).items():
+            told = [getattr(one, name) for one in listeners if getattr(type(one), name) is not plain]
+            if not name.startswith("_") and told:
+                setattr(self, name, told[0] if len(told) == 1 else _one_after_another(told))
 
-    def tell(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method of this name of all."""
-        for tell in self._told[name]:
-            tell(*args, **kwargs)
+
+def _one_after_another(told: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def tell(*args: Any, **kwargs: Any) -> None:
+        for one in told:
+            one(*args, **kwargs)
+
+    return tell

@@ -31,7 +31,7 @@ class Loop:
         self.epoch = 0
         self.num_epochs: int | None = None
         self._journey = journey
-        self._tell = listeners.tell
+        self._listeners = listeners
         self._leader: PreparedLoader | None = None
         """The loader whose pass counts the steps."""
         self._num_in_pass = 0
@@ -128,7 +128,7 @@ class Loop:
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
-        self._tell("begin_pass", self.epoch, self.num_epochs, length, done)
+        self._listeners.begin_pass(self.epoch, self.num_epochs, length, done)
         return True
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
@@ -145,8 +145,8 @@ class Loop:
             return
         self.phases.resume_stream()
         if exhausted:  # then every rank is here
-            self._tell("flush")
-        self._tell("end_pass", self.step, exhausted=exhausted)
+            self._listeners.flush()
+        self._listeners.end_pass(self.step, exhausted=exhausted)
         for other in [other for other, newest in self._beside.items() if newest < self._num_passes]:
             other.abandon()
             del self._beside[other]
@@ -166,7 +166,7 @@ class Loop:
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):
-            self._tell("flush")
+            self._listeners.flush()
             self._journey.save_if_due(self.step)
         self.phases.begin_step(plan)
 
@@ -184,7 +184,7 @@ class Loop:
         self.phases.check_outside("the next step")
         self.phases.end_step()
         self._num_in_pass += 1
-        self._tell("tick", self.step)
+        self._listeners.tick(self.step)
 
     # Between passes
 
@@ -193,8 +193,8 @@ class Loop:
         self.phases.check_outside("the end of the pass")
         if self._owes_tick:
             self._owes_tick = False
-            self._tell("tick", self.step)
-        self._tell("flush")
+            self._listeners.tick(self.step)
+        self._listeners.flush()
 
     def script_failed(self) -> bool:
         """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed.

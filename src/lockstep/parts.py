@@ -19,7 +19,7 @@ from lockstep.config import RunConfig
 from lockstep.cores import num_cores
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.sources import Share
+from lockstep.data.share import Share
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
 from lockstep.introduction import first_line, start_event
 from lockstep.ledger import Ledger
@@ -126,8 +126,8 @@ class Parts:
 
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
-        is_plain = config.strategy in ("single", "dp") and config.shards == 1 == config.accumulate
-        watched = Watched(config.shards, scaling, is_plain=is_plain)
+        self.sync = make_sync(config.strategy, config, config.shards, meeting, devices)
+        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
 
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
 
@@ -143,7 +143,6 @@ class Parts:
         listeners = Listeners([*told, *([] if self.recorder is None else [self.recorder])])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
-        self.sync = make_sync(config.strategy, config, config.shards, meeting, devices)
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
         self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(

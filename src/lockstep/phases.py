@@ -50,7 +50,7 @@ class Phases:
         self._sync = sync
         self._ledger = ledger
         self._watched = watched
-        self._tell = listeners.tell
+        self._listeners = listeners
         self._plan: StepPlan | None = None
         """Of the step at hand."""
         self._batch: Batch | None = None
@@ -77,14 +77,14 @@ class Phases:
         self._plan = plan
         self.num_done = 0
         self._opened = []
-        self._tell("begin_step", self.step)
+        self._listeners.begin_step(self.step)
         self.resume_stream()
 
     def end_step(self) -> None:
         """The loop's body is over, between two phases."""
         plan, self._plan = self._plan, None
         assert plan is not None
-        self._tell("end_step", self.step, plan.num_samples)
+        self._listeners.end_step(self.step, plan.num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
         """The loop's body was left, by ``break`` or an error: whether the step counts, which it does with a phase that is
@@ -101,7 +101,7 @@ class Phases:
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
-        self._tell("drop")
+        self._listeners.drop()
         self.step -= not failed
         return False
 
@@ -175,7 +175,7 @@ class Phases:
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
         self._watched.begin_phase()
-        self._tell("begin_phase", self.num_done)
+        self._listeners.begin_phase(self.num_done)
         return batch
 
     def begin_shard(self, micro: MicroStep) -> None:
@@ -183,19 +183,19 @@ class Phases:
         self.micro = micro
         self._ledger.begin_shard(micro)
         self._sync.begin_shard(micro)
-        self._tell("begin_shard", micro)
+        self._listeners.begin_shard(micro)
         self._begin_stream()
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self._tell("received", micro, data)
+        self._listeners.received(micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
         self._watched.end_shard(self.step, self._ledger.num_calls)
         self._ledger.end_shard()
         self._sync.end_shard()
-        self._tell("end_shard")
+        self._listeners.end_shard()
         self.micro = None
 
     def end_phase(self) -> None:
@@ -203,20 +203,18 @@ class Phases:
         batch = self._batch
         assert batch is not None
         self._watched.check_unchanged(self.step)
-        outcome, values = self._ledger.settle(self._sync.unforeseen(), self.step)
+        outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
         self._watched.unscale()
         put_back(self._carried)
         self._carried = {}
-        means = {name: total / weight if weight else float("nan") for name, (total, weight) in values.items()}
-        batch.totals.update(values)
-        batch.values.update(means)
+        batch.note(values)
         for shards in self._opened:
             if shards.batch is not batch and shards.go_along():
-                shards.batch.values.update(means)
+                shards.batch.values.update({name: batch.values[name] for name in values})
         self._opened = []
         self._batch = None
-        self._tell("end_phase", self.num_done)
+        self._listeners.end_phase(self.num_done)
         self.num_done += 1
         self._begin_stream()
 
@@ -257,14 +255,14 @@ class Phases:
                     "team.backward(loss, reduction='sum'); or use a mean. (If it is none: reduction='mean'.)"
                 )
         share = self._ledger.call(weight, reduction, micro)
-        self._tell("before_backward", loss, weight)
+        self._listeners.before_backward(loss, weight)
+        self._watched.before_backward()
         run: Callable[..., None] = self._sync.backward
         for formats in self._watched.formats:
             run = functools.partial(formats.backward, run)
-        self._watched.before_backward()
         run(self._watched.scale(loss), call, share, options)
         self._watched.after_backward()
-        self._tell("after_backward")
+        self._listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
         """See PhaseDriver."""
@@ -291,16 +289,16 @@ class Phases:
                 f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' deals parameters out, so "
                 "those that it has are the model's no more, and it would train nothing. Prepare it together with its model."
             )
-        if not self._watched.trains(optimizer):
+        trains, stranger = self._watched.sort_out(optimizer)
+        if not trains:
             return
         self.check_outside(f"{name}.step()")
         if not self.in_step:
             return
-        stranger = self._watched.find_stranger(optimizer)
         if stranger is not None:
             raise UsageError(
                 f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
                 "to no prepared model, so every process would train one of its own. A layer that is added or replaced after "
                 "prepare() does not take part: build the whole model first."
             )
-        self._tell("before_optimizer", optimizer)
+        self._listeners.before_optimizer(optimizer)

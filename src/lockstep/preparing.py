@@ -17,7 +17,7 @@ from lockstep.config import STRATEGIES, RunConfig
 from lockstep.data.batches import length_of
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.sources import Share
+from lockstep.data.share import Share
 from lockstep.errors import UsageError
 from lockstep.loop import Loop
 from lockstep.precision import find_precision

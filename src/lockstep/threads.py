@@ -71,6 +71,11 @@ class Lowered:
         for library, _ in self._before:
             _set(library, 1)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether some had another number."""
+        return bool(self._before)
+
     def put_back(self) -> None:
         """Give them the numbers back that they had. Does nothing a second time."""
         while self._before:

@@ -81,7 +81,7 @@ def test_batchnorm_that_meets_one_sample_is_named_with_the_remedy(crew, length, 
 @pytest.mark.parametrize("on_rank", [None, 1])
 def test_parameters_that_are_no_longer_used_are_named_and_nobody_waits(crew, on_rank):
     with pytest.raises(LaunchError) as caught:
-        crew(2, bad_scripts.run, bad_scripts.unused_after_the_first_step, on_rank, **QUICK)
+        crew(2, bad_scripts.run, bad_scripts.unused_after_the_first_step, on_rank, strategy="ddp, in buckets", **QUICK)
     message = str(caught.value)
     assert "ModelError" in message
     assert "second.weight, second.bias" in message
@@ -91,8 +91,13 @@ def test_parameters_that_are_no_longer_used_are_named_and_nobody_waits(crew, on_
 
 @pytest.mark.parametrize("on_rank", [None, 1])
 def test_parameters_that_are_no_longer_used_are_welcome_if_said_so(crew, on_rank):
-    settings = {"find_unused_parameters": True, **QUICK}
+    settings = {"find_unused_parameters": True, "strategy": "ddp, in buckets", **QUICK}
     assert crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **settings) == [None, None]
+
+
+@pytest.mark.parametrize("on_rank", [None, 1])
+def test_parameters_of_small_models_may_be_unused_at_any_time(crew, on_rank):
+    assert crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **QUICK) == [None, None]
 
 
 def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(crew):

@@ -111,7 +111,7 @@ def test_parameters_of_many_dtypes_shapes_and_memory_orders(same_bits, optimizer
 
 
 @pytest.mark.parametrize("how", features.KEEPING)
-@pytest.mark.parametrize("strategy", ["exact", "ddp"])
+@pytest.mark.parametrize("strategy", ["exact", "ddp", "ddp, in buckets"])
 def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(crew, strategy, how):
     for nproc in (1, 3):
         for result in crew(nproc, features.keep_what_was_given, how, shards=4, strategy=strategy):
@@ -222,7 +222,8 @@ def test_accumulation_is_the_loop_that_people_write(crew, k, weighted, strategy)
 
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize(
-    ("strategy", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 2), ("ddp", 2, 4), ("ddp", 3, 4), ("exact", 3, 4)]
+    ("strategy", "nproc", "shards"),
+    [("single", 1, 4), ("ddp", 2, 2), *[("ddp, in buckets", nproc, 4) for nproc in (2, 3)], ("exact", 3, 4)],
 )
 def test_accumulation_in_shards_is_the_loop_that_people_write(crew, k, strategy, nproc, shards):
     [by_hand] = crew(1, features.accumulate_by_hand, k, False, False)
@@ -236,8 +237,8 @@ def test_accumulation_in_shards_is_the_loop_that_people_write(crew, k, strategy,
 def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(crew, k):
     settings = {"shards": 4, "accumulate": k}
     [alone] = crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
-    for nproc in (2, 3, 4):
-        for state in crew(nproc, features.accumulate_with_team, True, True, 56, strategy="ddp", **settings):
+    for nproc, strategy in ((2, "ddp"), (2, "ddp, in buckets"), (3, "ddp, in buckets"), (4, "ddp, in buckets")):
+        for state in crew(nproc, features.accumulate_with_team, True, True, 56, strategy=strategy, **settings):
             for name, value in alone.items():
                 torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 

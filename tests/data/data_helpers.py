@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.sources import Share, choose_source
+from lockstep.data.share import Share
+from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
 
 CPU = torch.device("cpu")

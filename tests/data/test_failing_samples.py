@@ -17,7 +17,8 @@ import lockstep
 from lockstep.data.evaluation import EvaluationSource
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.occasions import Occasion
-from lockstep.data.sources import Share, choose_source
+from lockstep.data.share import Share
+from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError, LaunchError
 from lockstep.plan.shards import block, shard_slice

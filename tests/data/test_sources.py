@@ -33,7 +33,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lockstep.data.sources import Share, choose_source
+from lockstep.data.share import Share
+from lockstep.data.sources import choose_source
 from lockstep.errors import DataError
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,7 +9,7 @@ from lockstep.measure.events import read_events
 
 pytestmark = pytest.mark.timeout(90)
 
-EVERY = 5
+EVERY = 1
 # Much to write, in quick steps. Rank 0 notes which checkpoints the journal tells of, in every step.
 SCRIPT = """
 import json, time

@@ -6,11 +6,13 @@ from torch import nn
 import lockstep
 from lockstep.ledger import Ledger
 from lockstep.plan.shards import block, plan_step
+from lockstep.sync import together
 from lockstep.sync.ddp import DDPSync
 from lockstep.sync.dp import DataParallelSync
 from lockstep.sync.exact import ExactSync
 from lockstep.sync.horovod import HorovodSync
 from lockstep.sync.single import SingleSync
+from lockstep.sync.together import gather_together
 
 
 class Model(nn.Module):
@@ -49,6 +51,8 @@ def make(kind, team, **options):
         return ExactSync(team.rank, team.world_size, team.num_shards, cards=[torch.device("cpu")])
     if kind == "exact, between hosts":
         return ExactSync(team.rank, team.world_size, team.num_shards, between_hosts=True)
+    if kind == "ddp, in buckets":
+        together.MOST_BYTES = 0  # as if gradients were too large for one message
     return DDPSync(team.num_shards, **{"find_unused": False, **options})
 
 
@@ -91,7 +95,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
                         sync.drop()
                         break
                 else:
-                    outcome, _ = ledger.settle(sync.unforeseen(), step)
+                    outcome, _ = ledger.settle(sync, step)
                     sync.end_phase(outcome)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
@@ -118,3 +122,37 @@ def start_unlike():
         sync.attach(model)
         sync.close()
         return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+def of_many_formats():
+    """Parameters by name, an odd number of elements in each."""
+    made = {
+        "weight": torch.zeros(3, 5),
+        "narrow": torch.zeros(7, dtype=torch.bfloat16),
+        "double": torch.zeros(3, dtype=torch.float64),
+        "complex": torch.zeros(5, dtype=torch.complex64),
+        "filters": torch.zeros(3, 5, 3, 1).to(memory_format=torch.channels_last),
+        "never": torch.zeros(3),
+    }
+    return {name: nn.Parameter(tensor) for name, tensor in made.items()}
+
+
+def gradient_of(parameter, rank, call):
+    """What a rank adds to the sum of a parameter: in float32 at least, and the sums over ranks round nothing."""
+    numbers = torch.arange(parameter.numel()).reshape(parameter.shape) * (10 + call) + rank
+    return numbers.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def send_together(num_calls=2):
+    """What comes of a row and of gradients that this rank has."""
+    with lockstep.join() as team:
+        parameters = of_many_formats()
+        absent = {"never", *(["weight"] if team.rank == 0 else [])}
+        calls = [
+            {p: gradient_of(p, team.rank, call) for name, p in parameters.items() if name not in absent}
+            for call in range(num_calls)
+        ]
+        row = [float(team.rank), 0.1, float("-inf")]
+        rows, sums = gather_together(row, calls, list(parameters.values()), team.world_size)
+        names = {parameter: name for name, parameter in parameters.items()}
+        return rows, [{names[p]: (sum_.dtype, sum_.stride(), sum_) for p, sum_ in one.items()} for one in sums]

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.timeout(60)
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
 KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without cards: see test_dp
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
+KINDS += [("ddp, in buckets", 2, 2), ("ddp, in buckets", 2, 3), ("ddp, in buckets", 3, 3), ("ddp, in buckets", 3, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
 SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
@@ -82,7 +83,9 @@ def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, k
         assert all(torch.equal(by_rank[0][step - 1][2]["mean"], seen[step - 1][2]["mean"]) for seen in by_rank)
 
 
-@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp", 3, 4), ("exact", 3, 4)])
+@pytest.mark.parametrize(
+    ("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp, in buckets", 3, 4), ("exact", 3, 4)]
+)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
     by_rank = crew(nproc, sync_scripts.walk, kind, [8, size, 8], shards=shards)
@@ -94,7 +97,7 @@ def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
         assert all(torch.equal(buffers[name], by_rank[0][1][2][name]) for name in buffers)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "exact"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp, in buckets", "exact"])
 def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
     sizes = [4, 2, 3, 1, 2, 4, 3]
     by_rank = crew(4, sync_scripts.walk, kind, sizes, shards=4)
@@ -107,7 +110,15 @@ def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
 
 @pytest.mark.parametrize(
     ("kind", "nproc", "shards"),
-    [("single", 1, 2), ("single", 1, 4), ("ddp", 2, 4), ("ddp", 1, 2), ("exact", 1, 4), ("exact", 2, 4)],
+    [
+        ("single", 1, 2),
+        ("single", 1, 4),
+        ("ddp", 2, 4),
+        ("ddp, in buckets", 2, 4),
+        ("ddp", 1, 2),
+        ("exact", 1, 4),
+        ("exact", 2, 4),
+    ],
 )
 def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
     dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], sync_scripts.PLAIN, (2,), shards=shards)

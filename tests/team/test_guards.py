@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
     ("how", "named"),
     [
         ("weights", "'weight' of model"),
-        ("state", "'momentum_buffer' of optimizer"),
+        ("state", "'momentum_buffer' (0) of optimizer"),
         ("rate", "an option of optimizer"),
         ("registered", "the registered 'table'"),
     ],

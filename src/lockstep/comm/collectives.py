@@ -17,6 +17,9 @@ from torch import Tensor
 from lockstep.comm.group import Meeting, open_sub_group
 from lockstep.errors import ConfigError, UsageError, unknown_name
 
+all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Gathers into one tensor. Its name changed in 2.13, which warns of the old one."""
+
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # Gloo has no mean: divided here

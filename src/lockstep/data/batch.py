@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -102,6 +102,12 @@ class Batch:
             values: each a number or a tensor: the shard's mean, or one value a sample (then they are averaged).
         """
         self._driver.add(weight, values)
+
+    def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        """A phase that this batch has led is over: the weighted sum of each value over the global batch, and the weights'."""
+        for name, (total, weight) in sums.items():
+            self.totals[name] = (total, weight)
+            self.values[name] = total / weight if weight else float("nan")
 
     def __getitem__(self, name: str) -> float:
         """The mean of a value over the global batch, by weight: the same on every rank, to the bit."""

@@ -9,7 +9,7 @@ from lockstep.data.evaluation import EvaluationSource
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.occasions import Occasion, Occasions
-from lockstep.data.sources import Share
+from lockstep.data.share import Share
 
 _MOST_KEPT = 8
 

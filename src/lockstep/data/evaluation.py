@@ -21,7 +21,8 @@ from lockstep.data.batches import count_samples, map_tensors, to_device
 from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher, single_threaded
 from lockstep.data.occasions import FIRST_LOADER, Occasion
 from lockstep.data.reader import StreamReader
-from lockstep.data.sources import Share, is_torch_loader, refuse_split
+from lockstep.data.share import Share
+from lockstep.data.sources import is_torch_loader, refuse_split
 from lockstep.data.streams import Purpose, reseed, set_aside
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
@@ -97,11 +98,11 @@ class EvaluationSource:
     def _deal_ready(self, occasion: Occasion) -> Numbered:
         share = self._share
         reseed(share.seed, Purpose.SAMPLER, occasion.loader, occasion.step, occasion.repeat)
-        batches = iter(self._batches)
+        batches, one_thread = iter(self._batches), single_threaded()
         for batch in itertools.count():
             reseed(share.seed, Purpose.EVALUATE, occasion.loader, batch, 0)
             try:
-                with single_threaded():
+                with one_thread:
                     found = next(batches, _END)
             except Exception as error:
                 raise Culprit(self._batches, share.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import operator
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,9 +26,9 @@ from lockstep.stopping import leave_signals_to_parent
 from lockstep.threads import Lowered, use_threads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """Some samples wanted as one batch."""
+    """Some samples wanted as one batch. (Nothing changes one; a frozen one takes four times as long to make.)"""
 
     purpose: Purpose
     place: tuple[int, ...]
@@ -294,9 +295,9 @@ class FetchPool:
             self._requests.current = requests
             yield from from_workers(self._workers, self._requests)
             return
-        runs_user_code = not isinstance(self._fetcher, TableFetcher)
+        one_thread = single_threaded(runs_user_code=not isinstance(self._fetcher, TableFetcher))
         for request in requests:
-            with single_threaded(runs_user_code=runs_user_code):
+            with one_thread:
                 batch = self._fetcher[request]
             yield pin(batch) if self._pin_memory else batch
 
@@ -332,20 +333,31 @@ def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[An
 
 
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
-    """One thread for what is fetched in this process, as in loader workers: the number of threads can change bits."""
+    """One thread for what is fetched in this process, as in loader workers: the number of threads can change bits.
+
+    To be entered anew for each batch of a pass. Libraries that were found with one thread are asked again only when a module
+    was imported, since to ask takes as long as all the rest: what a script tells them itself is seen at the next pass.
+    """
 
     def __init__(self, *, runs_user_code: bool = True) -> None:
-        self._runs_user_code = runs_user_code  # without it nobody uses NumPy, which takes ten times as long to tell
+        self._runs_user_code = runs_user_code  # without it nobody uses NumPy
+        self._lowered: Lowered | None = None
+        self._num_modules = -1
+        """Those that were imported when all libraries had one thread."""
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
         if self._before != 1:
             torch.set_num_threads(1)
-        self._lowered = Lowered() if self._runs_user_code else None
+        if self._runs_user_code and len(sys.modules) != self._num_modules:
+            self._lowered = Lowered()
+            if not self._lowered.has_changed:
+                self._num_modules = len(sys.modules)
 
     def __exit__(self, *_: object) -> None:
         if self._lowered is not None:
             self._lowered.put_back()
+            self._lowered = None
         if self._before != 1:
             torch.set_num_threads(self._before)
 

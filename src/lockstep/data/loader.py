@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from lockstep.data.batch import Batch, PhaseDriver
-from lockstep.data.sources import Deal, Share, choose_source
+from lockstep.data.share import Share
+from lockstep.data.sources import Deal, choose_source
 from lockstep.errors import UsageError
 from lockstep.plan.shards import StepPlan
 

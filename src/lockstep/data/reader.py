@@ -99,9 +99,9 @@ class StreamReader(IterableDataset[Any]):
             # Not persistent: a worker that lives on would not learn of the new pass.
             yield from from_workers(worker_loader(self, like, num_workers=1, persistent_workers=False))
             return
-        items = iter(self)
+        items, one_thread = iter(self), single_threaded()
         while True:
-            with single_threaded():
+            with one_thread:
                 item = next(items, _END)
             if item is _END:
                 return

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import (
@@ -27,11 +26,12 @@ from torch.utils.data import (
 from lockstep.data.batches import count_samples, cut, length_of
 from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
+from lockstep.data.share import Share
 from lockstep.data.states import has_state, put_state, take_state
-from lockstep.data.streams import Purpose, reseed
+from lockstep.data.streams import Purpose
 from lockstep.digest import digest
 from lockstep.errors import DataError
-from lockstep.plan.shards import MicroStep, StepPlan, plan_step, shard_slice
+from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 
 T = TypeVar("T")
 _END = object()
@@ -39,42 +39,6 @@ _END = object()
 
 Deal = tuple[StepPlan, list[Any]]
 """A step, and the samples of each of this process's micro-steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Which shards are this process's, and where its random streams start."""
-
-    rank: int
-    world_size: int
-    num_shards: int
-    seed: int
-    loader: int
-    """Number of the loader among those prepared: two loaders draw from different streams."""
-    accumulate: int = 1
-    """Global batches of a step."""
-
-    def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
-        """This process's part of a step whose global batches have these numbers of samples."""
-        return plan_step(number, sizes, self.rank, self.world_size, self.num_shards)
-
-    def cut(self, micro: MicroStep) -> slice:
-        """Which samples of its global batch a micro-step is about."""
-        return shard_slice(micro.shard, micro.batch_samples, self.num_shards)
-
-    def group(self, batches: Iterable[T]) -> Iterator[list[T]]:
-        """The global batches of one step after another; the last step of a pass may have fewer."""
-        rest = iter(batches)
-        while step := list(itertools.islice(rest, self.accumulate)):
-            yield step
-
-    def num_steps(self, num_batches: int) -> int:
-        """How many steps so many global batches make."""
-        return -(-num_batches // self.accumulate)
-
-    def reseed(self, purpose: Purpose, *place: int) -> None:
-        """Start the streams of a place of this loader."""
-        reseed(self.seed, purpose, self.loader, *place)
 
 
 class Source(Protocol):
@@ -167,7 +131,7 @@ class SampleSource:
                         samples = batches[0][shard_slice(0, len(batches[0]), share.num_shards)]
                         yield Request(Purpose.FETCH, (share.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
-                    micro.samples = batches[micro.part][share.cut(micro)]
+                    micro.samples = batches[micro.part][micro.rows]
                     place = (share.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, place, micro.samples, epoch)
 
@@ -240,19 +204,18 @@ class _ShardReader(StreamReader):
         plan = share.plan(batch, sizes)
         data = []
         for micro in plan.micro_steps:
-            cut = share.cut(micro)
-            micro.samples = _places(first_sample, sizes, micro.part, cut)
+            micro.samples = _places(first_sample, sizes, micro)
             share.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
-            data.append(self.collate(parts[micro.part][cut], micro.samples, batch, micro.shard))
+            data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
         if self.compared and batch == self._first + self._skip:
             plan.digest = digest(parts)
         yield plan, data
 
 
-def _places(first_sample: int, sizes: tuple[int, ...], part: int, cut: slice) -> range:
+def _places(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
     """Where in the pass the samples of a micro-step stand; ``first_sample`` is where those of its step begin."""
-    first = first_sample + sum(sizes[:part])
-    return range(first + cut.start, first + cut.stop)
+    first = first_sample + sum(sizes[: micro.part])
+    return range(first + micro.rows.start, first + micro.rows.stop)
 
 
 class StreamSource:
@@ -341,10 +304,10 @@ class ReadySource:
                 if compared and step == first_step + skip:
                     plan.digest = digest([part for part, _ in parts])
                 for micro in plan.micro_steps:
-                    micro.samples = _places(first_sample, sizes, micro.part, share.cut(micro))
+                    micro.samples = _places(first_sample, sizes, micro)
                 yield (
                     plan,
-                    [cut(parts[m.part][0], share.cut(m), m.batch_samples) for m in plan.micro_steps],
+                    [cut(parts[m.part][0], m.rows, m.batch_samples) for m in plan.micro_steps],
                 )
             first_sample += sum(sizes)
 

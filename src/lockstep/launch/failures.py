@@ -24,7 +24,8 @@ _CONSEQUENCE_TEXTS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-    "Timed out waiting",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""

@@ -45,11 +45,9 @@ class NanWatch(Listener):
         Raises:
             LossError: it is NaN, and the policy is ``stop``.
         """
-        if weight == 0:  # the mean over no tokens is NaN, and counts for nothing
+        if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and counts for nothing
             return
-        if self._policy == "ignore":
-            return
-        if loss.device.type != "cpu":
+        if not loss.is_cpu:
             self._waiting.append((*self._place, loss.detach().reshape(())))
         elif (number := loss.item()) != number:
             self._found(*self._place)

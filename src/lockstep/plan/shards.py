@@ -71,6 +71,8 @@ class MicroStep:
     """Whether it is its shard's last one in this step."""
     is_last: bool
     """Whether it is this process's last one in this step."""
+    rows: slice
+    """Which samples of its global batch they are."""
     samples: Sequence[Any] = ()
     """Which samples they are: the sampler's indices, or the places in the pass over a stream or over ready batches."""
 
@@ -103,15 +105,14 @@ class StepPlan:
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> StepPlan:
     """A process's part of a step whose global batches have these numbers of samples."""
-    micro_steps = [MicroStep(number, *fields) for fields in _micro_steps(sizes, rank, world_size, num_shards)]
-    return StepPlan(number, sizes, micro_steps, num_active_ranks(max(sizes), world_size, num_shards))
+    of_steps, active = _plan(sizes, rank, world_size, num_shards)
+    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in of_steps], active)
 
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have one size
-def _micro_steps(
-    sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int
-) -> tuple[tuple[int, int, int, int, int, int, bool, bool, bool], ...]:
-    """The fields of each MicroStep, after ``step``. A shard's parts come together, so that it has one sum of its own."""
+def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
+    """The fields of each MicroStep, after ``step``, and how many ranks have samples. A shard's parts come together, so that
+    it has one sum of its own."""
     filled = min(max(sizes), num_shards)
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
@@ -121,10 +122,10 @@ def _micro_steps(
     places = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
     found = []
     for index, (shard, part, begins, ends) in enumerate(places):
-        cut = shard_slice(shard, sizes[part], num_shards)
-        number, is_last = cut.stop - cut.start, index == len(places) - 1
-        found.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last))
-    return tuple(found)
+        rows = shard_slice(shard, sizes[part], num_shards)
+        number, is_last = rows.stop - rows.start, index == len(places) - 1
+        found.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, rows))
+    return tuple(found), num_active_ranks(max(sizes), world_size, num_shards)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

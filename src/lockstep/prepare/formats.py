@@ -43,6 +43,11 @@ class Formats:
         if precision.reach is not Reach.OPERATIONS:
             self._narrow_what_is_kept()
 
+    @property
+    def reaches_backward(self) -> bool:
+        """Whether backward passes must go through ``backward``."""
+        return self.precision.reach is Reach.PASSES
+
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """``run(*args, **kwargs)``, in these formats. Floating results are float32, for the loss."""
         narrow = self.precision.narrow
@@ -61,9 +66,6 @@ class Formats:
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """``run(*args, **kwargs)``, which is a backward pass: ``checkpoint()`` runs parts of the model again in it."""
-        if self.precision.reach is not Reach.PASSES:
-            run(*args, **kwargs)
-            return
         copies, self._copies = self._copies, None
         functional_call(self._holder, copies or self._make_copies(), (run, args, kwargs), tie_weights=False)
 

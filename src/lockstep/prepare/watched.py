@@ -28,9 +28,11 @@ class Watched:
 
     def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
         self.formats: list[Formats] = []
-        """Of all prepared models."""
+        """Of the prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
         """Those of all prepared models, with their names. (A dict, since it keeps their order.)"""
+        self._ids: set[int] = set()
+        """Theirs: to look for a tensor itself takes several times as long, and this is done for each one in every step."""
         self._scaling = scaling
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
@@ -42,12 +44,14 @@ class Watched:
 
     def add_model(self, model: nn.Module, formats: Formats) -> None:
         """A model takes part."""
-        self.formats.append(formats)
+        if formats.reaches_backward:
+            self.formats.append(formats)
         first = next(model.parameters())
         if not self._is_plain and first.requires_grad and not is_spread(first):
             self._marked.append(first)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
+            self._ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer takes part."""
@@ -141,11 +145,18 @@ class Watched:
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer, prepared or not, has parameters of prepared models."""
-        return any(parameter in self.parameters for parameter in parameters_of(optimizer))
+        return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
 
-    def find_stranger(self, optimizer: Optimizer) -> Tensor | None:
-        """A parameter of the optimizer's that has a gradient and belongs to no prepared model."""
-        return next((p for p in parameters_of(optimizer) if p.grad is not None and p not in self.parameters), None)
+    def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
+        """Whether it has; and a parameter of it that has a gradient and belongs to no prepared model."""
+        ids, trains, stranger = self._ids, False, None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in ids:
+                    trains = True
+                elif parameter.grad is not None:
+                    stranger = parameter
+        return trains, stranger
 
 
 def progress_of(schedule: LRScheduler) -> list[int]:

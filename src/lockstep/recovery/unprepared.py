@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -48,8 +48,9 @@ class Unprepared(Listener):
         self._scales_loss = scales_loss
         self._speaks = speaks
         self._has_looked = False
-        self._seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """How far each schedule, average and scaler had come when it was found; None, as for optimizers: it has been judged."""
+        self._resting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """Schedules, averages and scalers that have not acted since they were found, and how far each had come."""
+        self._judged: WeakSet[Optimizer] = WeakSet()
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
@@ -58,7 +59,7 @@ class Unprepared(Listener):
             # isinstance() would take ten times as long, and ask proxies.
             kinds = _with_subclasses(*_KINDS)
             for thing in [one for one in gc.get_objects() if type(one) in kinds]:
-                self._seen[thing] = _progress(thing)
+                self._resting[thing] = _progress(thing)
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """See Listener.
@@ -66,9 +67,9 @@ class Unprepared(Listener):
         Raises:
             UsageError: its gradients may be scaled, or have overflowed.
         """
-        if optimizer in self._seen:
+        if optimizer in self._judged:
             return
-        self._seen[optimizer] = None
+        self._judged.add(optimizer)
         name = type(optimizer).__name__
         if self._scales_loss and id(optimizer) not in _ids_in(self._prepared):
             raise UsageError(
@@ -80,9 +81,11 @@ class Unprepared(Listener):
 
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""
-        moved = [thing for thing, before in self._seen.items() if before is not None and _progress(thing) != before]
+        if not self._resting:
+            return
+        moved = [thing for thing, before in self._resting.items() if _progress(thing) != before]
         for thing in moved:
-            self._seen[thing] = None
+            del self._resting[thing]
             optimizer = getattr(thing, "optimizer", None)  # a schedule's
             acts = optimizer is None or self._trains(optimizer)
             is_part = id(thing) in _ids_in([_parts(other) for other in moved])

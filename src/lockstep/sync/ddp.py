@@ -3,7 +3,8 @@
 Its communication hook multiplies a bucket by the shard's weight, adds the process's earlier shards, and sums over the
 ranks. DDP counts on a gradient for every parameter on every rank. So gradients are reduced without it, in one piece when the
 phase ends, in the first step (which shows whether all parameters are used), for a model that does not use them all, and in a
-step in which some ranks have no samples.
+step in which some ranks have no samples; and, in one message with all else that the ranks have to tell each other, where they
+are so small that there is nothing to overlap.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lockstep.sync.gradients import Gradients, add_weighted, set_aside, widen
 from lockstep.sync.protocol import Outcome
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.together import fits, gather_together
 
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
@@ -93,6 +95,10 @@ class DDPSync(ShardedSync):
     def __init__(self, num_shards: int, *, find_unused: bool) -> None:
         super().__init__(num_shards, dist.get_world_size())
         self._find_unused = find_unused
+        self._is_small = False
+        """Whether all gradients go in one message, without DDP."""
+        self._gathered: dict[int, Gradients] = {}
+        """Those of the phase at hand that have met so, by backward call."""
         self._engines: list[_Engine] = []
         self._share = 1.0
         self._earlier: Gradients = {}
@@ -112,7 +118,10 @@ class DDPSync(ShardedSync):
             if phase == 0:
                 self._follow_changes(engine)
             engine.overlaps = False
+        self._is_small = self._world_size > 1 and self._fits()
+        for engine in self._engines:
             engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
+            engine.may_overlap = engine.may_overlap and not self._is_small
             # 16-bit gradients must be divided by the weights before they are narrowed: DDP hands them on narrowed.
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
@@ -171,10 +180,12 @@ class DDPSync(ShardedSync):
         self._num_calls[self._phase] = len(outcome.totals)
         self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
         super().end_phase(outcome)
+        self._gathered = {}
 
     def drop(self) -> None:
         """See Sync."""
         super().drop()
+        self._gathered = {}
         for engine in self._engines:
             engine.overlaps = False
 
@@ -214,7 +225,24 @@ class DDPSync(ShardedSync):
 
     # How gradients meet
 
+    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+        """See Sync."""
+        if not self._is_small:
+            return None
+        learning = list(dict.fromkeys(p for engine in self._engines for p in engine.learning()))
+        sums = [self._sums.take(call) for call in range(num_calls)]
+        rows, gathered = gather_together(row, sums, learning, self._world_size)
+        self._gathered = dict(enumerate(gathered))
+        return rows
+
+    def _fits(self) -> bool:
+        if any(engine.sparse for engine in self._engines):
+            return False
+        return fits([p for engine in self._engines for p in engine.trainable], self._world_size)
+
     def _reduce(self, call: int) -> Gradients:
+        if call in self._gathered:
+            return self._gathered.pop(call)
         sums = self._sums.take(call)
         done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
         for engine in self._engines:

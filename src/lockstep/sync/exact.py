@@ -63,6 +63,8 @@ class ExactSync:
 
     forward_is_collective = False
     """See Sync."""
+    is_plain = False
+    """See Sync."""
 
     def __init__(
         self,
@@ -195,6 +197,10 @@ class ExactSync:
         owners = {owner for node in self._changes for owner in node.value}
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
         return [*more, *sorted(owners - self._known.owners)]
+
+    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+        """See Sync."""
+        return None
 
     @torch.no_grad()
     def end_phase(self, outcome: Outcome) -> None:

@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.collectives import all_gather_flat
 from lockstep.plan.tree import Node, fold, push
 from lockstep.sync.exchange import Roots
-
-# The name of gathering into one tensor changed in 2.13, which warns of the old one.
-_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class OrderedExchange:
@@ -54,7 +52,7 @@ class OrderedExchange:
             for (start, size), part in zip(places, torch.split(incoming, width), strict=True):
                 push(stack, Node(start, size, part), torch.add)
             total = nodes[0].new_empty(num_ranks * width)
-            _all_gather_flat(total, fold(stack, torch.add))
+            all_gather_flat(total, fold(stack, torch.add))
             nodes[0].copy_(total[:length])
 
     def finish(self) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lockstep.plan.shards import MicroStep, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """What the ranks have told each other at the end of a phase: the same on all of them."""
+    """What the ranks have told each other at the end of a phase: the same on all of them. (Nothing changes it.)"""
 
     totals: Sequence[float | None]
     """For each backward call of the phase, what its sum over all shards is to be divided by; None: by nothing."""
@@ -31,6 +31,8 @@ class Sync(Protocol):
 
     forward_is_collective: bool
     """Whether the ranks meet in every forward pass, so that all must run the model equally often, in evaluations too."""
+    is_plain: bool
+    """Whether a step is that of a plain script: then ``.grad`` inside ``batch.shards`` is what it is there."""
     replaced: dict[nn.Parameter, nn.Parameter]
     """Parameters that ``attach`` has put others in the place of."""
 
@@ -62,6 +64,18 @@ class Sync(Protocol):
 
     def unforeseen(self) -> Sequence[Hashable]:
         """What this rank must tell the others of the phase, since it was not so in the phases of this number before."""
+
+    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+        """Gather a row of numbers from each rank, together with the gradients of the phase. Every rank must call it, when its
+        shards have run and before ``end_phase``.
+
+        Args:
+            row: of equal length on every rank.
+            num_calls: the backward calls that are foreseen for the phase: the same on every rank.
+
+        Returns:
+            The rows by rank. None, on every rank: gradients go by themselves.
+        """
 
     def end_phase(self, outcome: Outcome) -> None:
         """Bring together what the shards of all ranks have given. Every rank must call it.

@@ -21,6 +21,8 @@ class ShardedSync(ABC):
 
     forward_is_collective = False
     """See Sync."""
+    is_plain = False
+    """See Sync."""
 
     def __init__(self, num_shards: int, world_size: int = 1) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
@@ -71,6 +73,10 @@ class ShardedSync(ABC):
         """See Sync: the modules with buffers that have changed for the first time."""
         noted = self._buffers.noted()
         return [number for number, yes in enumerate(noted) if yes and number not in self._changing]
+
+    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+        """See Sync."""
+        return None
 
     def end_phase(self, outcome: Outcome) -> None:
         """See Sync."""

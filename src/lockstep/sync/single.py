@@ -23,36 +23,36 @@ class SingleSync(ShardedSync):
 
     def __init__(self, num_shards: int, accumulate: int = 1) -> None:
         super().__init__(num_shards)
-        self._is_plain = num_shards == 1 == accumulate
+        self.is_plain = num_shards == 1 == accumulate
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
-        return model if self._is_plain else super().attach(model)
+        return model if self.is_plain else super().attach(model)
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        if not self._is_plain:
+        if not self.is_plain:
             super().begin_phase(plan, phase)
 
     def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
         """See Sync."""
-        if self._is_plain:
+        if self.is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, call, share, options)
 
     def end_shard(self) -> None:
         """See Sync."""
-        if not self._is_plain:
+        if not self.is_plain:
             super().end_shard()
 
     def unforeseen(self) -> Sequence[Hashable]:
         """See Sync."""
-        return () if self._is_plain else super().unforeseen()
+        return () if self.is_plain else super().unforeseen()
 
     def end_phase(self, outcome: Outcome) -> None:
         """See Sync."""
-        if not self._is_plain:
+        if not self.is_plain:
             super().end_phase(outcome)
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:

@@ -1,0 +1,81 @@
+"""Small gradients in one message with the numbers of their phase.
+
+A message takes some time however short it is: tens of microseconds between processes of one machine, and several times that on
+a network or a virtual machine. At the end of each phase the ranks tell each other the numbers of their ledgers. Where all
+gradients are small they go along: each rank sends all it has to every other, and adds up what it gets, in the order of the
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lockstep.comm.collectives import all_gather_flat
+from lockstep.sync.gradients import Gradients
+
+MOST_BYTES = 1 << 20
+"""That a rank receives. Larger gradients are better reduced by all-reduce, in buckets, while the backward pass still runs."""
+
+
+def fits(parameters: Sequence[Parameter], world_size: int) -> bool:
+    """Whether gradients of these parameters are best sent together with the ledger's numbers."""
+    size = sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
+    return size * (world_size - 1) <= MOST_BYTES and all(parameter.is_cpu for parameter in parameters)
+
+
+@torch.no_grad()
+def gather_together(
+    row: Sequence[float], calls: Sequence[Gradients], parameters: Sequence[Parameter], world_size: int
+) -> tuple[list[list[float]], list[Gradients]]:
+    """Gather a row of numbers from each rank, and sum gradients over the ranks, in one collective.
+
+    Every rank must call it, with rows of one length, as many calls, and the same parameters.
+
+    Args:
+        row: of this rank.
+        calls: of each backward call, this rank's sums, dense and on the CPU; a parameter may be absent.
+        parameters: all that any rank may have a gradient of.
+        world_size: number of ranks.
+
+    Returns:
+        The rows by rank, and for each call the sums over all ranks; a parameter that no rank has a gradient of is absent.
+    """
+    by_format: dict[torch.dtype, list[Parameter]] = {}
+    for parameter in parameters:
+        by_format.setdefault(torch.promote_types(parameter.dtype, torch.float32), []).append(parameter)
+    present = [float(parameter in sums) for sums in calls for parameter in parameters]
+    head = torch.tensor([*row, *present], dtype=torch.float64)
+    flats = [_flatten(calls, alike, dtype) for dtype, alike in by_format.items()]
+    message = torch.cat([part.view(torch.uint8) for part in (head, *flats)])
+    messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
+    all_gather_flat(messages, message)
+
+    heads, *rest = torch.split(messages.view(world_size, -1), [part.nbytes for part in (head, *flats)], dim=1)
+    numbers: list[list[float]] = heads.view(torch.float64).tolist()
+    used = [any(column) for column in zip(*(theirs[len(row) :] for theirs in numbers), strict=True)]
+    found: list[Gradients] = [{} for _ in calls]
+    for (dtype, alike), part in zip(by_format.items(), rest, strict=True):
+        total, *others = part.view(dtype).unbind()
+        for other in others:
+            total += other
+        sizes = [parameter.numel() for parameter in alike] * len(calls)
+        for place, data in enumerate(torch.split(total[: sum(sizes)], sizes)):
+            parameter = alike[place % len(alike)]
+            gradient = torch.empty_like(parameter, dtype=dtype).copy_(data.view(parameter.shape))
+            found[place // len(alike)][parameter] = gradient
+    places = [(gradients, parameter) for gradients in found for parameter in parameters]
+    for (gradients, parameter), is_used in zip(places, used, strict=True):
+        if not is_used:
+            del gradients[parameter]
+    return [theirs[: len(row)] for theirs in numbers], found
+
+
+def _flatten(calls: Sequence[Gradients], parameters: Sequence[Parameter], dtype: torch.dtype) -> Tensor:
+    """Padded to whole float64 numbers, so that what comes behind can be read in place."""
+    parts = [sums[p].flatten() if p in sums else torch.zeros(p.numel(), dtype=dtype) for sums in calls for p in parameters]
+    missing = -sum(map(len, parts)) % (8 // min(8, dtype.itemsize))
+    return torch.cat([*parts, torch.zeros(missing, dtype=dtype)] if missing or not parts else parts)
