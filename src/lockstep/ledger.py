@@ -91,7 +91,9 @@ class Ledger:
     def begin_phase(self, phase: int, sizes: tuple[int, ...]) -> None:
         """A phase begins, of a step whose global batches have these numbers of samples."""
         self._sizes = sizes
-        self._known = self._foreseen.setdefault(phase, _Foreseen())
+        if phase not in self._foreseen:
+            self._foreseen[phase] = _Foreseen()
+        self._known = self._foreseen[phase]
         self._page = _Page()
         self._added, self._on_device = [], []
 

@@ -23,7 +23,7 @@ from lockstep.data.share import Share
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
 from lockstep.introduction import first_line, start_event
 from lockstep.ledger import Ledger
-from lockstep.listener import Listeners
+from lockstep.listener import Listener, Listeners
 from lockstep.loop import Loop
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
@@ -133,14 +133,16 @@ class Parts:
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
             self.journal.scalars("step", epoch, step, values)
-            display.values(values)
+            if display is not None:
+                display.values(values)
 
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every)
         says = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=says)
-        told = [parted, unprepared, watch, self.log, self.saver, Meter(self.journal, self.collectives), Shown(display)]
-        listeners = Listeners([*told, *([] if self.recorder is None else [self.recorder])])
+        told: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log, self.saver]
+        told += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
+        listeners = Listeners([listener for listener in told if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)

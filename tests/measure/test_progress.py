@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lockstep.measure import progress
-from lockstep.measure.progress import Bar, Hidden, Lines, Shown, choose_display
+from lockstep.measure.progress import Bar, Lines, Shown, choose_display
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(20)
         ("auto", True, False, Lines),
         ("bar", True, False, Bar),
         ("plain", True, True, Lines),
-        ("off", True, True, Hidden),
-        ("auto", False, True, Hidden),
-        ("bar", False, True, Hidden),
-        ("plain", False, False, Hidden),
+        ("off", True, True, type(None)),
+        ("auto", False, True, type(None)),
+        ("bar", False, True, type(None)),
+        ("plain", False, False, type(None)),
     ],
 )
 def test_who_shows_what(style, is_main, on_terminal, kind):
@@ -117,8 +117,3 @@ def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
     run_pass(display, length=None)
     display.end()
     assert "3/?" in plain(capsys.readouterr().out)
-
-
-def test_nothing_is_shown_by_the_hidden_one(capsys):
-    run_pass(Hidden())
-    assert capsys.readouterr().out == ""

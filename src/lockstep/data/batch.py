@@ -65,10 +65,10 @@ class Batch:
         plan: what this process has to do in it.
         data: the samples of each micro-step, before they are moved to the device.
         driver: told of its phases.
-        device: where the script gets the samples.
+        device: where the script gets the samples; None: where they are.
     """
 
-    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device) -> None:
+    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
         self.plan = plan
         self.values: dict[str, float] = {}
         """What ``batch[name]`` gives."""
@@ -156,7 +156,7 @@ class Batch:
 class Shards:
     """One loop over the shards of a batch. (An object and not a generator: leaving it early must not close anything.)"""
 
-    def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device) -> None:
+    def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
         self.batch = batch
         self._data = data
         self._driver = driver
@@ -184,7 +184,9 @@ class Shards:
                 driver.end_phase()
             raise StopIteration
         micro = batch.plan.micro_steps[self._place]
-        data = to_device(self._data[self._place], self._device)
+        data = self._data[self._place]
+        if self._device is not None:
+            data = to_device(data, self._device)
         if leads:
             driver.begin_shard(micro)
         elif driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):

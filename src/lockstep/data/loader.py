@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -62,7 +62,7 @@ class PreparedLoader:
         """The loader as the user made it."""
         self._source = choose_source(batches, share)
         self._driver = driver
-        self._device = device
+        self._device = None if device.type == "cpu" else device
         self._epoch = 0
         """Number of the next pass."""
         self._is_compared = share.world_size == 1
@@ -111,12 +111,11 @@ class PreparedLoader:
             own[0] += total
             own[1] += weight
 
-    def _check_newest(self, this_pass: object) -> None:
-        if this_pass is not self._pass:
-            raise UsageError(
-                "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
-                "run, and the newer one has moved it"
-            )
+    def _refuse_older(self) -> NoReturn:
+        raise UsageError(
+            "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
+            "run, and the newer one has moved it"
+        )
 
     def describe(self) -> list[str]:
         """What must be the same on every rank, a line each."""
@@ -141,10 +140,12 @@ class PreparedLoader:
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
-                self._check_newest(this_pass)
+                if this_pass is not self._pass:
+                    self._refuse_older()
                 self._done += 1
                 driver.end_step()
-                self._add(batch)
+                if batch.totals:
+                    self._add(batch)
             exhausted = True
         except GeneratorExit:
             # `break` closes this generator, and so does an error that leaves the loop: they cannot be told apart here.
@@ -172,7 +173,8 @@ class PreparedLoader:
                 driver.goes_along(self)
                 self._newest = batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
-                self._check_newest(this_pass)
+                if this_pass is not self._pass:
+                    self._refuse_older()
                 self._add(batch)
         finally:
             if this_pass is self._pass:

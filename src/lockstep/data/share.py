@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,11 +30,12 @@ class Share:
         """This process's part of a step whose global batches have these numbers of samples."""
         return plan_step(number, sizes, self.rank, self.world_size, self.num_shards)
 
-    def group(self, batches: Iterable[T]) -> Iterator[list[T]]:
+    def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
         """The global batches of one step after another; the last step of a pass may have fewer."""
+        if self.accumulate == 1:
+            return zip(batches, strict=True)
         rest = iter(batches)
-        while step := list(itertools.islice(rest, self.accumulate)):
-            yield step
+        return iter(lambda: list(itertools.islice(rest, self.accumulate)), [])
 
     def num_steps(self, num_batches: int) -> int:
         """How many steps so many global batches make."""

@@ -32,22 +32,6 @@ class Display(Protocol):
         """The pass is over."""
 
 
-class Hidden:
-    """Shows nothing."""
-
-    def begin(self, title: str, num_steps: int | None) -> None:
-        """See Display."""
-
-    def step(self, done: int) -> None:
-        """See Display."""
-
-    def values(self, values: Mapping[str, float]) -> None:
-        """See Display."""
-
-    def end(self) -> None:
-        """See Display."""
-
-
 class Lines:
     """A line every few seconds, and one at the end of each pass: for log files."""
 
@@ -160,10 +144,10 @@ def _format(values: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def choose_display(style: str, *, is_main: bool, on_terminal: bool) -> Display:
-    """The display for a progress style of RunConfig. Only rank 0 shows anything."""
+def choose_display(style: str, *, is_main: bool, on_terminal: bool) -> Display | None:
+    """The display for a progress style of RunConfig; None: nothing is shown, as on all ranks but rank 0."""
     if not is_main or style == "off":
-        return Hidden()
+        return None
     if style == "bar" or (style == "auto" and on_terminal):
         return Bar()
     return Lines()

@@ -132,9 +132,9 @@ class Watched:
         Raises:
             UsageError: some have not.
         """
-        self.before_backward()
         if self._is_plain and num_calls:
             return
+        self.before_backward()
         for parameter, name in self.parameters.items():
             if parameter.grad is not None:
                 raise UsageError(
