@@ -27,6 +27,9 @@ from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome
 from lockstep.sync.start import take_from_rank_0
 
+_MOST_TOGETHER = 4 << 20
+"""Bytes that a rank receives in one message with the numbers of a phase: as many as the first bucket has, which is sent when
+the backward pass is nearly over anyway."""
 _MOST_LAYOUTS = 8
 """Choices of parameters that learn for which buckets are kept: a script may freeze others in every step."""
 
@@ -134,7 +137,7 @@ class ExactSync:
         self._lay_out()
         self._known = self._learnt.setdefault(phase, _Learnt())
         self._num_phases += 1
-        self._exchange.begin_phase(self._num_phases, self._roots)
+        self._exchange.begin_phase(self._num_phases, self._roots, holds=self._goes_together())
         for exchange in self._on_cards.values():
             exchange.begin_phase(self._roots)
 
@@ -198,9 +201,16 @@ class ExactSync:
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
         return [*more, *sorted(owners - self._known.owners)]
 
+    @torch.no_grad()
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
         """See Sync."""
-        return None
+        return self._exchange.gather(row) if self._goes_together() else None
+
+    def _goes_together(self) -> bool:
+        if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):
+            return False
+        size = sum(bucket.length * bucket.dtype.itemsize for bucket in self._layout.buckets)
+        return size * max(map(len, self._roots)) * (self._world_size - 1) <= _MOST_TOGETHER
 
     @torch.no_grad()
     def end_phase(self, outcome: Outcome) -> None:

@@ -7,6 +7,8 @@ Messages carry tags, so they find each other in whatever order the ranks come to
 others are under way. (Gloo matches collectives by the order in which they are issued, and the ranks reach theirs at
 different times.) Between hosts long messages are cut in pieces that are all on their way before any is waited for: Gloo
 does not send one long message both ways at once. Within a host that only costs.
+
+Where all of a phase is short, it is held back for one message with the numbers of the phase (``gather``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.collectives import all_gather_flat
 from lockstep.errors import PeerError
 from lockstep.plan.tree import Node, fold, push
 
@@ -53,16 +56,21 @@ class Exchange:
         self._tag = _FIRST_TAG
         self._sending: deque[_Underway] = deque()
         self._gathering: list[_Underway] = []
+        self._holds = False
+        self._held: list[list[Tensor]] = []
+        """What ``gather`` is to send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
 
-    def begin_phase(self, number: int, roots: Roots) -> None:
+    def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
         """The exchanges to come are of this phase: the ``number``-th of this launch.
 
         Args:
             number: of the phase, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
+            holds: whether those that are started before ``gather`` are held back for it. Then it must be called.
         """
         self._roots = roots
+        self._holds, self._held = holds, []
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
     def start(self, nodes: list[Tensor]) -> None:
@@ -71,6 +79,9 @@ class Exchange:
         Args:
             nodes: this rank's, one for each of its subtrees, in order: shape ``(n,)``, the same dtype and n everywhere.
         """
+        if self._holds:
+            self._held.append(nodes)
+            return
         self._sending.append(_Underway(self, nodes))
         while len(self._sending) > _LAG:
             self._advance()
@@ -88,6 +99,44 @@ class Exchange:
         self.start(nodes)
         self.finish()
         return nodes[0]
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Gather a row of numbers from each rank, and complete what was held back, in one collective.
+
+        Args:
+            row: of equal length on every rank.
+
+        Returns:
+            The rows by rank.
+        """
+        held, self._held, self._holds = self._held, [], False
+        most_nodes = max(map(len, self._roots))
+        head = torch.tensor(row, dtype=torch.float64)
+        begins, end = [], head.nbytes
+        for nodes in held:
+            step = -(-nodes[0].nbytes // 8) * 8
+            begins.append([end + number * step for number in range(most_nodes)])
+            end += most_nodes * step
+        message = torch.zeros(end, dtype=torch.uint8)
+        message[: head.nbytes] = head.view(torch.uint8)
+        for nodes, places in zip(held, begins, strict=True):
+            for node, begin in zip(nodes, places, strict=False):
+                message[begin : begin + node.nbytes] = node.view(torch.uint8)
+        messages = torch.empty(len(self._roots) * end, dtype=torch.uint8)
+        all_gather_flat(messages, message)
+        by_rank = messages.view(-1, end)
+        for nodes, places in zip(held, begins, strict=True):
+            stack: list[Node[Tensor]] = []
+            for data, roots in zip(by_rank, self._roots, strict=True):
+                for (start, size), begin in zip(roots, places, strict=False):
+                    push(
+                        stack,
+                        Node(start, size, data[begin : begin + nodes[0].nbytes].view(nodes[0].dtype)),
+                        torch.Tensor.add_,
+                    )
+            nodes[0].copy_(fold(stack, torch.Tensor.add_))
+        rows: list[list[float]] = by_rank[:, : head.nbytes].view(torch.float64).tolist()
+        return rows
 
     def _advance(self) -> None:
         underway = self._sending.popleft()
