@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
+from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,76 +49,159 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class RunConfig:
     """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
 
-    strategy: str = "auto"
+    strategy: str = option(
+        "auto",
+        group=TRAINING,
+        metavar=one_of(STRATEGIES),
+        help="How gradients are synchronized. Default: auto, which is exact with --shards, else ddp, or single for one "
+        "process.",
+    )
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
     ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
     optimizer's state), ``horovod`` (Horovod's all-reduce, where it is installed), ``exact`` (one fixed tree: equal to the bit
     at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
-    precision: str = "32-true"
+    precision: str = option(
+        "32-true", group=TRAINING, metavar=one_of(PRECISIONS), help="Formats of weights and passes: see docs/precision.md."
+    )
     """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
     autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
     ``bf16-true`` (everything in 16 bits, weights and the optimizer's state too). With ``16-mixed`` and ``16-master`` the loss
     is scaled, and a step whose gradients overflow is skipped by all ranks together. See docs/precision.md."""
-    shards: int | None = None
+    shards: int | None = option(
+        None,
+        group=TRAINING,
+        metavar="V",
+        help="Parts that every global batch is cut into: runs with the same V give the same answer. Default: the number of "
+        "processes.",
+    )
     """Number of shards V that every global batch is cut into, and so the largest world size that the run can have. None:
     the world size at the run's birth."""
-    accumulate: int = 1
+    accumulate: int = option(
+        1, group=TRAINING, metavar="K", help="Consecutive global batches that make one step. Default: 1."
+    )
     """How many consecutive global batches make one step."""
-    seed: int | None = None
+    seed: int | None = option(
+        None,
+        group=TRAINING,
+        metavar="N",
+        help="Root of all random streams. Default: the script's torch.manual_seed(), else 0.",
+    )
     """Root of every random stream of the run. None: the script's own (``torch.manual_seed``, below 2**32, before ``join``),
     else 0. What the script gives to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
-    threads: int | None = None
+    threads: int | None = option(
+        None,
+        group=PROCESSES,
+        metavar="N",
+        help="Threads of each process. Default: OMP_NUM_THREADS, else the cores, divided.",
+    )
     """Threads of each process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if the user has set it, else the
     cores of this machine divided by the shards (so that the number of processes and machines does not matter: threads can
     change the last bits)."""
-    device: str = "auto"
+    device: str = option(
+        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Where to train. Default: a GPU where there is one."
+    )
     """``cpu``, ``cuda``, or ``auto`` (a GPU where there is one)."""
-    devices_per_process: int | None = None
+    devices_per_process: int | None = option(
+        None,
+        group=PROCESSES,
+        metavar="N",
+        help="Devices that each process drives. Default: one; with strategy dp, all GPUs.",
+    )
     """Devices of each process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one (and
     another strategy than ``dp``) the script places the parts of its models on them. On the CPU they are all the same one."""
-    batch_dim: int = 0
+    batch_dim: int = option(
+        0,
+        group=TRAINING,
+        metavar="N",
+        help="With strategy dp: the dimension of inputs and results that is cut into a part for each GPU. Default: 0.",
+    )
     """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each GPU."""
-    backend: str = "auto"
+    backend: str = option(
+        "auto",
+        group=PROCESSES,
+        metavar=one_of(BACKENDS),
+        help="Library for communication between processes. Default: nccl where each process has its own GPU, else gloo.",
+    )
     """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a GPU of its own, else Gloo), or ``mpi``, which
     needs a PyTorch that was built with it."""
-    init_method: str | None = None
+    init_method: str | None = option(
+        None,
+        group=PROCESSES,
+        metavar="URL",
+        help="Where processes meet: tcp://HOST:PORT, file:///PATH, env://. Default: a private file.",
+    )
     """Where the processes meet: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
     them share; whatever earlier runs have left there does no harm), ``env://`` (what MASTER_ADDR and MASTER_PORT say), or
     None: as the launcher has arranged it."""
-    timeout_s: float = 600.0
+    timeout_s: float = option(
+        600.0,
+        "--timeout",
+        group=PROCESSES,
+        metavar="SECONDS",
+        help="How long a process may wait for the others in a collective. Default: 600.",
+    )
     """Seconds that a collective may wait for the other ranks."""
-    run_dir: str | None = None
+    run_dir: str | None = option(
+        None, group=TRAINING, metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N."
+    )
     """Directory of the run; None: the next free ``runs/<script>-<n>``."""
-    on_nan: str = "stop"
+    on_nan: str = option(
+        "stop",
+        group=TRAINING,
+        metavar=one_of(NAN_POLICIES),
+        help="What to do when a loss is NaN: stop with an error, warn, or ignore it. Default: stop.",
+    )
     """What a loss that is not a number does: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
-    log_every: int = 20
+    log_every: int = option(
+        20, group=TRAINING, metavar="STEPS", help="Steps between two exchanges of logged values. Default: 20."
+    )
     """Steps between two exchanges of logged values among the ranks."""
-    find_unused_parameters: bool = False
+    find_unused_parameters: bool = option(
+        False, group=TRAINING, help="With strategy ddp: parameters that the first step used may be unused later."
+    )
     """For ``ddp``: parameters that the first step used may be unused in later ones. (A model that leaves some out in its
     first step is found out without it.) Its gradients are then reduced after the backward pass, not while it runs."""
-    progress: str = "auto"
+    progress: str = option("auto", group=TRAINING, metavar=one_of(PROGRESS_STYLES), help="How to show progress.")
     """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
-    workers: int | None = None
+    workers: int | None = option(
+        None, group=TRAINING, metavar="N", help="Loader workers of each process. Default: as the script says."
+    )
     """Loader workers of each process, in place of what the script's DataLoaders say; None: as they say. The answer does not
     depend on it."""
-    trace: str = "off"
+    trace: str = option(
+        "off", group=TRAINING, metavar=one_of(TRACE_LEVELS), help="Write digests of every step; slow. See lockstep verify."
+    )
     """What is written to ``trace/`` in the run's directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of
     every step: samples, losses, gradients, weights; slow), ``gradient`` (also the gradient of the first phase as numbers,
     without dropout and with BatchNorm in evaluation mode), ``calls`` (also what the script's code does that could make runs
     differ; very slow), ``kernels`` (as ``steps``, with deterministic kernels where there are some, and what PyTorch says of
     the others)."""
-    trace_until: int | None = None
+    trace_until: int | None = option(
+        None, group=TRAINING, metavar="STEP", help="End the script after this step, with a trace."
+    )
     """With ``trace``: end the script in order, with exit status 0, after this step. None: let it come to its own end."""
 
-    checkpoint_every: int | str | datetime.timedelta = "10m"
+    checkpoint_every: int | str | datetime.timedelta = option(
+        "10m",
+        group=CHECKPOINTS,
+        metavar="STEPS|TIME",
+        help="Save the run's state every so many steps, or every 30s, 10m, 2h; or off. Default: 10m, and at the end.",
+    )
     """When the run's state is saved, besides at its end: every so many steps (a whole number), every so often (a
     ``timedelta``, or a text such as ``30s``, ``10m``, ``2h``), or ``off`` (never, and not at the end either)."""
-    keep: int = 2
+    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="How many checkpoints stay. Default: 2.")
     """How many checkpoints stay: the newest ones. (The best one, see ``Team.best``, stays besides.)"""
-    fresh: bool = False
+    fresh: bool = option(
+        False, group=CHECKPOINTS, help="Start a new run. Default: resume the newest interrupted run of the same command."
+    )
     """Start a new run, also where an interrupted one could be gone on with. A run that is already in ``run_dir`` is set
     aside under another name, never deleted."""
-    allow: Sequence[str] = ()
+    allow: Sequence[str] = option(
+        (),
+        group=CHECKPOINTS,
+        metavar=one_of(ALLOWABLE),
+        help="What may differ from the interrupted run, although the answer may then too. May be given again.",
+    )
     """What may differ from the run that is gone on with, although the answer may be another then: any of ``data`` (length of
     the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's own switches), ``optimizer`` (its options: those
     of now apply), ``precision``, ``shards``, ``threads``."""

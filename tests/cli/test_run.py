@@ -1,13 +1,17 @@
 """``lockstep run``: what its command line means."""
 
+import dataclasses
 import json
 import re
 
 import pytest
 
 from lockstep.cli.main import main
+from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption
+from lockstep.option import options_of
 
 
 def call(capsys, *args):
@@ -18,30 +22,52 @@ def call(capsys, *args):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the command would have run."""
+    """What the command would have run: the script, its arguments, the options and settings of each call."""
     calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: calls.append(args))
     return calls
 
 
 def test_what_follows_the_script_is_the_scripts_own(capsys, asked):
     call(capsys, "--nproc-per-node", "2", "train.py", "--seed", "3", "--help", "-m")
-    assert asked[0][0] == ("train.py", ("--seed", "3", "--help", "-m"))
-    assert asked[0][1]["nproc"] == "2"
-    assert asked[0][1]["settings"] == {}
+    [(script, args, options, settings)] = asked
+    assert (script, args) == ("train.py", ("--seed", "3", "--help", "-m"))
+    assert options == LaunchOptions(nproc_per_node="2")
+    assert settings == {}
 
 
 def test_only_settings_that_were_given_travel(capsys, asked):
     call(capsys, "--shards", "4", "--timeout", "9", "--on-nan", "warn", "-m", "package.train")
-    assert asked[0][1]["settings"] == {"shards": 4, "timeout_s": 9.0, "on_nan": "warn"}
-    assert asked[0][1]["is_module"] is True
+    [(_, _, options, settings)] = asked
+    assert settings == {"shards": 4, "timeout_s": 9.0, "on_nan": "warn"}
+    assert options == LaunchOptions(is_module=True)
 
 
 def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
     call(capsys, "--max-restarts", "3", "train.py")
     call(capsys, "train.py")
-    assert [options["max_restarts"] for _, options in asked] == [3, 0]
-    assert [options["settings"] for _, options in asked] == [{}, {}]
+    assert [options.max_restarts for _, _, options, _ in asked] == [3, 0]
+    assert [settings for _, _, _, settings in asked] == [{}, {}]
+
+
+def test_every_setting_of_a_run_and_of_a_launch_has_one_option(capsys, asked):
+    for kind in (RunConfig, LaunchOptions):
+        assert set(options_of(kind)) == {field.name for field in dataclasses.fields(kind)}
+    call(
+        capsys,
+        "--log-every",
+        "5",
+        "--batch-dim",
+        "1",
+        "--find-unused-parameters",
+        "--allow",
+        "data",
+        "--allow",
+        "shards",
+        "x.py",
+    )
+    [(_, _, _, settings)] = asked
+    assert settings == {"log_every": 5, "batch_dim": 1, "find_unused_parameters": True, "allow": ("data", "shards")}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +98,7 @@ def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, monkeypatch, t
 
 def test_a_signal_is_told_in_one_line(capsys, monkeypatch):
     ctrl_c = Interruption(status=130, message="stopped by Ctrl-C: all have ended")
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: ctrl_c)
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: ctrl_c)
     status, out, err = call(capsys, "x.py")
     assert (status, out) == (130, "")
     assert err.startswith("stopped by Ctrl-C")

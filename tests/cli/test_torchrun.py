@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.main import main
+from lockstep.launch.options import LaunchOptions
 
 
 def call(capsys, *args):
@@ -15,45 +16,62 @@ def call(capsys, *args):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the command would have run."""
+    """What the command would have run: the script, its arguments, the options and settings of each call."""
     calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args, **options: calls.append((args, options)))
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: calls.append(args))
     return calls
 
 
 def test_what_is_always_so_is_taken_and_underscores_are_dashes(capsys, asked):
     call(capsys, "--standalone", "--nproc_per_node=2", "--max_restarts", "3", "x.py", "a_b")
-    assert asked[0][0] == ("x.py", ("a_b",))
-    assert asked[0][1]["nproc"] == "2"
-    assert asked[0][1]["max_restarts"] == 3
-    assert asked[0][1]["settings"] == {}
+    assert asked == [("x.py", ("a_b",), LaunchOptions(standalone=True, nproc_per_node="2", max_restarts=3), {})]
+
+
+def test_names_may_be_abbreviated_as_long_as_they_are_unique(capsys, asked):
+    call(capsys, "--nnode=1", "--max_restart", "2", "--stand", "x.py", "--nnode=3")
+    assert asked == [("x.py", ("--nnode=3",), LaunchOptions(nnodes="1", max_restarts=2, standalone=True), {})]
+    status, err = call(capsys, "--rdzv", "x.py")
+    assert (status, "No such option" in err) == (2, True)
+
+
+def test_what_needs_no_saying_here_is_accepted(capsys, asked):
+    call(capsys, "--role", "trainer", "--monitor-interval", "0.5", "--start_method", "spawn", "--local_addr", "one", "x.py")
+    said = {"role": "trainer", "monitor_interval": 0.5, "start_method": "spawn", "local_addr": "one"}
+    assert asked == [("x.py", (), LaunchOptions(**said), {})]
+
+
+def test_torchruns_variables_are_options_where_the_command_line_says_nothing(capsys, asked, monkeypatch):
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "1")
+    call(capsys, "--max-restarts", "3", "x.py")
+    assert asked == [("x.py", (), LaunchOptions(nproc_per_node="2", max_restarts=3), {})]
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (("--use_env",), {"pass_local_rank": "none"}),
+        (("--use_env",), {"local_rank_option": "none"}),
         (("--no_python",), {"is_executable": True}),
-        (("-t", "3"), {"tee": True}),
-        (("-t", "0", "-r", "0"), {"tee": False, "log_dir": None}),
-        (("-r", "3", "--log_dir", "d"), {"tee": False, "log_dir": Path("d")}),
-        (("--redirects", "3", "-t", "3", "--log-dir", "d"), {"tee": True, "log_dir": Path("d")}),
+        (("-t", "3"), {"shows_ranks": True}),
+        (("-t", "0", "-r", "0"), {"shows_ranks": False, "log_dir": None}),
+        (("-r", "3", "--log_dir", "d"), {"shows_ranks": False, "log_dir": Path("d")}),
+        (("--redirects", "3", "-t", "3", "--log-dir", "d"), {"shows_ranks": True, "log_dir": Path("d")}),
     ],
 )
 def test_what_has_another_name_here_is_taken_for_it(capsys, asked, args, expected):
     call(capsys, *args, "x.py")
-    assert {name: asked[0][1][name] for name in expected} == expected
+    [(_, _, options, _)] = asked
+    assert {name: getattr(options, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("-t", "0:3,1:1"), "'0:3,1:1' is not one of '0', '3'"),
-        (("-r", "1", "--log-dir", "d"), "'1' is not one of '0', '3'"),
+        (("-t", "0:3,1:1"), "-t 0:3,1:1: choose one of 0, 3"),
+        (("-r", "1", "--log-dir", "d"), "-r 1: choose one of 0, 3"),
         (("-r", "3"), "-r 3 without a directory: --log-dir DIR writes"),
         (("--tee", "3"), "Leave 3 out"),
         (("--tee", "0:3,1:1"), "Leave 0:3,1:1 out"),
-        (("--role", "trainer"), "No such option '--role'"),
     ],
 )
 def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(capsys, asked, args, words):

@@ -15,6 +15,7 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 
 
@@ -71,16 +72,15 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
         target = "script" if is_module else str(path)
         script = check_script(target, path, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
         with Interrupts() as interrupts, private_directory() as private_dir:
-            outcome = run_workers(
-                script,
+            spec = LaunchSpec(
+                program=script,
                 nproc=nproc,
-                settings=settings or {},
-                server=server,
                 private_dir=private_dir,
-                plan=plan or OutputPlan(),
-                interrupts=interrupts,
+                name="test",
+                settings=settings or {},
                 max_restarts=max_restarts,
             )
+            outcome = run_workers(spec, server, plan or OutputPlan(), interrupts)
         ended_s = time.time()
         return Ended(outcome, *capfd.readouterr(), ended_s)
 

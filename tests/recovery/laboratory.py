@@ -25,6 +25,7 @@ from lockstep.launch.program import check_script
 from lockstep.launch.restarts import last_error
 from lockstep.launch.script import interruption
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.spec import LaunchSpec
 from lockstep.measure.events import read_events
 
 HERE = Path(__file__).parent
@@ -77,16 +78,15 @@ class Lab:
         checked = check_script(str(script), script, is_module=False, args=args, pass_local_rank="off")
         self._capfd.readouterr()
         with Interrupts() as interrupts, private_directory() as private_dir:
-            outcome = run_workers(
-                checked,
+            spec = LaunchSpec(
+                program=checked,
                 nproc=nproc,
-                settings=settings,
-                server=self._server(),
                 private_dir=private_dir,
-                plan=OutputPlan(),
-                interrupts=interrupts,
+                name=Path(private_dir).name,
+                settings=settings,
                 max_restarts=max_restarts,
             )
+            outcome = run_workers(spec, self._server(), OutputPlan(), interrupts)
         out, err = self._capfd.readouterr()
         status = 0
         if outcome.failures:

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
-import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from lockstep.checkpoint.files import copy, flush
-from lockstep.checkpoint.manifest import FORMAT, Manifest, verify_file
+from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, Store, find_checkpoint
-from lockstep.cli import headers, tables
-from lockstep.cli.headers import ModelInfo, TensorInfo
-from lockstep.cli.tables import Page, say
+from lockstep.cli import headers
+from lockstep.cli.headers import read_manifest
+from lockstep.cli.inspect import CONTEXT, inspect_command
+from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import NOTHING, counted, size, span
+from lockstep.cli.words import counted, size
 from lockstep.errors import CheckpointError, ConfigError, unknown_name
-from lockstep.recovery.position import Position
 
 _SUFFIX = ".safetensors"
-_STATE = "state.json"
 _TRIES = 5
-_LEFT_OUT = ("None", "False")
-"""Options that are not set."""
 _BAR_FROM_BYTES = 200_000_000
 """Less is read before a bar could be looked at."""
 _EPILOG = """
@@ -44,16 +36,6 @@ Examples:
       the weights of the model, in a file that loads without lockstep
 
 lockstep runs lists the runs. To load weights in a script: lockstep.load_weights(PATH).
-"""
-_INSPECT_EPILOG = """
-\b
-Examples:
-  lockstep checkpoint inspect runs/train-1
-      the newest checkpoint of a run
-  lockstep checkpoint inspect runs/train-1/checkpoints/step-00000120 --tensors
-      a certain one, with the name, dtype and shape of every tensor
-  lockstep checkpoint inspect runs/train-1/best --json | jq .metric
-      for other programs
 """
 _VERIFY_EPILOG = """
 \b
@@ -80,7 +62,6 @@ To load it, with safetensors alone:
   from safetensors.torch import load_file
   model.load_state_dict(load_file("weights.safetensors"))
 """
-_CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were read since."""
@@ -99,7 +80,7 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group("checkpoint", cls=_Verbs, epilog=_EPILOG, context_settings=_CONTEXT)
+@click.group("checkpoint", cls=_Verbs, epilog=_EPILOG, context_settings=CONTEXT)
 def command() -> None:
     """Look into a checkpoint, check it, or take a model out of it.
 
@@ -108,186 +89,14 @@ def command() -> None:
     """
 
 
-# inspect
-
-
-@command.command("inspect", short_help="Show what is in a checkpoint.", epilog=_INSPECT_EPILOG, context_settings=_CONTEXT)
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--tensors", "with_tensors", is_flag=True, help="Also every tensor's name, dtype and shape.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the manifest, and what was found beside it.")
-def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
-    """Show what is in a checkpoint: when it was cut, by what, with which settings; its models and files.
-
-    PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
-
-    Only manifest and headers are read. Whether all is as it was written, lockstep checkpoint verify finds out.
-    """
-    directory, manifest = _read_manifest(path)
-    tensors: dict[str, list[TensorInfo]] = {}
-    remarks: dict[str, str] = {}
-    for name in manifest.files:
-        try:
-            verify_file(directory, manifest, name, sizes_only=True)
-            if name.endswith(_SUFFIX):
-                tensors[name] = headers.read_header(directory / name)
-        except CheckpointError as error:
-            remarks[name] = str(error)
-    models = headers.describe_models(manifest, tensors)
-    state = _read_state(directory)
-    best = manifest.metric if manifest.kind == "weights" else _best_so_far(state)
-    current = _current_options(manifest, state)
-    if as_json:
-        found = {
-            "directory": str(directory),
-            "format": FORMAT,
-            **dataclasses.asdict(manifest),
-            "bytes": manifest.num_bytes,
-            "best": best,
-            "current": current,
-            "models": [model._asdict() for model in models],
-            "damage": remarks,
-        }
-        if with_tensors:
-            found["tensors"] = {name: [info._asdict() for info in infos] for name, infos in tensors.items()}
-        click.echo(json.dumps(found, indent=1, allow_nan=False))
-        return
-    console = open_console()
-    say(console, str(directory), "bold")
-    facts = [(key, value) for key, value in _facts(directory, manifest, best, current) if value]
-    model_cells = [_model_cells(model) for model in models]
-    file_cells = [(name, size(entry["bytes"]), _num(tensors.get(name))) for name, entry in manifest.files.items()]
-    for page in (
-        Page(("", ""), facts),
-        Page(("model", "type", "parameters", "in buffers", "dtype", "file"), model_cells, ("parameters", "in buffers")),
-        Page(("file", "size", "tensors"), file_cells, ("size", "tensors")),
-        Page(("file", "tensor", "dtype", "shape"), _tensor_cells(tensors) if with_tensors else []),
-    ):
-        if page.rows:
-            say(console, "")
-            tables.show(console, page)
-    say(console, "")
-    for remark in remarks.values():
-        say(console, remark, "red")
-    total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
-    say(console, f"{total}. To compare them with their checksums: lockstep checkpoint verify {directory}")
-
-
-def _read_manifest(path: Path) -> tuple[Path, Manifest]:
-    """The checkpoint that a path means, and its manifest; of a run that goes on, the newest may be gone a moment later."""
-    for _ in range(_TRIES - 1):
-        directory = find_checkpoint(path)
-        try:
-            return directory, Manifest.read(directory)
-        except CheckpointError:
-            if directory.exists():
-                raise
-    directory = find_checkpoint(path)
-    return directory, Manifest.read(directory)
-
-
-def _read_state(directory: Path) -> dict[str, Any]:
-    """What is in ``state.json``; empty where there is none, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads((directory / _STATE).read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _best_so_far(state: dict[str, Any]) -> float | None:
-    best = state.get("best")
-    return float(best) if isinstance(best, (int, float)) else None
-
-
-def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The options of each optimizer and schedule, by its name, as they were when the checkpoint was cut.
-
-    The manifest has them as they were when the object was prepared: a schedule has moved on since, and with it the rates.
-    """
-    states = state.get("objects")
-    states = states if isinstance(states, list) else []
-    found = {}
-    for record, own in itertools.zip_longest(manifest.objects, states[: len(manifest.objects)]):
-        if "file" not in record:
-            options = record["options"]
-            found[record["name"]] = {name: _current(own, name, str(options[name])) for name in options}
-    return found
-
-
-def _current(state: Any, name: str, prepared: str) -> str:
-    """One option, as ``Content.options`` names it, in the state of its optimizer or schedule."""
-    name, _, number = name.partition(" of group ")
-    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
-        holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state
-        return repr(_value(holder[name]))
-    return prepared if prepared in _LEFT_OUT else f"{prepared} (when prepared)"
-
-
-def _value(content: Any) -> Any:
-    """A plain value of ``state.json``, of which ``checkpoint.tree`` tells.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(content, list):
-        return [_value(item) for item in content]
-    if not isinstance(content, dict):
-        return content
-    if content.keys() == {"$tuple"}:
-        return tuple(_value(item) for item in content["$tuple"])
-    if content.keys() == {"$float"}:
-        return float(content["$float"])
-    raise ValueError("a tensor, or something else that is not here")
-
-
-def _facts(
-    directory: Path, manifest: Manifest, best: float | None, current: dict[str, dict[str, str]]
-) -> Iterator[tuple[str, str]]:
-    """What is worth saying, each with what it is; empty where there is nothing to say."""
-    is_whole = manifest.kind == "checkpoint"
-    others = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
-    yield "what", "all that the run needs to resume" if is_whole else "the best weights, kept by team.best()"
-    yield "step", f"{manifest.step}, in epoch {manifest.epoch + 1}"
-    yield "cut", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
-    if is_whole:
-        goes_on = f"not at its end: resumes at {Position.from_json(manifest.position)}"
-        yield "script", "had come to its end" if manifest.finished else goes_on
-    yield ("best so far" if is_whole else "value"), "" if best is None else f"{best:.6g}"
-    yield "born with", _listed(manifest.birth)
-    yield "versions", _listed(manifest.versions)
-    yield "numerics", _listed(manifest.numerics)
-    for record in manifest.objects:
-        if "file" not in record:
-            options = {name: value for name, value in current[record["name"]].items() if value not in _LEFT_OUT}
-            yield record["name"], f"{record['type']} {_listed(options)}".strip()
-    yield "registered", ", ".join(manifest.registered)
-    for number, lines in enumerate(manifest.loaders, 1):
-        yield f"loader {number}", ", ".join(lines)
-    yield "others", ", ".join(others) if is_whole and directory.absolute().parent.name == "checkpoints" else ""
-
-
-def _listed(values: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _model_cells(model: ModelInfo) -> tuple[str, ...]:
-    numbers = [NOTHING if number is None else f"{number:,}" for number in (model.num_parameters, model.num_in_buffers)]
-    return (model.name, model.type, *numbers, ", ".join(model.dtypes) or NOTHING, model.file)
-
-
-def _tensor_cells(tensors: dict[str, list[TensorInfo]]) -> list[tuple[str, ...]]:
-    return [(file, info.name, info.dtype, str(list(info.shape))) for file, infos in tensors.items() for info in infos]
-
-
-def _num(tensors: list[TensorInfo] | None) -> str:
-    return NOTHING if tensors is None else str(len(tensors))
+command.add_command(inspect_command)
 
 
 # verify
 
 
 @command.command(
-    "verify", short_help="Compare a checkpoint with its checksums.", epilog=_VERIFY_EPILOG, context_settings=_CONTEXT
+    "verify", short_help="Compare a checkpoint with its checksums.", epilog=_VERIFY_EPILOG, context_settings=CONTEXT
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--all", "every", is_flag=True, help="All checkpoints of the run in PATH, and its best weights.")
@@ -396,7 +205,7 @@ def _bar(console: Console, what: str, num_bytes: int) -> Iterator[Progress | Non
 
 
 @command.command(
-    "export", short_help="Write a model's weights to a .safetensors file.", epilog=_EXPORT_EPILOG, context_settings=_CONTEXT
+    "export", short_help="Write a model's weights to a .safetensors file.", epilog=_EXPORT_EPILOG, context_settings=CONTEXT
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
@@ -419,7 +228,7 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     _check_target(out, force)
     console = open_console()
     for attempt in range(_TRIES):
-        directory, manifest = _read_manifest(path)
+        directory, manifest = read_manifest(path)
         try:
             file = _file_of(manifest, directory, model)
             _copy(directory, manifest, file, out, force, console)

@@ -1,4 +1,4 @@
-"""What tensors a safetensors file holds, from its header alone: without torch, and without reading the tensors."""
+"""What a checkpoint holds, from its manifest and the headers of its files: without torch, and without reading the tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.store import find_checkpoint
 from lockstep.errors import CheckpointError
 
 _WIDTHS = {"F": "float", "I": "int", "U": "uint", "BF": "bfloat", "C": "complex"}
+_TRIES = 5
 _NAMES = {"BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
@@ -92,3 +94,16 @@ def _describe(record: dict[str, Any], tensors: list[TensorInfo] | None) -> Model
 def _dtype(name: str) -> str:
     kind = name.rstrip("0123456789")
     return _NAMES.get(name) or (f"{_WIDTHS[kind]}{name.removeprefix(kind)}" if kind in _WIDTHS else name.lower())
+
+
+def read_manifest(path: Path) -> tuple[Path, Manifest]:
+    """The checkpoint that a path means, and its manifest; of a run that goes on, the newest may be gone a moment later."""
+    for _ in range(_TRIES - 1):
+        directory = find_checkpoint(path)
+        try:
+            return directory, Manifest.read(directory)
+        except CheckpointError:
+            if directory.exists():
+                raise
+    directory = find_checkpoint(path)
+    return directory, Manifest.read(directory)

@@ -21,7 +21,7 @@ from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
-from lockstep.launch.spec import Call
+from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.stopping import SIGNALS, Stopped, is_left_alone
 
 T = TypeVar("T")
@@ -79,17 +79,17 @@ def launch(
     signals = [number for number in SIGNALS if is_left_alone(number)]
     with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
         server = _ready_server()
-        outcome = run_workers(
-            call,
+        spec = LaunchSpec(
+            program=call,
             nproc=count,
-            settings=settings,
-            server=server,
             private_dir=private_dir,
-            plan=plan,
-            interrupts=interrupts,
+            name=Path(private_dir).name,
+            settings=settings,
+            terminal=plan.on_terminal,
             max_restarts=max_restarts,
             binding=binding,
         )
+        outcome = run_workers(spec, server, plan, interrupts)
         if server.is_alive():
             server.warm()  # for the next call
         if outcome.failures:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
-import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch import cards, failures, restarts
-from lockstep.launch.binding import Binding
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
-from lockstep.launch.spec import Call, LaunchSpec, Script
+from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome, supervise
 
 
@@ -116,46 +114,20 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def run_workers(
-    program: Script | Call,
-    *,
-    nproc: int,
-    settings: Mapping[str, Any],
-    server: ForkServer,
-    private_dir: str,
-    plan: OutputPlan,
-    interrupts: Interrupts,
-    max_restarts: int = 0,
-    binding: Binding | None = None,
-    master_port: int = 0,
-) -> Outcome:
-    """Run a program in ``nproc`` workers to its end. Afterwards all processes are gone and all output has come through.
+def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+    """Run a program in workers of this machine to its end. Afterwards all processes are gone and all output has come through.
 
-    If a worker fails, all of them are started again, ``max_restarts`` times at most; standard error tells of each time.
-    ``master_port`` is for scripts that meet through ``env://``; 0: any that is free.
+    If a worker fails, all of them are started again, ``launch.max_restarts`` times at most; standard error tells of each time.
 
     Raises:
-        ConfigError: that port cannot be had.
+        ConfigError: the port that was asked for cannot be had.
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        own_dir = Path(private_dir, f"start-{restart}")  # a file at which others have met is no meeting place
+        own_dir = Path(launch.private_dir, f"start-{restart}")  # a file at which others have met is no meeting place
         own_dir.mkdir(mode=0o700)
-        with reserved_port(master_port) as port:
-            spec = LaunchSpec(
-                program=program,
-                nproc=nproc,
-                private_dir=str(own_dir),
-                environ=dict(os.environ),
-                settings=settings,
-                cwd=str(Path.cwd()),
-                master_port=port,
-                terminal=plan.on_terminal,
-                name=Path(private_dir).name,
-                restart=restart,
-                max_restarts=max_restarts,
-                binding=binding,
-            )
+        with reserved_port(launch.master_port) as port:
+            spec = dataclasses.replace(launch, private_dir=str(own_dir), master_port=port, restart=restart)
             outcome = run_once(spec, server, plan, interrupts)
         if not _starts_again(outcome):
             return outcome

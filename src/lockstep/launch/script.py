@@ -16,13 +16,15 @@ from lockstep.launch import restarts
 from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes, Place, find_place, introduce
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script, check_starter, find_script
-from lockstep.launch.server import take_server
+from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
-from lockstep.launch.spec import Script
+from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
+from lockstep.launch.surroundings import check_horovod, check_surroundings
 from lockstep.stopping import REQUEUE_STATUS
 
 
@@ -36,100 +38,96 @@ class Interruption:
     """One line for the user."""
 
 
-def run_script(
-    target: str,
-    args: Sequence[str] = (),
-    *,
-    is_module: bool = False,
-    nproc: str | int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    log_dir: Path | None = None,
-    tee: bool = False,
-    attach: int | None = None,
-    pass_local_rank: str = "auto",
-    spawns: str = "auto",
-    is_executable: bool = False,
-    max_restarts: int = 0,
-    bind: str = "none",
-    nodes: Nodes | None = None,
-    master_port: int | None = None,
-) -> Interruption | None:
-    """Run a script in ``nproc`` processes to its end; None if all went well, else how it was stopped.
+def run_script(target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any]) -> Interruption | None:
+    """Run a script in several processes to its end; None if all went well, else how it was stopped.
 
-    Up to ``max_restarts`` times, all are started again when one has failed. A script that starts its processes itself
-    (``spawns``) runs once. ``is_executable``: the target is a program, and no Python. ``bind``: see ``binding.bind_here``.
-    ``nodes``: of several machines; this runs its part on this one, with ``nproc`` processes. ``master_port``: for scripts that
-    meet through ``env://`` on one machine.
+    A script that starts its processes itself runs once. Of a run on several machines this is one's part.
+
+    Args:
+        target: path of the script, name of the module, or a program.
+        args: the script's own.
+        options: how it is started.
+        settings: of the run: names and values of RunConfig fields that were asked for.
 
     Raises:
         ConfigError: something asked for cannot be; nothing was started.
         LaunchError: a worker failed, and no restart was left; the message holds the first failure, and who else failed.
     """
-    settings = {} if settings is None else settings
     config = RunConfig.merge(settings, {})
-    source = find_script(target, is_module=is_module, is_executable=is_executable)
+    nodes = options.nodes()
+    source = find_script(target, is_module=options.is_module, is_executable=options.is_executable)
     script = check_script(
         target,
         source,
-        is_module=is_module,
-        is_executable=is_executable,
+        is_module=options.is_module,
+        is_executable=options.is_executable,
         args=args,
-        pass_local_rank=pass_local_rank,
-        spawns=spawns,
-        nproc_given=nproc is not None,
+        pass_local_rank=options.local_rank_option,
+        spawns=options.spawns,
+        nproc_given=options.nproc_per_node is not None,
     )
-    count = 1 if nproc is None and script.starter is not None else resolve_nproc(nproc, config)
+    starts_itself = options.nproc_per_node is None and script.starter is not None
+    count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
     check_starter(script, count)
+    check_horovod(source, target, count)
+    remark = check_surroundings(os.environ, on_nodes=nodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "
             "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
         )
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
-    restarts.check_max_restarts(max_restarts)
-    binding = bind_here(bind, count, config)
-    if attach is not None and nodes is None and not 0 <= attach < count:
-        raise ConfigError(f"--attach {attach}: with {count} processes ranks go from 0 to {count - 1}")
-    if attach is None and nodes is None and count == 1 and log_dir is None and not tee:
-        attach = 0  # a lone process may as well have the terminal
-    for guess in script.guesses:
-        print(f"lockstep: {guess}", file=sys.stderr, flush=True)
-    announce(bind, binding, is_one_of_several=nodes is not None)
-    plan = OutputPlan(log_dir=log_dir, tee=tee, attach=attach)
+    binding = bind_here(options.bind, count, config)
+    plan = _plan_output(options, count, nodes)
+    for line in (*script.guesses, *([remark] if remark else [])):
+        print(f"lockstep: {line}", file=sys.stderr, flush=True)
+    announce(options.bind, binding, is_one_of_several=nodes is not None)
     place = find_place(nodes) if nodes is not None else None
     with Interrupts() as interrupts, private_directory() as private_dir:
+        spec = LaunchSpec(
+            program=script,
+            nproc=count,
+            private_dir=private_dir,
+            name=Path(private_dir).name,
+            settings=settings,
+            master_port=options.master_port or 0,
+            terminal=plan.on_terminal,
+            max_restarts=options.max_restarts,
+            binding=binding,
+        )
         server = take_server()
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each
-            how: dict[str, Any] = {
-                "nproc": count,
-                "settings": settings,
-                "server": server,
-                "private_dir": private_dir,
-                "plan": plan,
-                "interrupts": interrupts,
-                "max_restarts": max_restarts,
-                "binding": binding,
-            }
             if nodes is not None and place is not None:
-                outcome = _run_on_nodes(nodes, place, script, **how)
+                outcome = _run_on_nodes(nodes, place, spec, server, plan, interrupts)
             else:
-                outcome = run_workers(script, master_port=master_port or 0, **how)
+                outcome = run_workers(spec, server, plan, interrupts)
         finally:
             server.close()
     if outcome.failures:
-        raise restarts.last_error(outcome.failures, outcome.spec, attached=attach, stopped_by=outcome.stopped_by)
+        raise restarts.last_error(outcome.failures, outcome.spec, attached=plan.attach, stopped_by=outcome.stopped_by)
     return interruption(outcome)
 
 
-def _run_on_nodes(nodes: Nodes, place: Place, script: Script, **options: Any) -> Outcome:
-    environ = dict(os.environ)  # before what torch shall hear in this process alone
-    os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **environ})  # else it writes pages when a connection is lost
+def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> OutputPlan:
+    attach = options.attach
+    if attach is not None and nodes is None and not 0 <= attach < nproc:
+        raise ConfigError(f"--attach {attach}: with {nproc} processes ranks go from 0 to {nproc - 1}")
+    if attach is None and nodes is None and nproc == 1 and options.log_dir is None and not options.shows_ranks:
+        attach = 0  # a lone process may as well have the terminal
+    return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
+
+
+def _run_on_nodes(
+    nodes: Nodes, place: Place, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
+) -> Outcome:
+    # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     introduce(nodes, place)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
 
-    return run_on_nodes(nodes, place, script, environ=environ, **options)
+    return run_on_nodes(nodes, place, spec, server, plan, interrupts)
 
 
 def interruption(outcome: Outcome) -> Interruption | None:

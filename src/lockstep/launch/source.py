@@ -77,6 +77,13 @@ class Source:
                 return f"{name} in {self.path}, line {node.lineno}"
         return None
 
+    def starts_horovod(self) -> str | None:
+        """Where the script starts Horovod, and does not call ``lockstep.join()``; None: it does not."""
+        names = _imported_names(self.tree)
+        calls = {_full_name(node.func, names): node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        found = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
+        return f"{self.path}, line {calls[found[0]]}," if found and "lockstep.join" not in calls else None
+
     def asks_launcher(self, root: Path) -> bool:
         """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
         return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))

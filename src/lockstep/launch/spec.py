@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +81,23 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """All that the workers of one launch have in common."""
+    """All that the workers of one launch have in common. What each start has of its own is put in when it comes."""
 
     program: Script | Call
     nproc: int
     private_dir: str
     """A directory that only this user can enter: the meeting place, failures, results. New for each restart."""
-    environ: Mapping[str, str]
-    """The launcher's environment."""
-    settings: Mapping[str, Any]
-    """Names and values of RunConfig fields that were asked for."""
-    cwd: str
-    master_port: int
-    """For scripts that meet through ``env://``."""
-    terminal: bool
-    """Whether rank 0 writes to a terminal."""
     name: str
     """Of this launch and no other; restarts keep it."""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """The launcher's environment."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Names and values of RunConfig fields that were asked for."""
+    cwd: str = field(default_factory=lambda: str(Path.cwd()))
+    master_port: int = 0
+    """For scripts that meet through ``env://``; 0, before a start: any that is free."""
+    terminal: bool = False
+    """Whether rank 0 writes to a terminal."""
     restart: int = 0
     """How many times the workers were started before."""
     max_restarts: int = 0

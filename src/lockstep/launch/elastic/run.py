@@ -9,15 +9,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from torch.distributed import DistError
 
 from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
-from lockstep.launch.binding import Binding
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
 from lockstep.launch.elastic.dynamic_meetings import DynamicMeetings
 from lockstep.launch.elastic.meeting import open_meeting
@@ -31,7 +27,7 @@ from lockstep.launch.nodes import Nodes, Place
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
-from lockstep.launch.spec import LaunchSpec, Script
+from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 
 _LOOK_S = 0.1
@@ -40,42 +36,17 @@ _LEAVE_S = 5.0
 
 
 def run_on_nodes(
-    nodes: Nodes,
-    place: Place,
-    script: Script,
-    *,
-    nproc: int,
-    settings: Mapping[str, Any],
-    server: ForkServer,
-    private_dir: str,
-    environ: Mapping[str, str],
-    plan: OutputPlan,
-    interrupts: Interrupts,
-    max_restarts: int = 0,
-    binding: Binding | None = None,
+    nodes: Nodes, place: Place, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
 ) -> Outcome:
     """Run a script on this machine and others to its end, or until it is stopped, and then perhaps saved.
 
-    Afterwards all processes of this machine are gone.
+    Afterwards all processes of this machine are gone. What ``spec`` says of ports and ranks is known when the nodes have met.
 
     Raises:
         ConfigError: the nodes do not have the same terms, or two have the same number.
         LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
     """
     launch = _Launch(nodes, place, server)
-    spec = LaunchSpec(
-        program=script,
-        nproc=nproc,
-        private_dir=private_dir,
-        environ=environ,
-        settings=settings,
-        cwd=str(Path.cwd()),
-        master_port=0,  # known when the nodes have met
-        terminal=plan.on_terminal,
-        name=Path(private_dir).name,
-        max_restarts=max_restarts,
-        binding=binding,
-    )
     # In a thread: what waits for an answer over the network hears no signal.
     thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
     thread.start()

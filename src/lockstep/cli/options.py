@@ -1,0 +1,102 @@
+"""Click's options, made of the dataclasses whose fields they set."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from lockstep.option import GROUPS, MACHINES, Option, options_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
+"""Options besides those for several machines that torchrun takes from the environment as well, with PET_ before them."""
+
+
+def options_from(*kinds: type) -> Callable[[F], F]:
+    """Give a click command an option for each field that has one. What is not given on the command line is None, or empty."""
+
+    def add(command: F) -> F:
+        for kind in kinds:
+            hints = typing.get_type_hints(kind)
+            for name, option in options_of(kind).items():
+                command = click.option(*_names(name, option), name, **_arguments(name, option, hints[name]))(command)
+        return command
+
+    return add
+
+
+def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a command was given, the fields of this dataclass."""
+    fields = options_of(kind)
+    return {name: value for name, value in values.items() if name in fields and value is not None and value != ()}
+
+
+class GroupedCommand(click.Command):
+    """Its options stand under headings in its help, and may be abbreviated as torchrun's may: ``--nnode``."""
+
+    def __init__(self, *args: Any, kinds: Sequence[type], examples: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._groups = {name: option.group for kind in kinds for name, option in options_of(kind).items()}
+        self._order = list(self._groups)
+        self._examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        return super().parse_args(ctx, self._whole(args))
+
+    def _whole(self, args: Sequence[str]) -> list[str]:
+        """The arguments with the names of options written out, up to the script's."""
+        takes_value = {name: not getattr(one, "is_flag", False) for one in self.params for name in one.opts}
+        whole = list(args)
+        place = 0
+        while place < len(whole) and whole[place].startswith("-") and whole[place] != "--":
+            name, equals, value = whole[place].partition("=")
+            if name.startswith("--"):
+                asked = name.replace("_", "-")
+                found = [asked] if asked in takes_value else [one for one in takes_value if one.startswith(asked)]
+                if len(found) == 1:
+                    name = found[0]
+                    whole[place] = f"{name}{equals}{value}"
+            place += 2 if takes_value.get(name) and not equals else 1
+        return whole
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        for title in GROUPS:
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in self._order if self._groups[name] == title])
+        with formatter.section("Other"):
+            formatter.write_dl(list(records.values()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        formatter.write("\n" + self._examples)
+
+
+def _names(field: str, option: Option) -> Sequence[str]:
+    return option.names or (f"--{field.replace('_', '-')}",)
+
+
+def _arguments(field: str, option: Option, hint: Any) -> dict[str, Any]:
+    # torchrun's own variables: PET_NNODES is --nnodes.
+    arguments: dict[str, Any] = {"help": option.help, "default": None}
+    if option.group == MACHINES or field in _OF_TORCHRUN:
+        arguments["envvar"] = f"PET_{field.upper()}"
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if bool in kinds:
+        return {**arguments, "is_flag": True}
+    if typing.get_origin(hint) is Sequence:
+        return {**arguments, "multiple": True, "metavar": option.metavar}
+    kind: Any = str
+    if Path in kinds:
+        kind = click.Path(path_type=Path, file_okay=False)
+    elif str not in kinds:
+        kind = int if int in kinds else float
+    return {**arguments, "type": kind, "metavar": option.metavar}

@@ -1,0 +1,173 @@
+"""What ``lockstep run`` is asked of starting processes: one frozen value, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import ConfigError
+from lockstep.launch.binding import BINDINGS
+from lockstep.launch.nodes import Nodes, plan_nodes
+from lockstep.launch.program import PASS_LOCAL_RANK, SPAWNS
+from lockstep.launch.restarts import check_max_restarts
+from lockstep.option import MACHINES, OUTPUT, PROCESSES, TORCHRUN, one_of, option
+
+_NO_EFFECT = "Accepted for torchrun compatibility; no effect"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How a script is started. (What the run is to do, once started, is in ``RunConfig``.)"""
+
+    nproc_per_node: str | int | None = option(
+        None,
+        "--nproc-per-node",
+        "--nproc",
+        group=PROCESSES,
+        metavar="N",
+        help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA GPU, else one.",
+    )
+    is_module: bool = option(
+        False, "-m", "--module", group=PROCESSES, help="SCRIPT is the name of a module, as for python -m."
+    )
+    max_restarts: int = option(
+        0,
+        group=PROCESSES,
+        metavar="N",
+        help="How often all processes are started again, at most, when one has failed. Default: 0.",
+    )
+    bind: str = option(
+        "none",
+        group=PROCESSES,
+        metavar=one_of(BINDINGS),
+        help="Bind each process, and its loader workers, to cores of its own or to a NUMA node. Default: none.",
+    )
+    pass_local_rank: str = option(
+        "auto",
+        group=PROCESSES,
+        metavar=one_of(PASS_LOCAL_RANK),
+        help="Give the script its local rank as an argument. auto: if its source defines one of these options.",
+    )
+    spawns: str = option(
+        "auto",
+        group=PROCESSES,
+        metavar=one_of(SPAWNS),
+        help="Whether the script starts its processes itself (mp.spawn): it then runs once, as under python. auto: as its "
+        "source says.",
+    )
+
+    nnodes: str | None = option(
+        None,
+        group=MACHINES,
+        metavar="N|MIN:MAX",
+        help="Number of machines; the same command on each, but for --node-rank. With MIN:MAX they may come and go. "
+        "Default: 1.",
+    )
+    node_rank: int | None = option(None, group=MACHINES, metavar="R", help="Which machine this is, from 0.")
+    master_addr: str | None = option(
+        None, group=MACHINES, metavar="HOST", help="Host name or IP address of machine 0, as the others reach it."
+    )
+    master_port: int | None = option(
+        None,
+        group=MACHINES,
+        metavar="PORT",
+        help="TCP port on machine 0 where the others connect. Default: 29500; with one machine, a free one, which scripts "
+        "find in MASTER_PORT.",
+    )
+    rdzv_endpoint: str | None = option(
+        None,
+        group=MACHINES,
+        metavar="HOST:PORT",
+        help="Where machines without numbers meet, the same on each: one of them, and a free port of it.",
+    )
+    rdzv_id: str | None = option(
+        None,
+        group=MACHINES,
+        metavar="NAME",
+        help="Name of the run, for runs that share one rendezvous endpoint. Default: none.",
+    )
+    rdzv_backend: str | None = option(
+        None,
+        group=MACHINES,
+        metavar="[c10d|static]",
+        help="Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and --master-addr.",
+    )
+    rdzv_conf: str | None = option(
+        None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous: see docs/clusters.md."
+    )
+
+    log_dir: Path | None = option(
+        None, group=OUTPUT, metavar="DIR", help="Write the output of rank R to DIR/rank-R.log instead of the terminal."
+    )
+    tee: bool = option(False, group=OUTPUT, help="Show each line with its rank; with --log-dir: as well as in the file.")
+    attach: int | None = option(
+        None, group=OUTPUT, metavar="RANK", help="Give this rank the terminal, so that breakpoint() works."
+    )
+
+    is_executable: bool = option(False, "--no-python", group=TORCHRUN, help="SCRIPT is any program, not a Python script.")
+    use_env: bool = option(False, group=TORCHRUN, help="The same as --pass-local-rank none.")
+    redirects: str | None = option(
+        None,
+        "-r",
+        "--redirects",
+        group=TORCHRUN,
+        metavar="3",
+        help="Accepted for torchrun compatibility: --log-dir, which must be given, redirects both streams.",
+    )
+    tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3", help="The same as --tee.")
+    standalone: bool = option(
+        False, group=TORCHRUN, help=f"{_NO_EFFECT}: processes of one machine need no rendezvous options."
+    )
+    role: str | None = option(None, group=TORCHRUN, metavar="NAME", help=f"{_NO_EFFECT}: all workers have one role.")
+    monitor_interval: float | None = option(
+        None, group=TORCHRUN, metavar="SECONDS", help=f"{_NO_EFFECT}: that a worker has ended is noticed at once."
+    )
+    start_method: str | None = option(
+        None, group=TORCHRUN, metavar="[spawn|fork|forkserver]", help=f"{_NO_EFFECT}: workers come from a fork server."
+    )
+    local_addr: str | None = option(
+        None, group=TORCHRUN, metavar="ADDRESS", help=f"{_NO_EFFECT}: the address that the others reach is found."
+    )
+
+    def __post_init__(self) -> None:
+        for name, value, valid in (
+            ("--pass-local-rank", self.pass_local_rank, PASS_LOCAL_RANK),
+            ("--spawns", self.spawns, SPAWNS),
+            ("-r", self.redirects, (None, "0", "3")),  # none or both; torchrun also takes single streams and ranks
+            ("-t", self.tee_streams, (None, "0", "3")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"{name} {value}: choose one of {', '.join(one for one in valid if one is not None)}")
+        if self.redirects == "3" and self.log_dir is None:
+            raise ConfigError(
+                "-r 3 without a directory: --log-dir DIR writes both streams of rank R to DIR/rank-R.log. Give it, or leave -r "
+                "out"
+            )
+        check_max_restarts(self.max_restarts)
+
+    @property
+    def shows_ranks(self) -> bool:
+        """Whether each line is shown with its rank."""
+        return self.tee or self.tee_streams == "3"
+
+    @property
+    def local_rank_option(self) -> str:
+        """One of ``program.PASS_LOCAL_RANK``."""
+        return "none" if self.use_env else self.pass_local_rank
+
+    def nodes(self) -> Nodes | None:
+        """The machines of the run; None: this one alone.
+
+        Raises:
+            ConfigError: options contradict each other, or one that is needed is missing.
+        """
+        return plan_nodes(
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            endpoint=self.rdzv_endpoint,
+            run_id=self.rdzv_id,
+            backend=self.rdzv_backend,
+            conf=self.rdzv_conf,
+        )
