@@ -40,7 +40,7 @@ horovod: $(STAMP) ## build Horovod against the torch of .venv and install it the
 demo: $(STAMP) ## compare examples/digits.py under every method that this machine can run
 	$(VENV)/bin/lockstep compare $(DEMO_ARGS) examples/digits.py
 
-test: $(STAMP) ## the tests, without the long ones and those that need a card
+test: $(STAMP) ## the tests, without the long ones and those that need a GPU
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
 
 test-all: $(STAMP) ## the tests, with the long ones
@@ -76,9 +76,9 @@ bench: $(BENCH_STAMP) ## every benchmark beside its peers; the JSON lines again 
 
 bench-install: $(BENCH_STAMP) ## make .venv-bench, with the peers
 
-gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA card; fails if there is no card
+gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA GPU; fails if there is no GPU
 	@$(or $(GPU_PYTHON),$(VENV)/bin/python) -c 'import sys, torch; c = torch.cuda; \
-		sys.exit(f"no CUDA card is visible to torch {torch.__version__}: nothing was checked" if not c.is_available() else 0)'
+		sys.exit(f"no CUDA GPU is visible to torch {torch.__version__}: nothing was checked" if not c.is_available() else 0)'
 	PYTHONPATH=src $(or $(GPU_PYTHON),$(VENV)/bin/python) -m pytest -m cuda --require-cuda $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz

@@ -3,7 +3,7 @@
 python examples/imagenet.py --data imagenet                                                  one process
 lockstep run --nproc-per-node 8 --precision bf16-mixed examples/imagenet.py --data imagenet --batch-size 3200
 
-The recipe is a usual one: 400 images a card, SGD, a tenth of the learning rate after 30 epochs each. A ResNet needs
+The recipe is a usual one: 400 images a GPU, SGD, a tenth of the learning rate after 30 epochs each. A ResNet needs
 Pillow only; --arch takes any other name that torchvision knows (pip install 'torch-lockstep[vision]').
 """
 
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=400, help="images in a step, over all processes")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--channels-last", action="store_true", help="channels side by side in memory: faster on cards")
+    parser.add_argument("--channels-last", action="store_true", help="channels side by side in memory: faster on GPUs")
     parser.add_argument("--workers", type=int, default=4, help="loader workers of each process")
     args = parser.parse_args()
 
@@ -118,7 +118,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
     mean, deviation = torch.tensor(MEAN, device=team.device), torch.tensor(DEVIATION, device=team.device)
 
-    def to_input(pixels):  # here and not in the data set: bytes are a quarter of what has to travel to the card
+    def to_input(pixels):  # here and not in the data set: bytes are a quarter of what has to travel to the GPU
         return ((pixels - mean) / deviation).permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)

@@ -1,10 +1,10 @@
 """A model in two parts on two devices, and data-parallel training over processes that have two devices each.
 
 python examples/toy_model_parallel.py                                                      one process, one device for both
-lockstep run --devices-per-process 2 examples/toy_model_parallel.py                        a process for each pair of cards
+lockstep run --devices-per-process 2 examples/toy_model_parallel.py                        a process for each pair of GPUs
 lockstep run --devices-per-process 2 --nproc-per-node 2 --shards 2 examples/toy_model_parallel.py
 
-On a machine without cards the two devices are both the CPU, and all of it runs there too.
+On a machine without GPUs the two devices are both the CPU, and all of it runs there too.
 """
 
 import argparse

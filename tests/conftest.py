@@ -1,4 +1,4 @@
-"""What every test gets: a watch for what it leaves behind, a way to run scripts, and a skip where there is no card."""
+"""What every test gets: a watch for what it leaves behind, a way to run scripts, and a skip where there is no GPU."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ _KERNEL_THREADS = 2  # the process that is the parent of theirs
 GRACE_S = 3.0  # for what is on its way out when a test ends
 
 _outliving_tests: set[int] = set()
-_ran_on_card: set[str] = set()
+_ran_on_gpu: set[str] = set()
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +160,7 @@ def require():
 
 
 @functools.cache
-def _has_card() -> bool:
+def _has_gpu() -> bool:
     # In a process of its own: to ask initialises the driver, and tests fork.
     return subprocess.run([sys.executable, "-c", "import torch; exit(not torch.cuda.is_available())"]).returncode == 0
 
@@ -183,16 +183,16 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("cuda") and not _has_card():
-        pytest.skip("torch sees no CUDA card on this machine")
+    if item.get_closest_marker("cuda") and not _has_gpu():
+        pytest.skip("torch sees no CUDA GPU on this machine")
 
 
 def pytest_runtest_logreport(report):
     if report.when == "call" and not report.skipped and "cuda" in report.keywords:
-        _ran_on_card.add(report.nodeid)
+        _ran_on_gpu.add(report.nodeid)
 
 
 def pytest_sessionfinish(session):
-    if session.config.getoption("--require-cuda") and not _ran_on_card:
+    if session.config.getoption("--require-cuda") and not _ran_on_gpu:
         print("\n--require-cuda: no test marked cuda has run")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -13,17 +13,17 @@ pytestmark = pytest.mark.timeout(20)
 FITS = {**TASK, "SLURM_CPUS_PER_TASK": "3", "SLURM_CPUS_ON_NODE": "6", "SLURM_GPUS_ON_NODE": "2"}
 
 
-def said(environ, *, own=3, cards=2, each=1, workers=2):
+def said(environ, *, own=3, gpus=2, each=1, workers=2):
     world = read_environment(environ).world
     # As on a node with many cores, whatever this machine has.
     world = dataclasses.replace(world, num_cores=world.job.num_cores(own))
-    return misfits(world, num_cores=own, num_cards=cards, cards_each=each, workers=workers)
+    return misfits(world, num_cores=own, num_gpus=gpus, gpus_each=each, workers=workers)
 
 
 def test_what_fits_is_not_spoken_of():
     assert said(FITS) == []
-    assert said({**TASK, "SLURM_CPUS_PER_TASK": "3", "SLURM_CPUS_ON_NODE": "6"}, cards=0, each=0) == []
-    assert misfits(World(), num_cores=1, num_cards=8, cards_each=1, workers=9) == [], "outside of Slurm"
+    assert said({**TASK, "SLURM_CPUS_PER_TASK": "3", "SLURM_CPUS_ON_NODE": "6"}, gpus=0, each=0) == []
+    assert misfits(World(), num_cores=1, num_gpus=8, gpus_each=1, workers=9) == [], "outside of Slurm"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_one_line_with_a_remedy(changed, options, words):
 
 
 def test_a_script_that_srun_was_forgotten_for_is_told():
-    [line] = said({**JOB, "SLURM_CPUS_ON_NODE": "8"}, own=8, cards=0, each=0)
+    [line] = said({**JOB, "SLURM_CPUS_ON_NODE": "8"}, own=8, gpus=0, each=0)
     assert "the job has 4 tasks, and this is one process, which srun has not started" in line
 
 

@@ -12,7 +12,7 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a file of tests under our conftest.py, in a pytest of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 3.0", "GRACE_S = 0.2"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a card\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -91,7 +91,7 @@ CUDA_TEST = """
 import pytest
 
 @pytest.mark.cuda
-def test_on_a_card():
+def test_on_a_gpu():
     pass
 
 def test_elsewhere():
@@ -100,23 +100,23 @@ def test_elsewhere():
 """
 
 
-def test_without_a_card_its_tests_are_skipped_with_a_reason_and_cannot_count_as_run(tmp_path, monkeypatch):
+def test_without_a_gpu_its_tests_are_skipped_with_a_reason_and_cannot_count_as_run(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = _pytest(tmp_path, CUDA_TEST)
     assert run.returncode == 0, run.stdout
-    assert "torch sees no CUDA card" in run.stdout
+    assert "torch sees no CUDA GPU" in run.stdout
     required = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
     assert required.returncode == 1
     assert "no test marked cuda has run" in required.stdout
 
 
 @pytest.mark.cuda
-def test_with_a_card_its_tests_run(tmp_path):
+def test_with_a_gpu_its_tests_run(tmp_path):
     run = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
     assert run.returncode == 0, run.stdout
 
 
-def test_torch_is_not_imported_to_ask_for_a_card_when_no_test_needs_one(tmp_path):
+def test_torch_is_not_imported_to_ask_for_a_gpu_when_no_test_needs_one(tmp_path):
     run = _pytest(tmp_path, CUDA_TEST, "-m", "not cuda")
     assert run.returncode == 0, run.stdout
     assert "1 passed" in run.stdout

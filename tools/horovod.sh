@@ -3,7 +3,7 @@
 #
 # The registry has Horovod as source only, and what is built belongs to one version of torch and of Python. So it is built
 # once, into build/wheels/<torch>/, and taken from there the next time; in another checkout, from pip's cache. With
-# HOROVOD_GPU_OPERATIONS=NCCL (and its other variables) in the environment it is built for cards.
+# HOROVOD_GPU_OPERATIONS=NCCL (and its other variables) in the environment it is built for GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -4,7 +4,7 @@
 
 ``article`` and ``article amp`` are the loops of the article: convolutions channel by channel, float32 images, PyTorch's
 default SGD, and with ``amp`` float16 autocast with a GradScaler. ``by-hand`` is the best loop that we could write:
-channels_last, bfloat16 autocast, fused SGD, compiled, and bytes that travel to the card while the step before still runs.
+channels_last, bfloat16 autocast, fused SGD, compiled, and bytes that travel to the GPU while the step before still runs.
 ``lockstep`` is the same with ``team.prepare``. A turn is ``steps`` steps.
 """
 
@@ -30,7 +30,7 @@ Train = Callable[[int], list[Tensor]]
 
 
 def make_batches(args: argparse.Namespace, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Images in the host's memory, from which a card copies by itself."""
+    """Images in the host's memory, from which a GPU copies by itself."""
     batches = []
     for _ in range(NUM_BATCHES):
         pixels = torch.randint(0, 256, (args.batch, 3, args.size, args.size), dtype=torch.uint8)
@@ -40,8 +40,8 @@ def make_batches(args: argparse.Namespace, dtype: torch.dtype) -> list[tuple[Ten
     return batches
 
 
-def on_card(batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches on the card, each one copied there while the step before it still runs."""
+def on_gpu(batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches on the GPU, each one copied there while the step before it still runs."""
     if device == "cpu":
         yield from batches
         return
@@ -69,7 +69,7 @@ def on_card(batches: Iterable[tuple[Tensor, Tensor]], device: str) -> Iterator[t
 
 
 class FromBytes(nn.Module):
-    """Images of bytes, scaled and laid out on the card, where it costs next to nothing."""
+    """Images of bytes, scaled and laid out on the GPU, where it costs next to nothing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def make_optimizer(model: nn.Module, *, fused: bool | None = None) -> torch.opti
 
 
 def as_in_the_article(args: argparse.Namespace, *, amp: bool) -> Train:
-    # The article's PyTorch 1.8 let cards of its kind multiply float32 as TF32; today's lets convolutions only.
+    # The article's PyTorch 1.8 let GPUs of its kind multiply float32 as TF32; today's lets convolutions only.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     batches = make_batches(args, torch.float32)
     model = make_resnet(args.arch, NUM_CLASSES).to(args.device)
@@ -122,7 +122,7 @@ def by_hand(args: argparse.Namespace) -> Train:
 
     def train(num_steps: int) -> list[Tensor]:
         losses = []
-        for images, labels in on_card(itertools.islice(itertools.cycle(batches), num_steps), args.device):
+        for images, labels in on_gpu(itertools.islice(itertools.cycle(batches), num_steps), args.device):
             with torch.autocast(args.device, torch.bfloat16):
                 logits = model(images)
             loss = criterion(logits.float(), labels)
@@ -136,7 +136,7 @@ def by_hand(args: argparse.Namespace) -> Train:
 
 
 class Source:
-    """Ready batches that are on the card already: of use to a process that has the card and the batch for itself."""
+    """Ready batches that are on the GPU already: of use to a process that has the GPU and the batch for itself."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._batches = make_batches(args, torch.uint8)
@@ -147,7 +147,7 @@ class Source:
         return self.num_steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return on_card(itertools.islice(itertools.cycle(self._batches), self.num_steps), self._device)
+        return on_gpu(itertools.islice(itertools.cycle(self._batches), self.num_steps), self._device)
 
 
 def with_lockstep(args: argparse.Namespace) -> Train:
@@ -221,7 +221,7 @@ def main() -> None:
 
     def after() -> None:
         if args.device == "cuda":
-            torch.cuda.empty_cache()  # several contenders share the card
+            torch.cuda.empty_cache()  # several contenders share the GPU
 
     take_turns(work, before=before, after=after)
 

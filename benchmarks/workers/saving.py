@@ -296,7 +296,7 @@ class AsyncSave(ByHand):
             use_pinned_memory=False,
             use_shared_memory=how == "process",
             use_async_staging=how == "overlapped",
-            use_non_blocking_copy=False,  # both need a card
+            use_non_blocking_copy=False,  # both need a GPU
         )
         self._stager = None if how == "plain" else DefaultStager(options)
         self._type = AsyncCheckpointerType.PROCESS if how == "process" else AsyncCheckpointerType.THREAD

@@ -6,21 +6,21 @@ from lockstep.job import Job
 from lockstep.world import World
 
 
-def misfits(world: World, *, num_cores: int, num_cards: int, cards_each: int, workers: int) -> list[str]:
+def misfits(world: World, *, num_cores: int, num_gpus: int, gpus_each: int, workers: int) -> list[str]:
     """What is wasted, or too little: a line each, with a remedy.
 
     Args:
         world: of rank 0; without a job nothing is said.
         num_cores: that this process may use, by its affinity.
-        num_cards: that this process sees.
-        cards_each: cards that each process uses; 0: the run is on the CPU.
+        num_gpus: that this process sees.
+        gpus_each: GPUs that each process uses; 0: the run is on the CPU.
         workers: loader workers of each process.
     """
     job = world.job
     if job is None:
         return []
-    cards = job.cards_here if job.cards_here is not None else num_cards
-    return [*_nodes(job, world), *_cards(world, cards, cards_each), *_cores(job, world, num_cores, workers)]
+    gpus = job.gpus_here if job.gpus_here is not None else num_gpus
+    return [*_nodes(job, world), *_gpus(world, gpus, gpus_each), *_cores(job, world, num_cores, workers)]
 
 
 def _nodes(job: Job, world: World) -> list[str]:
@@ -49,24 +49,24 @@ def _nodes(job: Job, world: World) -> list[str]:
     return found
 
 
-def _cards(world: World, cards: int, cards_each: int) -> list[str]:
+def _gpus(world: World, gpus: int, gpus_each: int) -> list[str]:
     tasks, host = world.local_world_size, world.host
-    if cards_each == 0:
-        if cards == 0:
+    if gpus_each == 0:
+        if gpus == 0:
             return []
         return [
-            f"the job has {_count(cards, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
+            f"the job has {_count(gpus, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
             "PyTorch see a GPU (torch.cuda.is_available())? If none is needed, ask for none"
         ]
-    used = tasks * cards_each
-    if used < cards:
+    used = tasks * gpus_each
+    if used < gpus:
         return [
-            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {cards} GPUs: the "
-            f"others stand idle. Start {cards // cards_each} (--ntasks-per-node), or ask for fewer GPUs (--gpus-per-node)"
+            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {gpus} GPUs: the "
+            f"others stand idle. Start {gpus // gpus_each} (--ntasks-per-node), or ask for fewer GPUs (--gpus-per-node)"
         ]
-    if used > cards > 0:
+    if used > gpus > 0:
         return [
-            f"{tasks} processes on {host} share {_count(cards, 'GPU')}, and wait for each other: start {cards // cards_each} "
+            f"{tasks} processes on {host} share {_count(gpus, 'GPU')}, and wait for each other: start {gpus // gpus_each} "
             "(--ntasks-per-node), or ask for more GPUs (--gpus-per-node)"
         ]
     return []

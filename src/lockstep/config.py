@@ -23,7 +23,7 @@ class Strategy:
     devices: str = "several"
     """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` GPUs, by itself."""
     needs: str = ""
-    """What a machine may lack: ``cards``, ``horovod``."""
+    """What a machine may lack: ``gpus``, ``horovod``."""
 
 
 STRATEGIES = {
@@ -33,7 +33,7 @@ STRATEGIES = {
     "exact": Strategy(),
     "fsdp": Strategy(devices="one"),
     "horovod": Strategy(needs="horovod"),
-    "dp": Strategy(one_process=True, devices="all", needs="cards"),
+    "dp": Strategy(one_process=True, devices="all", needs="gpus"),
 }
 PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")

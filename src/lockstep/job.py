@@ -53,8 +53,8 @@ class Job:
     step: Step | None = None
     cpus_here: int | None = None
     """CPUs of this node that the step may use or, outside of one, the job."""
-    cards_here: int | None = None
-    """Cards of this node that it may use; None: none were asked for."""
+    gpus_here: int | None = None
+    """GPUs of this node that it may use; None: none were asked for."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ def read_job(environ: Mapping[str, str]) -> Job | None:
         num_tasks=_count(environ, "SLURM_NTASKS") or 1,
         step=_read_step(environ) if environ.get(STEP) else None,
         cpus_here=_count(environ, "SLURM_CPUS_ON_NODE"),
-        cards_here=_count(environ, "SLURM_GPUS_ON_NODE"),
+        gpus_here=_count(environ, "SLURM_GPUS_ON_NODE"),
     )
 
 

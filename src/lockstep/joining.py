@@ -129,7 +129,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
 
 def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Meeting]:
     devices = choose_devices(config, world)
-    resolve_strategy(config.strategy, world.world_size, is_exact=False, on_cards=devices[0].type == "cuda")
+    resolve_strategy(config.strategy, world.world_size, is_exact=False, on_gpus=devices[0].type == "cuda")
     return devices, choose_meeting(config, world, devices, host)
 
 
@@ -191,7 +191,7 @@ def _agree(
     check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,
-        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact, on_cards=device == "cuda"),
+        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact, on_gpus=device == "cuda"),
         shards=birth.shards,
         accumulate=birth.accumulate,
         seed=birth.seed,

@@ -213,8 +213,8 @@ class Parts:
         for misfit in misfits(
             self.world,
             num_cores=num_cores(),
-            num_cards=torch.cuda.device_count() if on_gpu else 0,
-            cards_each=len(self.devices) if on_gpu else 0,
+            num_gpus=torch.cuda.device_count() if on_gpu else 0,
+            gpus_each=len(self.devices) if on_gpu else 0,
             workers=getattr(loader, "num_workers", 0),
         ):
             say(misfit)

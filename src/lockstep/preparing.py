@@ -142,7 +142,7 @@ class Preparation:
         return thing
 
     def _prepare_model(self, model: nn.Module) -> Any:
-        if not self._sync.forward_is_collective:  # else it may be too large for one card as a whole
+        if not self._sync.forward_is_collective:  # else it may be too large for one GPU as a whole
             self._move(model)
         formats = Formats(model, self._precision, self._device)
         forward = self._sync.attach(model)

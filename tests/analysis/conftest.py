@@ -80,7 +80,7 @@ def make_comparison(tmp_path):
                 cpu_name="A processor",
                 num_cores=num_cores,
                 memory_bytes=10**9,
-                num_cards=0,
+                num_gpus=0,
                 load=load,
                 python="3.11",
                 torch="2.13.0",

@@ -46,7 +46,7 @@ def test_memory_is_the_sum_over_processes_of_the_peak_of_each(start, epoch):
     assert (figures.peak_rss_bytes, figures.peak_gpu_bytes, figures.peak_bytes) == (50, None, 50)
 
 
-def test_on_cards_utilisation_and_memory_are_theirs(start, epoch):
+def test_on_gpus_utilisation_and_memory_are_theirs(start, epoch):
     first = epoch(cpu_s=[1, 1], peak_rss_bytes=[9, 9], peak_gpu_bytes=[100, 90], gpu_utilisation=[90.0, None])
     second = epoch(epoch=1, cpu_s=[1, 1], peak_rss_bytes=[9, 9], peak_gpu_bytes=[100, 95], gpu_utilisation=[70.0, 40.0])
     figures = figures_of([start(world_size=2, device="cuda"), first, second])

@@ -327,10 +327,10 @@ def test_without_a_choice_every_launcher_is_run_and_a_run_is_killed_and_resumed_
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "num_cards", "expected"), [(1, 0, (1, 2)), (2, 0, (1, 2, 4)), (8, 1, (1, 2, 4)), (8, 2, (1, 2))]
+    ("num_cores", "num_gpus", "expected"), [(1, 0, (1, 2)), (2, 0, (1, 2, 4)), (8, 1, (1, 2, 4)), (8, 2, (1, 2))]
 )
-def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_cards, expected):
-    assert settings.default_world_sizes(num_cores=num_cores, num_cards=num_cards) == expected
+def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_gpus, expected):
+    assert settings.default_world_sizes(num_cores=num_cores, num_gpus=num_gpus) == expected
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,14 @@ def test_methods_keep_their_order_and_repetitions():
         parse_methods(" , ")
 
 
-def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_cards():
-    assert set(default_methods({"cards"})) - set(default_methods(())) == {"dp"}
+def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_gpus():
+    assert set(default_methods({"gpus"})) - set(default_methods(())) == {"dp"}
     rows = expand(parse_methods("dp,dp@python"), (2, 4))
     assert [row.label for row in rows] == ["dp ×1", "dp@python ×1"]
 
 
 def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_is_compared():
-    names = default_methods({"cards", "horovod", "mpirun"})
+    names = default_methods({"gpus", "horovod", "mpirun"})
     methods = parse_methods(",".join(names))
     assert tuple(method.name for method in methods) == names
     assert {method.strategy for method in methods} == set(STRATEGIES)
@@ -96,11 +96,11 @@ def test_a_number_of_processes_that_is_none_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("num_cards", "num_cores", "expected"),
+    ("num_gpus", "num_cores", "expected"),
     [(0, 1, (2,)), (0, 2, (2,)), (0, 4, (2, 4)), (0, 64, (2, 4)), (8, 64, (2, 4, 8)), (6, 64, (2, 4)), (1, 2, (2,))],
 )
-def test_default_numbers_of_processes_fit_the_machine(num_cards, num_cores, expected):
-    assert default_nprocs(num_cards=num_cards, num_cores=num_cores) == expected
+def test_default_numbers_of_processes_fit_the_machine(num_gpus, num_cores, expected):
+    assert default_nprocs(num_gpus=num_gpus, num_cores=num_cores) == expected
 
 
 def test_ddp_gets_a_row_for_each_number_and_single_one():

@@ -51,7 +51,7 @@ def test_every_rank_is_told_what_cannot_work(crew, nproc, script, kind, words):
         assert words in told[1]
 
 
-def test_sync_batchnorm_is_for_cards(crew):
+def test_sync_batchnorm_is_for_gpus(crew):
     told = crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
     assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")] * 2
 
@@ -115,7 +115,7 @@ def test_join_refuses_settings_that_cannot_be_meant_and_can_be_called_again(tmp_
     lockstep.join(run_dir=str(tmp_path / "run")).close()
 
 
-def test_cuda_without_a_card_is_refused(tmp_path, monkeypatch):
+def test_cuda_without_a_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(lockstep.ConfigError, match="no CUDA GPU here: leave device out"):
         lockstep.join(run_dir=str(tmp_path / "run"), device="cuda")

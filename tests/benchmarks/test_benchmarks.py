@@ -118,11 +118,11 @@ def test_a_benchmark_that_cannot_work_says_why():
     assert "choose from power, processes" in run("host_loss", "--losses", "fire").stderr
 
 
-def test_without_a_card_nothing_is_said_of_cards(monkeypatch):
+def test_without_a_gpu_nothing_is_said_of_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("resnet50")
     assert (done.returncode, done.stdout) == (77, "")
-    assert "sees no CUDA card" in done.stderr
+    assert "sees no CUDA GPU" in done.stderr
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def test_the_best_weights_are_kept_apart_from_the_checkpoints(tmp_path):
     assert (verify(result.path).kind, Store(tmp_path).all()) == ("weights", [])
 
 
-def test_it_is_busy_until_the_checkpoint_is_there_and_waits_for_a_copy_from_a_card(tmp_path):
+def test_it_is_busy_until_the_checkpoint_is_there_and_waits_for_a_copy_from_a_gpu(tmp_path):
     class Copying:
         done = threading.Event()
 

@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
     parser.add_argument("--hosts", type=int, default=2, help="how many (default: 2)")
     parser.add_argument("--slurm", action="store_true", help="with Slurm on all of them")
-    parser.add_argument("--gpus", type=int, default=0, help="cards a host that Slurm believes in (default: 0)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs a host that Slurm believes in (default: 0)")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, _: sys.exit(128 + caught))

@@ -52,7 +52,7 @@ def missing() -> str | None:
 class Cluster:
     """``hosts`` hosts (host0, host1, ...) on one switch; with ``slurm``, Slurm on all of them, its controller on host0.
 
-    ``gpus`` are the cards a host that Slurm believes in: there is nothing behind them.
+    ``gpus`` are the GPUs a host that Slurm believes in: there is nothing behind them.
     """
 
     def __init__(self, hosts: int = 2, *, slurm: bool = False, gpus: int = 0) -> None:

@@ -74,6 +74,6 @@ def cluster(_cluster):
 
 @pytest.fixture
 def slurm_cluster(_slurm_cluster):
-    """Two hosts with Slurm, which believes in four cards on each, until the test ends."""
+    """Two hosts with Slurm, which believes in four GPUs on each, until the test ends."""
     with lent(_slurm_cluster) as cluster:
         yield cluster

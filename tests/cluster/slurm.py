@@ -23,7 +23,7 @@ PROGRAMS = {"munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd"}
 SETTINGS = Path(HERE, "slurm.conf")
 CPUS, MEMORY_MB = 8, 64_000  # of a host, as Slurm is to believe
-NULL = Path("/dev/null").stat().st_rdev  # Slurm's cards must be devices: these are the one that there always is
+NULL = Path("/dev/null").stat().st_rdev  # Slurm's GPUs must be devices: these are the one that there always is
 START_S = 30.0
 
 # What is not Slurm's default: one user (root), no control groups, and little patience, so that tests need not have much.

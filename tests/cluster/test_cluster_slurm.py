@@ -36,7 +36,7 @@ def test_srun_runs_on_both_hosts(slurm_cluster):
     assert sorted(told.split()) == ["host0", "host0", "host1", "host1"]
 
 
-def test_cards_are_given_out_that_are_not_there(slurm_cluster):
+def test_gpus_are_given_out_that_are_not_there(slurm_cluster):
     show = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     assert slurm_cluster.slurm.run(["srun", "--nodes=2", "--gpus-per-node=2", *show]).stdout == "0,1\n0,1\n"
     with pytest.raises(HostError, match="not available"):

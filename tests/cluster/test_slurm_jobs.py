@@ -173,7 +173,7 @@ exec "$@"
 
 
 @pytest.mark.long
-def test_what_runs_a_container_gets_the_directory_the_cards_and_the_program(jobs, undisturbed):
+def test_what_runs_a_container_gets_the_directory_the_gpus_and_the_program(jobs, undisturbed):
     programs = jobs.directory / "bin"
     programs.mkdir()
     (programs / "apptainer").write_text(STAND_IN)

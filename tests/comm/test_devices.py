@@ -1,4 +1,4 @@
-"""Who gets which devices: a function of the settings, the process's place, and how many cards there are."""
+"""Who gets which devices: a function of the settings, the process's place, and how many GPUs there are."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.fixture
-def cards(monkeypatch):
-    """``cards(n)``: from now on PyTorch counts so many."""
+def gpus(monkeypatch):
+    """``gpus(n)``: from now on PyTorch counts so many."""
 
     def there_are(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -45,14 +45,14 @@ def chosen(size, **settings):
         (1, 1, {"strategy": "dp"}, [[0]]),
     ],
 )
-def test_cards_are_given_out_by_local_rank_as_many_as_each_process_drives(cards, count, size, settings, expected):
-    cards(count)
+def test_gpus_are_given_out_by_local_rank_as_many_as_each_process_drives(gpus, count, size, settings, expected):
+    gpus(count)
     assert chosen(size, **settings) == expected
 
 
 @pytest.mark.parametrize(("count", "settings"), [(0, {}), (4, {"device": "cpu"})])
-def test_on_the_cpu_all_devices_of_a_process_are_the_same_one(cards, count, settings):
-    cards(count)
+def test_on_the_cpu_all_devices_of_a_process_are_the_same_one(gpus, count, settings):
+    gpus(count)
     assert choose_devices(RunConfig(devices_per_process=3, **settings), place(1, 2)) == (torch.device("cpu"),) * 3
 
 
@@ -65,14 +65,14 @@ def test_on_the_cpu_all_devices_of_a_process_are_the_same_one(cards, count, sett
         (0, 1, {"device": "cuda", "devices_per_process": 2}, "sees no CUDA GPU"),
     ],
 )
-def test_more_devices_than_there_are_is_an_error(cards, count, size, settings, words):
-    cards(count)
+def test_more_devices_than_there_are_is_an_error(gpus, count, size, settings, words):
+    gpus(count)
     with pytest.raises(ConfigError, match=words):
         chosen(size, **settings)
 
 
-def test_nccl_needs_a_card_for_each_device_of_each_process(cards):
-    cards(4)
+def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
+    gpus(4)
     four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
     assert choose_meeting(RunConfig(), place(0, 2), two).backend == "nccl"
     assert choose_meeting(RunConfig(), place(0, 2), four).backend == "gloo"

@@ -73,7 +73,7 @@ def test_ddp_has_it_up_to_rounding_without_device_ids(crew):
 
 
 def with_device_ids():
-    """What articles of 2019 show: one DistributedDataParallel over several cards of a process."""
+    """What articles of 2019 show: one DistributedDataParallel over several GPUs of a process."""
     with lockstep.join():
         try:
             nn.parallel.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
@@ -81,7 +81,7 @@ def with_device_ids():
             return str(error)
 
 
-def test_pytorch_has_no_ddp_over_several_cards_of_one_process_any_more(crew):
+def test_pytorch_has_no_ddp_over_several_gpus_of_one_process_any_more(crew):
     assert crew(1, with_device_ids) == ["device_ids can only be None or contain a single element."]
 
 

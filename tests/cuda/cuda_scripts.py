@@ -1,4 +1,4 @@
-"""Small trainings on a card. Each function is one rank's script."""
+"""Small trainings on a GPU. Each function is one rank's script."""
 
 import copy
 import itertools
@@ -79,7 +79,7 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
 
 def train_clipped(parts):
     """A CNN with BatchNorm on ready batches, clipped; begun anew before each part, from the state that the last one left."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a card need
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a GPU need
     torch.use_deterministic_algorithms(True)
     generator = torch.Generator().manual_seed(3)
     batches = [(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3) for _ in range(sum(parts))]
@@ -112,7 +112,7 @@ def train_clipped(parts):
 
 
 def count_waits(steps):
-    """How often the loop waited for the card between the first and the last step: with ``log``, it must not."""
+    """How often the loop waited for the GPU between the first and the last step: with ``log``, it must not."""
     with lockstep.join(log_every=4) as team:
         model = nn.Linear(6, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

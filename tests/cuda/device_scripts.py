@@ -24,7 +24,7 @@ class Parts(nn.Module):
 
 
 class Whole(nn.Module):
-    """No part of it looks at more than one sample, so that it does not matter which card has which."""
+    """No part of it looks at more than one sample, so that it does not matter which GPU has which."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Whole(nn.Module):
 
 def train_parts(epochs=2, **settings):
     """The state at the end, on the CPU, where it was, and what ``log`` and the checkpoint made of it."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a card need
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a GPU need
     torch.use_deterministic_algorithms(True)
     with lockstep.join(**settings) as team:
         torch.manual_seed(0)
@@ -84,6 +84,6 @@ def train_whole(**settings):
                     team.backward(nn.functional.cross_entropy(outputs, targets))
                 optimizer.step()
                 optimizer.zero_grad()
-        dtypes = [(str(dtype), card, length) for dtype, card, length in model.dtypes]
+        dtypes = [(str(dtype), gpu, length) for dtype, gpu, length in model.dtypes]
         state = {name: tensor.cpu() for name, tensor in prepared.state_dict().items()}
         return {"state": state, "ran": dtypes, "output": (str(outputs.dtype), str(outputs.device))}

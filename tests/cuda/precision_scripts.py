@@ -1,4 +1,4 @@
-"""A small training on a card in any precision. Each function is one rank's script."""
+"""A small training on a GPU in any precision. Each function is one rank's script."""
 
 import torch
 from torch import nn

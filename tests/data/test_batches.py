@@ -17,7 +17,7 @@ from lockstep.data.batches import count_samples, cut, map_tensors, pin, to_devic
 from lockstep.errors import DataError
 
 pytestmark = pytest.mark.timeout(30)
-META = torch.device("meta")  # a device without a card
+META = torch.device("meta")  # a device without a GPU
 
 
 class Pair(NamedTuple):
@@ -211,7 +211,7 @@ def test_default_dicts_go_on_making_defaults():
 
 
 @pytest.mark.cuda
-def test_pinned_batches_reach_the_card():
+def test_pinned_batches_reach_the_gpu():
     batch = pin({"x": rows(), "packed": pack_sequence([torch.arange(3.0)])})
     assert batch["x"].is_pinned()
     assert batch["packed"].data.is_pinned()

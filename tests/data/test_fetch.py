@@ -174,9 +174,9 @@ def test_all_that_a_spawned_worker_needs_can_be_pickled(dataset):
     assert same(pickle.loads(pickle.dumps(fetcher))[request(1)], fetcher[request(1)])
 
 
-def test_pin_memory_without_a_card_does_nothing_and_does_not_warn():
+def test_pin_memory_without_a_gpu_does_nothing_and_does_not_warn():
     if torch.cuda.is_available():
-        pytest.skip("there is a card")
+        pytest.skip("there is a GPU")
     for num_workers in (0, 1):
         loader = DataLoader(table(), pin_memory=True, num_workers=num_workers)
         assert not fetch(loader, request(0))[0][0].is_pinned()
@@ -189,7 +189,7 @@ def test_pin_memory_pins_with_and_without_workers(num_workers):
 
 
 @pytest.mark.cuda
-def test_a_table_on_the_card_is_fetched_there():
+def test_a_table_on_the_gpu_is_fetched_there():
     dataset = TensorDataset(*(tensor.cuda() for tensor in table().tensors))
     assert same(
         [t.cpu() for t in fetch(DataLoader(dataset), request(1, -1))[0]], fetch(DataLoader(table()), request(1, 5))[0]

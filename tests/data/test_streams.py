@@ -90,17 +90,17 @@ def test_streams_set_aside_go_on_where_they_were_also_after_an_error():
 
 
 @pytest.mark.cuda
-def test_the_card_draws_from_the_place_too_and_goes_on_where_it_was():
-    def on_card():
+def test_the_gpu_draws_from_the_place_too_and_goes_on_where_it_was():
+    def on_gpu():
         return torch.rand(3, device="cuda").tolist()
 
     torch.cuda.init()
     reseed(0, Purpose.TRAIN, 1, 0)
-    one, two = on_card(), on_card()
+    one, two = on_gpu(), on_gpu()
     reseed(0, Purpose.TRAIN, 1, 1)
-    assert on_card() != one
+    assert on_gpu() != one
     reseed(0, Purpose.TRAIN, 1, 0)
-    assert on_card() == one
+    assert on_gpu() == one
     with set_aside():
-        on_card()
-    assert on_card() == two
+        on_gpu()
+    assert on_gpu() == two

@@ -162,8 +162,8 @@ def test_every_command_of_the_table_of_methods_is_among_those_that_run():
     assert len(shown) > 20
     examples = re.findall(r"`(lockstep run [^`]+)`", (ROOT / "examples" / "README.md").read_text())
     sessions = re.findall(r"^\$ (.*)", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    on_cards = {"lockstep run --strategy dp train.py"}  # tests/sync/test_dp.py, tests/cuda
-    assert shown - commands().keys() - set(examples) - set(sessions) == on_cards
+    on_gpus = {"lockstep run --strategy dp train.py"}  # tests/sync/test_dp.py, tests/cuda
+    assert shown - commands().keys() - set(examples) - set(sessions) == on_gpus
 
 
 def test_the_documentation_shows_commands_at_all():

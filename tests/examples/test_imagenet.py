@@ -55,7 +55,7 @@ def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
 
 
 @pytest.mark.cuda
-def test_it_trains_on_a_card_in_mixed_precision(folder, run_script, examples):
+def test_it_trains_on_a_gpu_in_mixed_precision(folder, run_script, examples):
     args = ("--arch", "resnet18", "--epochs", "1", "--channels-last", *SMALL)
     done = run_script(examples / "imagenet.py", "--device", "cuda", "--precision", "bf16-mixed", args=args, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.launch import cards
+from lockstep.launch import gpus
 from lockstep.launch.local import check_fit, reserved_port, resolve_nproc
 from lockstep.launch.program import check_script, find_script
 
@@ -27,19 +27,19 @@ from lockstep.launch.program import check_script, find_script
         (0, "GPU-8932f937", 0),
     ],
 )
-def test_visible_cards_are_counted_as_cuda_counts_them(present, visible, expected):
-    assert cards.num_visible(present, visible) == expected
+def test_visible_gpus_are_counted_as_cuda_counts_them(present, visible, expected):
+    assert gpus.num_visible(present, visible) == expected
 
 
-def test_cards_are_found_by_their_device_files(tmp_path):
+def test_gpus_are_found_by_their_device_files(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert cards.num_present(tmp_path) == 2
+    assert gpus.num_present(tmp_path) == 2
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_the_default_is_a_process_a_card_or_one(monkeypatch, count):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: count)
+def test_the_default_is_a_process_a_gpu_or_one(monkeypatch, count):
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: count)
     cores = len(os.sched_getaffinity(0))
     assert resolve_nproc(None) == max(1, count)
     assert resolve_nproc("cpu") == cores
@@ -57,20 +57,20 @@ def test_the_default_is_a_process_a_card_or_one(monkeypatch, count):
         ({"strategy": "ddp"}, (6, 6, 6)),
     ],
 )
-def test_by_default_a_process_has_as_many_cards_as_it_drives(monkeypatch, settings, expected):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: 6)
+def test_by_default_a_process_has_as_many_gpus_as_it_drives(monkeypatch, settings, expected):
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: 6)
     assert tuple(resolve_nproc(asked, RunConfig(**settings)) for asked in (None, "auto", "gpu")) == expected
 
 
-def test_more_devices_a_process_than_cards_leave_no_process(monkeypatch):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: 2)
+def test_more_devices_a_process_than_gpus_leave_no_process(monkeypatch):
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: 2)
     with pytest.raises(ConfigError, match="--nproc-per-node gpu with 3 devices a process: 2 CUDA GPUs"):
         resolve_nproc("gpu", RunConfig(devices_per_process=3))
 
 
 @pytest.mark.parametrize(("count", "device"), [(0, "auto"), (2, "cpu")])
-def test_data_parallel_in_one_process_without_cards_is_refused_before_anything_starts(monkeypatch, count, device):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: count)
+def test_data_parallel_in_one_process_without_gpus_is_refused_before_anything_starts(monkeypatch, count, device):
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: count)
     with pytest.raises(ConfigError, match=r"strategy dp spreads .*: use strategy single, or several processes"):
         check_fit(RunConfig(strategy="dp", device=device), 1)
 
@@ -102,15 +102,15 @@ def test_a_number_of_processes_that_cannot_be_meant_is_refused(asked):
     ],
 )
 def test_settings_that_so_many_processes_cannot_have_are_refused(monkeypatch, settings, words):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: 2)
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: 2)
     with pytest.raises(ConfigError, match=words):
         check_fit(RunConfig(**settings), 4)
 
 
-def test_processes_may_share_cards_over_gloo_if_asked_for(monkeypatch):
-    monkeypatch.setattr(cards, "num_cards", lambda environ: 1)
+def test_processes_may_share_gpus_over_gloo_if_asked_for(monkeypatch):
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: 1)
     check_fit(RunConfig(device="cuda", backend="gloo"), 2)
-    monkeypatch.setattr(cards, "num_cards", lambda environ: 0)
+    monkeypatch.setattr(gpus, "num_gpus", lambda environ: 0)
     with pytest.raises(ConfigError, match="0 CUDA GPUs are visible"):
         check_fit(RunConfig(device="cuda", backend="gloo"), 2)
 

@@ -1,4 +1,4 @@
-"""Processes are bound to cores of their own, close to their cards, on machines of any shape; and really are."""
+"""Processes are bound to cores of their own, close to their GPUs, on machines of any shape; and really are."""
 
 import ast
 import itertools
@@ -102,7 +102,7 @@ def test_fewer_processes_than_nodes_have_several_each():
     assert "NUMA nodes 2-4" in str(plan("cores", SHAPES["eight nodes"], NOBODY * 3))
 
 
-def test_a_process_is_close_to_its_card():
+def test_a_process_is_close_to_its_gpu():
     near = (1, 1, 0, 0)
     assert plan("numa", BIG, near).nodes == ((1,), (1,), (0,), (0,))
     found = plan("cores", BIG, near)

@@ -1,10 +1,10 @@
-"""A machine's cores and cards are read off the kernel's files: here, of machines described in files of the same form."""
+"""A machine's cores and GPUs are read off the kernel's files: here, of machines described in files of the same form."""
 
 import os
 
 import pytest
 
-from lockstep.launch.topology import Node, format_cpus, parse_cpus, read_card_nodes, read_nodes
+from lockstep.launch.topology import Node, format_cpus, parse_cpus, read_gpu_nodes, read_nodes
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -54,12 +54,12 @@ def test_this_machine_has_just_the_cpus_that_may_be_used():
 
 
 @pytest.fixture
-def cards(tmp_path):
-    """Files as of the driver of four cards, on nodes 1, 0, 0 and one that is not known; the second is not in this container."""
+def gpus(tmp_path):
+    """Files as of the driver of four GPUs, on nodes 1, 0, 0 and one that is not known; the second is not in this container."""
     places = (("0000:17:00.0", 2, "GPU-aa", "1"), ("0000:2A:00.0", 3, "GPU-bb", "0"), ("0000:31:00.0", 0, "GPU-cc", "0"))
     for bus, minor, uuid, node in (*places, ("0000:ff:00.0", 1, "GPU-ab", "-1")):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
-        text = f"Model: \t\t Card\nIRQ:   \t\t 7\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
+        text = f"Model: \t\t GPU\nIRQ:   \t\t 7\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
         (tmp_path / "gpus" / bus / "information").write_text(text)
         (tmp_path / "pci" / bus.lower()).mkdir(parents=True)
         (tmp_path / "pci" / bus.lower() / "numa_node").write_text(f"{node}\n")
@@ -81,10 +81,10 @@ def cards(tmp_path):
         ("MIG-1", ()),
     ],
 )
-def test_cards_are_numbered_as_cuda_does_it(cards, visible, nodes):
+def test_gpus_are_numbered_as_cuda_does_it(gpus, visible, nodes):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert read_card_nodes(environ, **cards) == nodes
+    assert read_gpu_nodes(environ, **gpus) == nodes
 
 
-def test_without_a_driver_there_are_no_cards(tmp_path):
-    assert read_card_nodes({}, driver=tmp_path / "none") == ()
+def test_without_a_driver_there_are_no_gpus(tmp_path):
+    assert read_gpu_nodes({}, driver=tmp_path / "none") == ()

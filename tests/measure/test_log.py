@@ -251,11 +251,11 @@ def test_other_collectives_may_come_in_between(crew):
     assert crew(2, log_beside_a_barrier) == [[1, 2, 3]] * 2
 
 
-# On a card
+# On a GPU
 
 
 @pytest.mark.cuda
-def test_values_on_a_card_stay_there_until_a_window_ends(alone):
+def test_values_on_a_gpu_stay_there_until_a_window_ends(alone):
     log, rows = alone
     for step in range(1, 12):
         log.add(0, step, 1.0, {"loss": torch.tensor(float(step), device="cuda"), "plain": step})

@@ -1,4 +1,4 @@
-"""Promises of the usage meter: CPU of the whole family counted once, memory of the process, cards only if used."""
+"""Promises of the usage meter: CPU of the whole family counted once, memory of the process, GPUs only if used."""
 
 import importlib.util
 import os
@@ -136,7 +136,7 @@ def with_cuda(monkeypatch, *args):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(*args)))
 
 
-def test_without_a_card_in_use_its_figures_are_none(monkeypatch):
+def test_without_a_gpu_in_use_its_figures_are_none(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     meter = UsageMeter()
     meter.start()
@@ -149,7 +149,7 @@ def test_without_a_card_in_use_its_figures_are_none(monkeypatch):
     [((0, 1000, 70), {1: 80, 2: 40}, (1070, 60.0)), ((0, 0), {1: 80}, (0, 80.0))],
     ids=["several in use", "none yet: the current one"],
 )
-def test_with_cards_their_memory_and_the_mean_utilisation_of_those_in_use(monkeypatch, reserved, utilisation, expected):
+def test_with_gpus_their_memory_and_the_mean_utilisation_of_those_in_use(monkeypatch, reserved, utilisation, expected):
     with_cuda(monkeypatch, utilisation.__getitem__, reserved)
     meter = UsageMeter()
     meter.start()
@@ -157,7 +157,7 @@ def test_with_cards_their_memory_and_the_mean_utilisation_of_those_in_use(monkey
     assert (used.peak_gpu_bytes, used.gpu_utilisation) == expected
 
 
-def test_a_card_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
+def test_a_gpu_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
     def refuse(device):
         raise ModuleNotFoundError("pynvml")
 

@@ -74,7 +74,7 @@ def test_the_file_is_this_one():
     assert text(asked) == WHOLE
 
 
-def test_in_a_container_the_program_is_its_and_the_driver_of_the_cards_the_hosts():
+def test_in_a_container_the_program_is_its_and_the_driver_of_the_gpus_the_hosts():
     asked = request(
         gpus_per_node="1", container="image.sif", bind=("/data", "/home/shared:/home/shared"), runtime="singularity"
     )
@@ -109,7 +109,7 @@ def test_an_array_writes_a_file_for_each_task_and_requeues_one():
         ({"gpus_per_node": "8", "ntasks_per_node": 2}, 2),
     ],
 )
-def test_there_is_a_process_for_each_card(asked, tasks):
+def test_there_is_a_process_for_each_gpu(asked, tasks):
     assert f"#SBATCH --ntasks-per-node={tasks} " in text(request(**asked))
 
 

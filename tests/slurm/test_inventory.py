@@ -8,7 +8,7 @@ from lockstep.slurm.request import Request
 
 pytestmark = pytest.mark.timeout(20)
 
-# Two nodes with cards, in two partitions with different limits; three without.
+# Two nodes with GPUs, in two partitions with different limits; three without.
 SINFO = """\
 g1|gpu*|64|512000|gpu:a100:4(S:0-1)|1-00:00:00|idle
 g2|gpu*|64|512000|gpu:a100:4(S:0-1)|1-00:00:00|mix
@@ -25,12 +25,12 @@ def checked(**asked):
     return check(Request(script="train.py", **asked), NODES)
 
 
-def test_nodes_are_read_with_their_partitions_cards_limits_and_states():
+def test_nodes_are_read_with_their_partitions_gpus_limits_and_states():
     first, third = NODES[0], NODES[-1]
     assert (first.name, first.partition, first.is_default, first.cpus, first.memory_mb) == ("g1", "gpu", True, 64, 512000)
-    assert (first.cards, first.limit_min, first.is_usable) == ({"a100": 4}, 24 * 60, True)
-    assert (third.cards, third.limit_min, third.is_usable) == ({"": 2, "k80": 1}, float("inf"), False)
-    assert (third.num_cards(None), third.num_cards("k80"), third.num_cards("a100")) == (3, 1, 0)
+    assert (first.gpus, first.limit_min, first.is_usable) == ({"a100": 4}, 24 * 60, True)
+    assert (third.gpus, third.limit_min, third.is_usable) == ({"": 2, "k80": 1}, float("inf"), False)
+    assert (third.num_gpus(None), third.num_gpus("k80"), third.num_gpus("a100")) == (3, 1, 0)
 
 
 @pytest.mark.parametrize(

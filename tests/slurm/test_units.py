@@ -1,10 +1,10 @@
-"""Times, sizes and cards mean what sbatch takes them for."""
+"""Times, sizes and GPUs mean what sbatch takes them for."""
 
 import math
 
 import pytest
 
-from lockstep.slurm.units import cards, megabytes, minutes
+from lockstep.slurm.units import gpus, megabytes, minutes
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -38,8 +38,8 @@ def test_a_size(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"), [("4", (None, 4)), ("a100:2", ("a100", 2)), ("nvidia_a100-sxm4:8", ("nvidia_a100-sxm4", 8))]
 )
-def test_cards(text, expected):
-    assert cards(text) == expected
+def test_gpus(text, expected):
+    assert gpus(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_cards(text, expected):
     [
         *((minutes, text) for text in ("", "a", "1:2:3:4", "-1", "1-", "-5:00", "1.5", "2h")),
         *((megabytes, text) for text in ("", "G", "-1", "1.5G", "64 G", "64X")),
-        *((cards, text) for text in ("", "0", "a100", "a100:", ":4", "a:b:1", "-2")),
+        *((gpus, text) for text in ("", "0", "a100", "a100:", ":4", "a:b:1", "-2")),
     ],
 )
 def test_what_is_none_is_refused(read, text):

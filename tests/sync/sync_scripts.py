@@ -48,7 +48,7 @@ def make(kind, team, **options):
     if kind == "exact":
         return ExactSync(team.rank, team.world_size, team.num_shards)
     if kind == "exact, by collectives":
-        return ExactSync(team.rank, team.world_size, team.num_shards, cards=[torch.device("cpu")])
+        return ExactSync(team.rank, team.world_size, team.num_shards, gpus=[torch.device("cpu")])
     if kind == "exact, between hosts":
         return ExactSync(team.rank, team.world_size, team.num_shards, between_hosts=True)
     if kind == "ddp, in buckets":

@@ -1,4 +1,4 @@
-"""The strategy ``dp``, as far as it goes without cards: DataParallel itself then calls the module."""
+"""The strategy ``dp``, as far as it goes without GPUs: DataParallel itself then calls the module."""
 
 import threading
 
@@ -24,10 +24,10 @@ def test_a_run_on_the_cpu_is_refused_and_told_what_to_use_instead(crew):
         crew(1, sync_scripts.join_with, "dp")
 
 
-def test_several_processes_are_refused_on_cards_too():
+def test_several_processes_are_refused_on_gpus_too():
     with pytest.raises(ConfigError, match=r"there are 2: each would train a model of its own.*strategy='ddp'"):
-        resolve_strategy("dp", 2, is_exact=False, on_cards=True)
-    assert resolve_strategy("dp", 1, is_exact=False, on_cards=True) == "dp"
+        resolve_strategy("dp", 2, is_exact=False, on_gpus=True)
+    assert resolve_strategy("dp", 1, is_exact=False, on_gpus=True) == "dp"
 
 
 def test_the_table_makes_it_of_all_devices():

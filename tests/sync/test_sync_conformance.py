@@ -7,7 +7,7 @@ import torch
 pytestmark = pytest.mark.timeout(60)
 # Every number of shards is run by one process in both ways, and by more processes.
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
-KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without cards: see test_dp
+KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without GPUs: see test_dp
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
 KINDS += [("ddp, in buckets", 2, 2), ("ddp, in buckets", 2, 3), ("ddp, in buckets", 3, 3), ("ddp, in buckets", 3, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]

@@ -31,12 +31,12 @@ class Figures:
     cpu_utilisation: float | None
     """Per cent of all cores of the machine that the processes and their loader workers kept busy."""
     gpu_utilisation: float | None
-    """Per cent, mean over the processes' cards."""
+    """Per cent, mean over the processes' GPUs."""
     gpu_utilisation_by_rank: tuple[float | None, ...] | None
     peak_rss_bytes: int | None
     """Sum over the processes of the peak of each."""
     peak_gpu_bytes: int | None
-    """Sum over the processes of the peak of each; None without a card."""
+    """Sum over the processes of the peak of each; None without a GPU."""
     loss: float | None
     loss_from: str | None
     """``evaluation`` (the last one) or ``training`` (mean of the last epoch's steps)."""
@@ -45,12 +45,12 @@ class Figures:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the cards where they do the work, else of the cores."""
+        """Of the GPUs where they do the work, else of the cores."""
         return self.gpu_utilisation if self.device == "cuda" else self.cpu_utilisation
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the cards where they do the work, else of the machine."""
+        """Of the GPUs where they do the work, else of the machine."""
         return self.peak_gpu_bytes if self.device == "cuda" else self.peak_rss_bytes
 
 

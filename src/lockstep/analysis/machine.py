@@ -25,7 +25,7 @@ class Machine:
     num_cores: int
     """That this process may use."""
     memory_bytes: int
-    num_cards: int
+    num_gpus: int
     load: float
     """Processes that wanted a core in the minute before: work of others spoils the timings."""
     python: str
@@ -33,8 +33,8 @@ class Machine:
     lockstep: str
 
 
-def look(*, num_cores: int, num_cards: int) -> Machine:
-    """This machine now, with as many cores and cards as this process may use."""
+def look(*, num_cores: int, num_gpus: int) -> Machine:
+    """This machine now, with as many cores and GPUs as this process may use."""
     return Machine(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         host=platform.node(),
@@ -42,7 +42,7 @@ def look(*, num_cores: int, num_cards: int) -> Machine:
         cpu_name=_cpu_name(),
         num_cores=num_cores,
         memory_bytes=psutil.virtual_memory().total,
-        num_cards=num_cards,
+        num_gpus=num_gpus,
         load=os.getloadavg()[0],
         python=platform.python_version(),
         torch=_version("torch"),
@@ -50,10 +50,10 @@ def look(*, num_cores: int, num_cards: int) -> Machine:
     )
 
 
-def find_components(*, num_cards: int) -> set[str]:
+def find_components(*, num_gpus: int) -> set[str]:
     """What this machine has of that which some methods need."""
     found = {
-        "cards": num_cards > 0,
+        "gpus": num_gpus > 0,
         "horovod": importlib.util.find_spec("horovod") is not None,
         "mpirun": shutil.which("mpirun") is not None,
     }

@@ -100,7 +100,7 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(found: Collection[str]) -> tuple[str, ...]:
-    """The names of those that a machine can run, of which ``found`` says what it has: cards, horovod, mpirun."""
+    """The names of those that a machine can run, of which ``found`` says what it has: GPUs, horovod, mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in found)
 
 
@@ -122,12 +122,12 @@ def parse_nprocs(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def default_nprocs(*, num_cards: int, num_cores: int) -> tuple[int, ...]:
-    """2, 4, 8, ... up to the number of cards; without several cards, up to that of cores, and to 4.
+def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:
+    """2, 4, 8, ... up to the number of GPUs; without several GPUs, up to that of cores, and to 4.
 
     2 always, because one is not a comparison; a row that cannot run says so.
     """
-    largest = num_cards if num_cards > 1 else min(num_cores, 4)
+    largest = num_gpus if num_gpus > 1 else min(num_cores, 4)
     return tuple(2**power for power in range(1, max(2, largest).bit_length()))
 
 

@@ -14,7 +14,7 @@ from lockstep.analysis.runs import Line, TracedRun
 from lockstep.measure.trace import number
 
 _TOLERANCE = 1e-4
-_ON_CARDS = 5e-3
+_ON_GPUS = 5e-3
 """Which may multiply in TF32."""
 _NARROW = 5e-2
 """For weights or passes in 16 bits."""
@@ -78,7 +78,7 @@ def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
 def _tolerance(start: Line) -> float:
     if start["precision"] != "32-true":
         return _NARROW
-    return _TOLERANCE if start["device"] == "cpu" else _ON_CARDS
+    return _TOLERANCE if start["device"] == "cpu" else _ON_GPUS
 
 
 def _is_near(factor: float, shards: int) -> bool:

@@ -38,19 +38,19 @@ def draw(comparison: Comparison) -> Path:
     from matplotlib.figure import Figure
 
     measured = [result.figures for result in comparison.rows if result.figures is not None]
-    on_card = any(figures.device == "cuda" for figures in measured)
+    on_gpu = any(figures.device == "cuda" for figures in measured)
     figure = Figure(figsize=(14, 1.9 + 0.42 * len(comparison.rows)), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     time, utilisation, memory = figure.subplots(1, 3, sharey=True, width_ratios=(1.35, 1, 1))
     _bars(time, comparison, lambda figures: figures.epoch_s, lambda figures: _time_label(comparison, figures))
     _bars(utilisation, comparison, lambda figures: figures.utilisation, lambda figures: table.percent(figures.utilisation))
     _bars(memory, comparison, _gigabytes, lambda figures: table.size(figures.peak_bytes))
-    unit = "GPU" if on_card else "all cores"
+    unit = "GPU" if on_gpu else "all cores"
     time.set(title="Time per epoch (less is better)", xlabel="s (in brackets: speed-up)")
-    utilisation.set(title=f"{'GPU' if on_card else 'CPU'} utilisation", xlabel=f"% of {unit}")
+    utilisation.set(title=f"{'GPU' if on_gpu else 'CPU'} utilisation", xlabel=f"% of {unit}")
     utilisation.set_xlim(0, 122)
     utilisation.set_xticks(range(0, 101, 20))
-    memory.set(title=f"Peak {'GPU ' if on_card else ''}memory, all processes", xlabel="GB")
+    memory.set(title=f"Peak {'GPU ' if on_gpu else ''}memory, all processes", xlabel="GB")
     time.set_yticks(range(len(comparison.rows)), [result.row.label for result in comparison.rows])
     time.set_ylim(len(comparison.rows) - 0.4, -0.6)  # first row on top, as in the table; the axis is shared
     figure.suptitle(_title(comparison), fontsize=11)
@@ -61,8 +61,8 @@ def draw(comparison: Comparison) -> Path:
 
 def _title(comparison: Comparison) -> str:
     measured = [result.figures for result in comparison.rows if result.figures is not None]
-    cards = {figures.device_name for figures in measured if figures.device == "cuda" and figures.device_name}
-    device = ", ".join(sorted(cards)) or comparison.machine.cpu_name
+    gpus = {figures.device_name for figures in measured if figures.device == "cuda" and figures.device_name}
+    device = ", ".join(sorted(gpus)) or comparison.machine.cpu_name
     shards, threads = counted(comparison.plan.shards, "shard"), counted(comparison.plan.threads, "thread")
     return (
         f"{Path(comparison.plan.script).name} · V = {shards}, {threads} a process · "

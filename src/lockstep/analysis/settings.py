@@ -51,9 +51,9 @@ def _processes(number: int) -> str:
     return f"{number} process{'es' if number > 1 else ''}"
 
 
-def default_world_sizes(*, num_cores: int, num_cards: int) -> tuple[int, ...]:
-    """1, 2 and 4; no more than twice the cores, and than the cards where there are several."""
-    largest = num_cards if num_cards > 1 else 2 * num_cores
+def default_world_sizes(*, num_cores: int, num_gpus: int) -> tuple[int, ...]:
+    """1, 2 and 4; no more than twice the cores, and than the GPUs where there are several."""
+    largest = num_gpus if num_gpus > 1 else 2 * num_cores
     return tuple(size for size in DEFAULT_WORLD_SIZES if size <= largest)
 
 

@@ -27,8 +27,8 @@ class Column:
 
 def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns about speed, and those about the answer."""
-    on_card = any(result.figures is not None and result.figures.device == "cuda" for result in comparison.rows)
-    unit, memory = ("GPU", "GPU memory") if on_card else ("CPU", "memory")
+    on_gpu = any(result.figures is not None and result.figures.device == "cuda" for result in comparison.rows)
+    unit, memory = ("GPU", "GPU memory") if on_gpu else ("CPU", "memory")
     speed = (
         Column(heading="seconds\n/ epoch", cell=lambda figures, _: seconds(figures.epoch_s)),
         Column(heading="samples\n/ s", cell=lambda figures, _: count(figures.samples_per_s)),
@@ -119,7 +119,7 @@ def percent(number: float | None) -> str:
 
 
 def size(num_bytes: int | None) -> str:
-    """Bytes, in the unit that cards are sold in."""
+    """Bytes, in the unit that GPUs are sold in."""
     if num_bytes is None:
         return NOTHING
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

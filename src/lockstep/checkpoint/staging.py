@@ -26,22 +26,22 @@ class Staging:
             self._buffer(name, tensor)
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Copies on the CPU, contiguous; and the events after which those from cards are there (None: they are).
+        """Copies on the CPU, contiguous; and the events after which those from GPUs are there (None: they are).
 
         They stay as they are until the next call.
         """
         copies: dict[str, Tensor] = {}
-        cards: set[torch.device] = set()
+        gpus: set[torch.device] = set()
         with torch.no_grad():
             for name, tensor in tensors.items():
                 copies[name] = self._buffer(name, tensor)
                 copies[name].copy_(tensor.detach(), non_blocking=True)
                 if tensor.is_cuda:
-                    cards.add(tensor.device)
+                    gpus.add(tensor.device)
         for name in self._buffers.keys() - tensors.keys():
             del self._buffers[name]  # what is no longer there (a gradient that was zeroed, say)
-        # Later work on a card's stream, an optimizer's step above all, comes behind the copies.
-        return copies, _Events(cards) if cards else None
+        # Later work on a GPU's stream, an optimizer's step above all, comes behind the copies.
+        return copies, _Events(gpus) if gpus else None
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         known = self._buffers.get(name)
@@ -53,10 +53,10 @@ class Staging:
 
 
 class _Events:
-    """The present ends of the streams of some cards: a copy from a card is in that card's."""
+    """The present ends of the streams of some GPUs: a copy from a GPU is in that GPU's."""
 
-    def __init__(self, cards: Iterable[torch.device]) -> None:
-        self._events = [torch.cuda.current_stream(card).record_event() for card in cards]
+    def __init__(self, gpus: Iterable[torch.device]) -> None:
+        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
 
     def synchronize(self) -> None:
         """Wait until all that was before them is done."""

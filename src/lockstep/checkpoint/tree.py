@@ -41,7 +41,7 @@ _IN_FILES = {  # what safetensors can hold; complex numbers go there as pairs
 def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
     """A value as JSON, and the tensors in it by name.
 
-    The tensors are the tree's own, detached and not copied (only arrays are): they change with it. They may be on a card,
+    The tensors are the tree's own, detached and not copied (only arrays are): they change with it. They may be on a GPU,
     and lie in memory in any order; ``put_together`` wants them contiguous and on the CPU.
 
     Args:

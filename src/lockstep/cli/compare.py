@@ -15,7 +15,7 @@ from lockstep.analysis.results import Comparison
 from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
-from lockstep.launch.cards import num_cards_here
+from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 
 _EPILOG = """
@@ -90,15 +90,15 @@ def command(
                  bf16-true
     """
     find_script(str(script), is_module=is_module)
-    cores, cards = num_cores(), num_cards_here()
-    found = machine.find_components(num_cards=cards)
+    cores, gpus = num_cores(), num_gpus_here()
+    found = machine.find_components(num_gpus=gpus)
     plan = compare.plan(
         command=sys.argv,
         script=script,
         args=args,
         is_module=is_module,
         methods=methods.parse_methods(method_names or ",".join(methods.default_methods(found))),
-        nprocs=(methods.default_nprocs(num_cards=cards, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
+        nprocs=(methods.default_nprocs(num_gpus=gpus, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
         num_cores=cores,
         shards=shards,
         threads=threads,
@@ -112,7 +112,7 @@ def command(
         f"comparing {counted(len(plan.rows), 'run')} of {script}: V = {counted(plan.shards, 'shard')}, "
         f"{counted(plan.threads, 'thread')} a process, results in {directory}",
     )
-    here = machine.look(num_cores=cores, num_cards=cards)
+    here = machine.look(num_cores=cores, num_gpus=gpus)
     with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         comparison = compare.run(plan, directory=directory, machine=here, observer=progress)
     _report(comparison, console)

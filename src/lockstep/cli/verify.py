@@ -15,7 +15,7 @@ from lockstep.analysis.verify import verify
 from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
-from lockstep.launch.cards import num_cards_here
+from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 
 _EPILOG = """
@@ -103,9 +103,9 @@ def command(
     and trace, and results.json.
     """
     find_script(str(script), is_module=is_module)
-    cores, cards = num_cores(), num_cards_here()
+    cores, gpus = num_cores(), num_gpus_here()
     sizes = (
-        settings.default_world_sizes(num_cores=cores, num_cards=cards)
+        settings.default_world_sizes(num_cores=cores, num_gpus=gpus)
         if world_sizes is None
         else settings.parse_world_sizes(world_sizes)
     )
@@ -132,7 +132,7 @@ def command(
         f"verifying {script} under {counted(len(plan.settings), 'setting')}: V = {counted(plan.shards, 'shard')}, "
         f"results in {directory}",
     )
-    here = machine.look(num_cores=cores, num_cards=cards)
+    here = machine.look(num_cores=cores, num_gpus=gpus)
     with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         done = verify(plan, directory=directory, machine=here, observer=progress)
     for number, line in enumerate(verdict.verdict(done)):

@@ -43,10 +43,10 @@ class Meeting:
 
 
 def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
-    """The devices of this process, one or more: cards are given out by local rank, in turn if there are fewer than processes.
+    """The devices of this process, one or more: GPUs are given out by local rank, in turn if there are fewer than processes.
 
     Raises:
-        ConfigError: CUDA was asked for and there is no card, or there are too few for several a process.
+        ConfigError: CUDA was asked for and there is no GPU, or there are too few for several a process.
     """
     each = config.devices_per_process
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
@@ -67,7 +67,7 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
 
 
 def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Meeting:
-    """The backend and the interface: NCCL needs a card a process, and one machine never needs the network.
+    """The backend and the interface: NCCL needs a GPU a process, and one machine never needs the network.
 
     Args:
         config: what was asked for.
@@ -80,14 +80,14 @@ def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.devi
     """
     if config.backend == "mpi":
         _check_mpi(world)
-    on_cards = devices[0].type == "cuda"
+    on_gpus = devices[0].type == "cuda"
     num_needed = world.local_world_size * len(devices)
-    card_each = on_cards and num_needed <= torch.cuda.device_count()
+    gpu_each = on_gpus and num_needed <= torch.cuda.device_count()
     backend = config.backend
     if backend == "auto":
-        backend = "nccl" if card_each and world.world_size > 1 else "gloo"
-    if backend == "nccl" and not card_each:
-        found = f"{torch.cuda.device_count()} GPUs" if on_cards else "no GPU in use"
+        backend = "nccl" if gpu_each and world.world_size > 1 else "gloo"
+    if backend == "nccl" and not gpu_each:
+        found = f"{torch.cuda.device_count()} GPUs" if on_gpus else "no GPU in use"
         each = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         raise ConfigError(
             f"backend='nccl' needs {each} for each of the {world.local_world_size} processes of this machine, and "
@@ -137,7 +137,7 @@ def open_group(found: OpenStore, meeting: Meeting, devices: Sequence[torch.devic
         dist.init_process_group("mpi")  # it knows who is who, and has no timeouts
         return
     backend = "cpu:gloo,cuda:nccl" if meeting.backend == "nccl" else "gloo"
-    # Naming the card lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
+    # Naming the GPU lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
     # (A group that was given one refuses tensors on others.)
     device_id = devices[0] if meeting.backend == "nccl" and len(devices) == 1 else None
     with listening_on(meeting):

@@ -80,7 +80,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def pin(batch: Any) -> Any:
-    """The batch in memory from which a card copies by itself. An object with a method ``pin_memory()`` is asked to."""
+    """The batch in memory from which a GPU copies by itself. An object with a method ``pin_memory()`` is asked to."""
     return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 

@@ -263,7 +263,7 @@ class Evaluation:
         return self._results
 
     def _bring_together(self) -> dict[str, float]:
-        # Numbers leave a card only here, all at once.
+        # Numbers leave a GPU only here, all at once.
         mine = [(batch, name, float(value), weight) for batch, name, value, weight in self._added]
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}

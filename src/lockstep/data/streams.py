@@ -1,6 +1,6 @@
 """Random streams that belong to a place in the run, not to a process.
 
-Every generator that user code can reach (torch on the CPU and on the card, ``numpy.random``, ``random``) is reseeded at
+Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``, ``random``) is reseeded at
 each place: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what
 user code draws depends on the run's seed and on the place, and on nothing else: not on the rank, nor on how many
 processes or loader workers there are.
@@ -60,14 +60,14 @@ def script_seed() -> int | None:
     return seed if seed < 2**32 else None
 
 
-_cards: tuple[int, ...] = ()
+_gpus: tuple[int, ...] = ()
 """Those that this process draws on; none: the current one."""
 
 
 def draw_on(devices: Iterable[torch.device]) -> None:
     """These are this process's devices, which have a generator each: from now on the streams of all of them are reseeded."""
-    global _cards
-    _cards = tuple(dict.fromkeys(device.index for device in devices if device.type == "cuda"))
+    global _gpus
+    _gpus = tuple(dict.fromkeys(device.index for device in devices if device.type == "cuda"))
 
 
 _root = functools.lru_cache(maxsize=64)(derive)
@@ -83,9 +83,9 @@ def reseed(seed: int, purpose: Purpose, *place: int) -> None:
         value ^= value >> 31
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(value)  # of the current card, which is this process's first
-        for number, card in enumerate(_cards[1:], 1):  # others by their place, not by who they are
-            with torch.cuda.device(card):
+        torch.cuda.manual_seed(value)  # of the current GPU, which is this process's first
+        for number, gpu in enumerate(_gpus[1:], 1):  # others by their place, not by who they are
+            with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # user code that has not imported it cannot draw from it
@@ -97,9 +97,9 @@ def reseed(seed: int, purpose: Purpose, *place: int) -> None:
 def set_aside() -> Iterator[None]:
     """Whatever is reseeded or drawn inside, the streams go on afterwards from where they were."""
     cpu = torch.default_generator.get_state()
-    on_card = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cards = _cards or (torch.cuda.current_device(),) if on_card else ()
-    states = [torch.cuda.get_rng_state(card) for card in cards]
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = _gpus or (torch.cuda.current_device(),) if on_gpu else ()
+    states = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
     numpy = sys.modules.get("numpy")
     array = None if numpy is None else numpy.random.get_state()
     plain = random.getstate()
@@ -107,8 +107,8 @@ def set_aside() -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(cpu)
-        for card, state in zip(cards, states, strict=True):
-            torch.cuda.set_rng_state(state, card)
+        for gpu, state in zip(gpus, states, strict=True):
+            torch.cuda.set_rng_state(state, gpu)
         if numpy is not None:
             numpy.random.set_state(array)
         random.setstate(plain)

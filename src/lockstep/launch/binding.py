@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from lockstep.config import RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, unknown_name
-from lockstep.launch import cards
-from lockstep.launch.topology import Node, format_cpus, read_card_nodes, read_nodes
+from lockstep.launch import gpus
+from lockstep.launch.topology import Node, format_cpus, read_gpu_nodes, read_nodes
 
 BINDINGS = ("none", "auto", "cores", "numa")
 
@@ -59,7 +59,7 @@ def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
         kind: ``cores`` (each process has cores of its own, on one NUMA node if possible), ``numa`` (each has all cores of a
             node), ``auto`` (``cores`` if there are enough, else ``numa`` if there are several nodes, else none), ``none``.
         nproc: number of processes.
-        config: for the cards that they use: a process is bound close to its own.
+        config: for the GPUs that they use: a process is bound close to its own.
 
     Raises:
         ConfigError: there is no such kind, or there are too few cores.
@@ -70,8 +70,8 @@ def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
         return None
     each = config.devices_per_process or 1
     known: tuple[int | None, ...] = ()
-    if config.device != "cpu" and cards.num_cards_here() > 0:
-        known = read_card_nodes(os.environ)
+    if config.device != "cpu" and gpus.num_gpus_here() > 0:
+        known = read_gpu_nodes(os.environ)
     near = tuple(known[rank * each % len(known)] for rank in range(nproc)) if known else (None,) * nproc
     return plan_binding(kind, read_nodes(os.sched_getaffinity(0)), near, num_cores())
 
@@ -114,7 +114,7 @@ def _deal_nodes(nodes: Sequence[Node], near: Sequence[int | None]) -> list[tuple
     if num_processes < len(nodes) and all(place is None for place in places):
         cuts = [rank * len(nodes) // num_processes for rank in range(num_processes + 1)]
         return [tuple(nodes[first:last]) for first, last in itertools.pairwise(cuts)]
-    # Those without a card of their own go where a core is shared by the fewest, and neighbours in rank stay together.
+    # Those without a GPU of their own go where a core is shared by the fewest, and neighbours in rank stay together.
     load = [places.count(place) for place in range(len(nodes))]
     free = [rank for rank, place in enumerate(places) if place is None]
     chosen = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, LaunchError
-from lockstep.launch import cards, failures, restarts
+from lockstep.launch import failures, gpus, restarts
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
@@ -24,9 +24,9 @@ from lockstep.launch.supervise import Outcome, supervise
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
-    """The number of processes meant by a number, ``cpu``, ``gpu``, ``auto`` or nothing (a process a card, else one).
+    """The number of processes meant by a number, ``cpu``, ``gpu``, ``auto`` or nothing (a process a GPU, else one).
 
-    With several devices a process it is one for so many cards; with a strategy for one process, nothing means one.
+    With several devices a process it is one for so many GPUs; with a strategy for one process, nothing means one.
 
     Raises:
         ConfigError: it means none.
@@ -34,13 +34,13 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     each = (config.devices_per_process if config else None) or 1
     if asked is None:
         is_one = config is not None and STRATEGIES[config.strategy].one_process
-        return 1 if is_one else max(1, cards.num_cards_here() // each)
+        return 1 if is_one else max(1, gpus.num_gpus_here() // each)
     if asked == "auto":
-        return cards.num_cards_here() // each or num_cores()
+        return gpus.num_gpus_here() // each or num_cores()
     if asked == "cpu":
         return num_cores()
     if asked == "gpu":
-        count = cards.num_cards_here()
+        count = gpus.num_gpus_here()
         if count == 0:
             raise ConfigError("--nproc-per-node gpu: no CUDA GPU is visible here, or torch was built without CUDA")
         if count < each:
@@ -64,7 +64,7 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
     strategy = STRATEGIES[config.strategy]
     if strategy.one_process and nproc > 1:
         raise ConfigError(f"strategy {config.strategy} is one process, and {nproc} were asked for: leave one of the two out")
-    if strategy.needs == "cards" and (config.device == "cpu" or cards.num_cards_here() == 0):
+    if strategy.needs == "gpus" and (config.device == "cpu" or gpus.num_gpus_here() == 0):
         why = "--device cpu was asked for" if config.device == "cpu" else "none is visible here, or torch has no CUDA"
         raise ConfigError(
             f"strategy {config.strategy} spreads batches over CUDA GPUs, and {why}: use strategy single, or several processes "
@@ -84,11 +84,11 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
         )
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
-        count = cards.num_cards_here()
+        count = gpus.num_gpus_here()
         may_share = count > 0 and config.backend == "gloo"  # it was asked for, and can work
         each = config.devices_per_process or 1
         if nproc * each > count and not may_share:
-            why = "" if cards.torch_has_cuda() else " (the installed torch is built without CUDA)"
+            why = "" if gpus.torch_has_cuda() else " (the installed torch is built without CUDA)"
             raise ConfigError(
                 f"{asked} for {nproc} processes, and {count} CUDA GPUs are visible{why}: "
                 f"each process needs {'its own' if each == 1 else each}. "

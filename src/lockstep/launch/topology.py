@@ -1,4 +1,4 @@
-"""The cores of this machine, by NUMA node, and the nodes that its cards are close to. Read, never changed."""
+"""The cores of this machine, by NUMA node, and the nodes that its GPUs are close to. Read, never changed."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def format_cpus(cpus: Collection[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def read_card_nodes(
+def read_gpu_nodes(
     environ: Mapping[str, str],
     driver: Path = Path("/proc/driver/nvidia/gpus"),
     pci: Path = Path("/sys/bus/pci/devices"),
     dev: Path = Path("/dev"),
 ) -> tuple[int | None, ...]:
-    """The node that each card is close to, as CUDA numbers the visible cards; None for one whose node is not known.
+    """The node that each GPU is close to, as CUDA numbers the visible GPUs; None for one whose node is not known.
 
-    Empty where it cannot be told which cards are visible. (CUDA puts faster cards first, and equal ones in the order of the
-    bus, which is the order here: on a machine with different cards, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
+    Empty where it cannot be told which GPUs are visible. (CUDA puts faster GPUs first, and equal ones in the order of the
+    bus, which is the order here: on a machine with different GPUs, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
     """
     found: list[tuple[str, int | None]] = []  # UUID, node
     for path in sorted(driver.glob("*")):
@@ -82,7 +82,7 @@ def read_card_nodes(
             told = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", (path / "information").read_text(), re.MULTILINE))
         except OSError:
             continue
-        if (dev / f"nvidia{told.get('Device Minor', '')}").exists():  # a container has some of the machine's cards
+        if (dev / f"nvidia{told.get('Device Minor', '')}").exists():  # a container has some of the machine's GPUs
             found.append((told.get("GPU UUID", ""), _node_of(pci / path.name.lower())))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -93,7 +93,7 @@ def read_card_nodes(
             chosen.append(found[int(name)][1])
         elif name.strip().startswith("GPU-"):
             chosen += [node for uuid, node in found if uuid.startswith(name.strip())]
-        else:  # CUDA takes no more from there on; and of parts of a card (MIG) the driver's files do not tell
+        else:  # CUDA takes no more from there on; and of parts of a GPU (MIG) the driver's files do not tell
             break
     return tuple(chosen)
 

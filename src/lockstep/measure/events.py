@@ -15,7 +15,7 @@
                        training loader, as far as this launch made it; the same without warm-up as ``steady_steps``,
                        ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU seconds of the process and its
                        loader workers over ``steady_s``), ``peak_rss_bytes`` and ``peak_gpu_bytes`` (lists, by rank; the
-                       latter null without a card), ``gpu_utilisation`` (a list, by rank: per cent over the pass, null
+                       latter null without a GPU), ``gpu_utilisation`` (a list, by rank: per cent over the pass, null
                        where it cannot be read)
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long

@@ -254,27 +254,27 @@ def _number(name: str, value: Any) -> Value:
 
 
 def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
-    """Sums and weights as a table on the CPU; and, if some come from a card, the event after which they are there."""
+    """Sums and weights as a table on the CPU; and, if some come from a GPU, the event after which they are there."""
     table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
     cells: list[tuple[int, int]] = []
-    on_card: list[Tensor] = []
+    on_gpu: list[Tensor] = []
     for row, step in enumerate(steps):
         for name, value in step.sums.items():
             column = names.index(name)
             table[row, column, 1] = step.weights[name]
             if isinstance(value, Tensor):
                 cells.append((row, column))
-                on_card.append(value)
+                on_gpu.append(value)
             else:
                 table[row, column, 0] = value
-    if not on_card:
+    if not on_gpu:
         return table, None
-    together = torch.stack([value.to(on_card[0].device) for value in on_card])  # a process may have several cards
+    together = torch.stack([value.to(on_gpu[0].device) for value in on_gpu])  # a process may have several GPUs
     return table, _Copy(table, cells, together)
 
 
 class _Copy:
-    """Numbers on their way from a card into a table."""
+    """Numbers on their way from a GPU into a table."""
 
     def __init__(self, table: Tensor, cells: list[tuple[int, int]], values: Tensor) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""A loss that is not a number, found without making a card wait."""
+"""A loss that is not a number, found without making a GPU wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lockstep.plan.shards import MicroStep
 
 
 class NanWatch(Listener):
-    """Looks at every loss: at once on the CPU; on a card every ``every`` steps, when the numbers have long arrived.
+    """Looks at every loss: at once on the CPU; on a GPU every ``every`` steps, when the numbers have long arrived.
 
     Args:
         policy: ``stop`` (raise), ``warn``, or ``ignore``.
         rank: of this process, for the message.
-        every: steps between two looks at losses on a card.
+        every: steps between two looks at losses on a GPU.
     """
 
     def __init__(self, policy: str, rank: int, every: int) -> None:
@@ -67,11 +67,11 @@ class NanWatch(Listener):
 
     def _copy(self) -> None:
         waiting, self._waiting = self._waiting, []
-        card = waiting[0][2].device  # losses may come from several: models that are spread over them
-        bad = torch.stack([loss.to(card) for _, _, loss in waiting]).isnan()
+        gpu = waiting[0][2].device  # losses may come from several: models that are spread over them
+        bad = torch.stack([loss.to(gpu) for _, _, loss in waiting]).isnan()
         there = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
         there.copy_(bad, non_blocking=True)
-        event = torch.cuda.current_stream(card).record_event()
+        event = torch.cuda.current_stream(gpu).record_event()
         self._copied = ([(step, shard) for step, shard, _ in waiting], there, event)
 
     def _read(self) -> None:

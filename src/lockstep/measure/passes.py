@@ -10,7 +10,7 @@ import torch
 from lockstep.comm.collectives import Collectives
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
-from lockstep.measure.usage import Usage, UsageMeter, cards_in_use
+from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
 
 _WARM_UP_STEPS = 10
 
@@ -45,14 +45,14 @@ class Pass:
         self.num_steps += 1
         self._num_samples += num_samples
         if self.num_steps == self._warm_up:
-            _wait_for_card()
+            _wait_for_gpu()
             self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
             self._meter.start()
 
     def end(self, step: int) -> None:
         """The pass is over, after this step of the run."""
         self._step = step
-        _wait_for_card()
+        _wait_for_gpu()
         self._usage = self._meter.stop()
         self._wall_s = time.perf_counter() - self._began
 
@@ -115,10 +115,10 @@ class Meter(Listener):
             self._journal.write("epoch", **merge_passes(self._collectives.all_gather_object(one.result())))
 
 
-def _wait_for_card() -> None:
+def _wait_for_gpu() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for card in cards_in_use(torch.cuda):
-            torch.cuda.synchronize(card)  # kernels run on after the loop has issued them
+        for gpu in gpus_in_use(torch.cuda):
+            torch.cuda.synchronize(gpu)  # kernels run on after the loop has issued them
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:

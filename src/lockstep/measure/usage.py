@@ -1,7 +1,7 @@
-"""What a stretch of a process's work used: CPU seconds, memory, and the card.
+"""What a stretch of a process's work used: CPU seconds, memory, and the GPU.
 
 The meter reads counters that the kernel and PyTorch keep anyway, once at each end: nothing runs in between, except
-one sleeping thread where there is a card. It never imports torch: a process that uses a card has done so already.
+one sleeping thread where there is a GPU. It never imports torch: a process that uses a GPU has done so already.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Usage:
     Those of a child that was never waited for, or that left the family as a daemon, are missing."""
     peak_rss_bytes: int
     """Largest resident memory of *this process* since it began, not only since ``start()``. Loader workers, memory
-    on the card and pages that were swapped out are not in it; libraries that processes share are, in each of them."""
+    on the GPU and pages that were swapped out are not in it; libraries that processes share are, in each of them."""
     peak_gpu_bytes: int | None
-    """The most that PyTorch's allocator has held on the cards (reserved) since the process began; None without CUDA.
+    """The most that PyTorch's allocator has held on the GPUs (reserved) since the process began; None without CUDA.
     The CUDA context and NCCL's own buffers, some hundred MB a process, are not in it."""
     gpu_utilisation: float | None
-    """Mean per cent of time that a kernel ran on this process's cards, whosever kernel it was; None without CUDA, or
+    """Mean per cent of time that a kernel ran on this process's GPUs, whosever kernel it was; None without CUDA, or
     where it cannot be read (it takes the package ``nvidia-ml-py``)."""
 
 
@@ -59,7 +59,7 @@ class UsageMeter:
         self._wall_s = time.perf_counter()
 
     def stop(self) -> Usage:
-        """End the stretch; the clock stops first. Not a collective, and never waits for the card.
+        """End the stretch; the clock stops first. Not a collective, and never waits for the GPU.
 
         Raises:
             UsageError: ``start()`` was not called before.
@@ -131,7 +131,7 @@ def _has_children() -> bool:
 
 
 def _cuda_in_use() -> Any:
-    """``torch.cuda`` if this process has imported torch and begun to use a card, else None."""
+    """``torch.cuda`` if this process has imported torch and begun to use a GPU, else None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
@@ -141,25 +141,25 @@ def _peak_gpu_bytes(cuda: Any) -> int:
     return sum(int(cuda.max_memory_reserved(index)) for index in range(cuda.device_count()))
 
 
-def cards_in_use(cuda: Any) -> list[int]:
-    """The cards on which this process has memory, or else its current one. (To ask any other would begin to use it.)"""
+def gpus_in_use(cuda: Any) -> list[int]:
+    """The GPUs on which this process has memory, or else its current one. (To ask any other would begin to use it.)"""
     used = [index for index in range(cuda.device_count()) if cuda.max_memory_reserved(index) > 0]
     return used or [cuda.current_device()]
 
 
 class _GpuSampler:
-    """A thread that reads the utilisation of the process's cards now and then: the mean over them."""
+    """A thread that reads the utilisation of the process's GPUs now and then: the mean over them."""
 
     def __init__(self, cuda: Any) -> None:
         self._read = cuda.utilization
-        self._cards = cards_in_use(cuda)
+        self._gpus = gpus_in_use(cuda)
         self._samples: list[float] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-gpu-usage", daemon=True)
         self._thread.start()
 
     def stop(self) -> float | None:
-        """Mean of the samples, in per cent; None if the card could not be read."""
+        """Mean of the samples, in per cent; None if the GPU could not be read."""
         self._done.set()
         self._thread.join()
         return sum(self._samples) / len(self._samples) if self._samples else None
@@ -171,6 +171,6 @@ class _GpuSampler:
             # a stretch shorter than the interval has one too.
             ended = self._done.wait(_SAMPLE_EVERY_S)
             try:
-                self._samples.append(sum(float(self._read(card)) for card in self._cards) / len(self._cards))
-            except Exception:  # no NVML, a driver without permission, a card in slices: it cannot be read here
+                self._samples.append(sum(float(self._read(gpu)) for gpu in self._gpus) / len(self._gpus))
+            except Exception:  # no NVML, a driver without permission, a GPU in slices: it cannot be read here
                 return

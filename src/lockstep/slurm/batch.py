@@ -65,7 +65,7 @@ def _options(request: Request) -> Iterator[str]:
         "one process a node"
         if request.tasks == 1
         else f"processes on each: one for {'each GPU' if each == 1 else f'{each} GPUs'}"
-        if request.tasks * each == request.num_cards
+        if request.tasks * each == request.num_gpus
         else "processes on each"
     )
     yield _option("job-name", request.job_name)
@@ -118,7 +118,7 @@ def _start(request: Request) -> Iterator[str]:
     if request.container is None:
         yield f"{srun} {program}"
     else:
-        options = ["--nv"] if request.num_cards else []  # the driver of the cards, from the host
+        options = ["--nv"] if request.num_gpus else []  # the driver of the GPUs, from the host
         binds = "".join(f" --bind {shlex.quote(place)}" for place in request.bind)
         yield f"{srun} \\"
         yield f'    {shlex.join([request.runtime, "exec", *options])} --bind "$PWD" --pwd "$PWD"{binds} \\'

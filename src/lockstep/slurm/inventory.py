@@ -26,7 +26,7 @@ class Node:
     """Whether jobs that name no partition come to this one."""
     cpus: int
     memory_mb: int
-    cards: Mapping[str, int]
+    gpus: Mapping[str, int]
     """How many of each kind; those without a kind under an empty name."""
     limit_min: float
     """The longest time of the partition's jobs, in minutes."""
@@ -37,9 +37,9 @@ class Node:
         """Whether it runs jobs now, or would if it were free."""
         return self.state.rstrip("*$@^!+-") in _USABLE and not self.state.endswith("*")  # * does not answer
 
-    def num_cards(self, kind: str | None) -> int:
-        """Cards of a kind, or of all."""
-        return sum(self.cards.values()) if kind is None else self.cards.get(kind, 0)
+    def num_gpus(self, kind: str | None) -> int:
+        """GPUs of a kind, or of all."""
+        return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
 
 
 def read_nodes(text: str) -> list[Node]:
@@ -59,7 +59,7 @@ def read_nodes(text: str) -> list[Node]:
                     is_default=partition.endswith("*"),
                     cpus=int(cpus.rstrip("+")),
                     memory_mb=int(memory.rstrip("+")),
-                    cards=_cards(gres),
+                    gpus=_gpus(gres),
                     limit_min=units.minutes(limit),
                     state=state,
                 )
@@ -71,8 +71,8 @@ def read_nodes(text: str) -> list[Node]:
     return found
 
 
-def _cards(gres: str) -> dict[str, int]:
-    """Of ``gpu:a100:4(S:0-1),gpu:2,license:1``: the cards."""
+def _gpus(gres: str) -> dict[str, int]:
+    """Of ``gpu:a100:4(S:0-1),gpu:2,license:1``: the GPUs."""
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, number = item.rpartition(":")
@@ -121,12 +121,12 @@ def _needs(request: Request) -> list[_Need]:
     product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
     found: list[_Need] = []
     if request.gpus_per_node:
-        kind, number = units.cards(request.gpus_per_node)
+        kind, number = units.gpus(request.gpus_per_node)
         found.append(
             (
                 f"{number} {kind + ' ' if kind else ''}GPU{'s' if number > 1 else ''}",
-                lambda node: node.num_cards(kind) >= number,
-                lambda node: node.num_cards(kind),
+                lambda node: node.num_gpus(kind) >= number,
+                lambda node: node.num_gpus(kind),
                 "",
                 "Ask for fewer with --gpus-per-node",
             )
@@ -208,7 +208,7 @@ def _summary(nodes: Iterable[Node]) -> str:
         by_partition.setdefault(node.partition, []).append(node)
     return "; ".join(
         f"{name}: {len(members)} nodes with up to {max(node.cpus for node in members)} CPUs, "
-        f"{max(node.memory_mb for node in members)} MB, {max(node.num_cards(None) for node in members)} GPUs"
+        f"{max(node.memory_mb for node in members)} MB, {max(node.num_gpus(None) for node in members)} GPUs"
         for name, members in sorted(by_partition.items())
     )
 

@@ -33,7 +33,7 @@ class Request:
     python: str = "python3"
     nodes: int = 1
     ntasks_per_node: int | None = None
-    """Processes on each node; None: one for each card, else one."""
+    """Processes on each node; None: one for each GPU, else one."""
     gpus_per_node: str | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
@@ -106,19 +106,19 @@ class Request:
             raise ConfigError(f"{_option(name)} {text}: {error}") from None
 
     @property
-    def num_cards(self) -> int:
-        """Cards of each node."""
-        return 0 if self.gpus_per_node is None else units.cards(self.gpus_per_node)[1]
+    def num_gpus(self) -> int:
+        """GPUs of each node."""
+        return 0 if self.gpus_per_node is None else units.gpus(self.gpus_per_node)[1]
 
     @property
     def tasks(self) -> int:
         """Processes on each node."""
         each = self.settings.get("devices_per_process") or 1
-        return self.ntasks_per_node or max(1, self.num_cards // each)
+        return self.ntasks_per_node or max(1, self.num_gpus // each)
 
 
 _PARSERS: dict[str, Callable[[str], object]] = {
-    "gpus_per_node": units.cards,
+    "gpus_per_node": units.gpus,
     "mem": units.megabytes,
     "time": units.minutes,
     "nodelist": expand_hosts,

@@ -1,4 +1,4 @@
-"""Times, sizes and cards as Slurm's options take them."""
+"""Times, sizes and GPUs as Slurm's options take them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def megabytes(text: str) -> float:
     return int(match[1]) * _MB[match[2].upper() or "M"]
 
 
-def cards(text: str) -> tuple[str | None, int]:
-    """Cards of a node: ``4``, or ``a100:4``; the kind, and how many.
+def gpus(text: str) -> tuple[str | None, int]:
+    """GPUs of a node: ``4``, or ``a100:4``; the kind, and how many.
 
     Raises:
         ValueError: it is none.

@@ -54,7 +54,7 @@ class _Slot:
         tensor = self.tensor
         if tensor is not self._seen or version(tensor) != self._seen_version:
             return True
-        # What is written through ``.data``, or by native code, is not counted. To look costs little here; a card would wait.
+        # What is written through ``.data``, or by native code, is not counted. To look costs little here; a GPU would wait.
         looked_at = tensor.device.type == "cpu" and tensor.numel() <= _MOST_LOOKED_AT
         return looked_at and not torch.equal(tensor.detach(), self.start)
 
@@ -230,7 +230,7 @@ class ShardBuffers:
             all_reduce: sums a flat float64 tensor over the ranks, in place.
         """
         slots = [slot for owner, yes in zip(self._owners, which, strict=True) if yes for slot in owner.slots]
-        # By number, and not by name: the order must be the same for cards 8 to 11 as for cards 0 to 3.
+        # By number, and not by name: the order must be the same for GPUs 8 to 11 as for GPUs 0 to 3.
         for device in sorted({slot.start.device for slot in slots}, key=lambda device: device.index or 0):
             here = [slot for slot in slots if slot.start.device == device]
             changes = [torch.zeros_like(_wide(slot.start)) if slot.change is None else slot.change for slot in here]

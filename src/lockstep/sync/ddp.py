@@ -75,11 +75,11 @@ class _Engine:
         self.ddp: DistributedDataParallel | None = None
         if not self.trainable:  # DDP refuses a model that does not learn
             return
-        cards = {parameter.device for parameter in self.model.parameters()}
-        device = next(iter(cards))
+        gpus = {parameter.device for parameter in self.model.parameters()}
+        device = next(iter(gpus))
         self.ddp = DistributedDataParallel(
             self.model,
-            device_ids=[device] if len(cards) == 1 and device.type == "cuda" else None,
+            device_ids=[device] if len(gpus) == 1 and device.type == "cuda" else None,
             **_NO_BUFFERS,
         )
 

@@ -1,9 +1,9 @@
-"""PyTorch's DataParallel: one process cuts every shard into a part for each of its cards, and gathers what they give.
+"""PyTorch's DataParallel: one process cuts every shard into a part for each of its GPUs, and gathers what they give.
 
-The model is copied to the other cards in every forward pass, and a thread runs each copy; the backward pass adds the copies'
-gradients up. What that does to the answer: a shard's gradient is that of one card up to rounding, as long as a sample's
+The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the backward pass adds the copies'
+gradients up. What that does to the answer: a shard's gradient is that of one GPU up to rounding, as long as a sample's
 result does not depend on the others of its part. A BatchNorm layer takes its statistics over a part, keeps those of the first
-card, and dropout draws on each card: then the answer depends on the number of cards too.
+GPU, and dropout draws on each GPU: then the answer depends on the number of GPUs too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lockstep.sync.single import SingleSync
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def check_dp(world_size: int, *, on_cards: bool) -> None:
+def check_dp(world_size: int, *, on_gpus: bool) -> None:
     """Make sure that the strategy ``dp`` has what it needs.
 
     Raises:
-        ConfigError: there are several processes, or no cards.
+        ConfigError: there are several processes, or no GPUs.
     """
     if world_size > 1:
         raise ConfigError(
             f"strategy='dp' is one process that drives all GPUs, and there are {world_size}: each would train a model of its "
             "own. Start one (--nproc-per-node 1), or use strategy='ddp', with a process for each GPU."
         )
-    if not on_cards:
+    if not on_gpus:
         raise ConfigError(
             "strategy='dp' is torch.nn.DataParallel, which spreads a batch over CUDA GPUs, and this process is on the CPU: "
             "use strategy='single', or several processes with strategy='ddp' (lockstep run --nproc-per-node 2)."
@@ -45,7 +45,7 @@ class DataParallelSync(SingleSync):
     Args:
         num_shards: V of the run.
         accumulate: global batches of a step.
-        devices: the cards, each once. Models, inputs and results are on the first.
+        devices: the GPUs, each once. Models, inputs and results are on the first.
         batch_dim: the dimension of inputs and results that is cut.
     """
 
@@ -70,7 +70,7 @@ class DataParallelSync(SingleSync):
 
 
 class _Copied(nn.Module):
-    """What is copied to the cards: the model, under the autocast of the thread that asked for the forward pass.
+    """What is copied to the GPUs: the model, under the autocast of the thread that asked for the forward pass.
 
     DataParallel's threads take over whether autocast is on. Its dtype is a thread's own too, and would be float16 in them,
     also where bfloat16 was asked for.
@@ -92,8 +92,8 @@ class _Copied(nn.Module):
             return self.model(*args, **kwargs)
 
 
-def _check_copies(model: nn.Module, num_cards: int) -> None:
-    """Look for what copies of a model, one for each card, cannot do, or do in another way than the model.
+def _check_copies(model: nn.Module, num_gpus: int) -> None:
+    """Look for what copies of a model, one for each GPU, cannot do, or do in another way than the model.
 
     Raises:
         ModelError: it is compiled.
@@ -103,16 +103,16 @@ def _check_copies(model: nn.Module, num_cards: int) -> None:
         if hasattr(module, "_orig_mod"):
             where = f"layer {name!r} of {kind}" if name else kind
             raise ModelError(
-                f"{where} is compiled, and strategy='dp' copies models to {num_cards} GPUs: compiled code stays bound to the "
+                f"{where} is compiled, and strategy='dp' copies models to {num_gpus} GPUs: compiled code stays bound to the "
                 "weights on the first. Use strategy='ddp' with a process for each GPU, leave torch.compile out, or use one "
                 "GPU (--devices-per-process 1)."
             )
     norms = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
     if norms:
         warnings.warn(
-            f"lockstep: with strategy='dp' on {num_cards} GPUs BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
+            f"lockstep: with strategy='dp' on {num_gpus} GPUs BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "
             "over each GPU's part of a shard, and keeps those of the first GPU: the answer depends on the number of GPUs. "
-            f"strategy='ddp' with shards={num_cards} combines them all.",
+            f"strategy='ddp' with shards={num_gpus} combines them all.",
             RuntimeWarning,
             stacklevel=2,
         )

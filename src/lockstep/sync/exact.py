@@ -61,7 +61,7 @@ class ExactSync:
         world_size: number of processes.
         num_shards: V of the run.
         between_hosts: whether some messages go over a network.
-        cards: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
+        GPUs: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
     """
 
     forward_is_collective = False
@@ -76,12 +76,12 @@ class ExactSync:
         num_shards: int,
         *,
         between_hosts: bool = False,
-        cards: Sequence[torch.device] = (),
+        gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
         self._own = block(rank, world_size, num_shards)
         self._exchange = Exchange(rank, between_hosts=between_hosts)
-        self._on_cards = {card: OrderedExchange(rank, card) for card in cards}
+        self._on_gpus = {gpu: OrderedExchange(rank, gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
         self._world_size = world_size
         self._num_phases = 0
@@ -97,7 +97,7 @@ class ExactSync:
         self._micro: MicroStep | None = None
         self._listening = False
         self._one_at_a_time = threading.Lock()
-        """Autograd has a thread for each card, and the parts of a model may be on several."""
+        """Autograd has a thread for each GPU, and the parts of a model may be on several."""
         self._call, self._share = 0, 1.0
         keep_freed_memory()
         self._forget_phase()
@@ -138,7 +138,7 @@ class ExactSync:
         self._known = self._learnt.setdefault(phase, _Learnt())
         self._num_phases += 1
         self._exchange.begin_phase(self._num_phases, self._roots, holds=self._goes_together())
-        for exchange in self._on_cards.values():
+        for exchange in self._on_gpus.values():
             exchange.begin_phase(self._roots)
 
     def begin_shard(self, micro: MicroStep) -> None:
@@ -222,7 +222,7 @@ class ExactSync:
         self._known.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
         changes = self._start_buffers(sorted(self._known.owners))
         self._exchange.finish()
-        for exchange in self._on_cards.values():
+        for exchange in self._on_gpus.values():
             exchange.finish()
         self._buffers.apply(changes)
         for call, index in sorted(self._sent):
@@ -334,7 +334,7 @@ class ExactSync:
 
     def _send(self, nodes: list[Tensor]) -> None:
         """Begin to add up tensors over all ranks; ``nodes[0]`` becomes the sum."""
-        (self._on_cards.get(nodes[0].device) or self._exchange).start(nodes)
+        (self._on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
 
     def _hand_out(self, index: int, added: BucketSum) -> None:
         """Make the sum of a bucket the gradients of its parameters: of those that some shard had one of."""

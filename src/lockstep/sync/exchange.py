@@ -176,9 +176,9 @@ class _Underway:
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
-        self._on_card = nodes if nodes[0].is_cuda and len(exchange.roots) > 1 else None
-        # Gloo sends from the CPU's memory only: what is on a card is copied there and back.
-        self._nodes = nodes if self._on_card is None else [node.cpu() for node in nodes]
+        self._on_gpu = nodes if nodes[0].is_cuda and len(exchange.roots) > 1 else None
+        # Gloo sends from the CPU's memory only: what is on a GPU is copied there and back.
+        self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
         self._sends: list[dist.Work] = []
         self._gathers: list[dist.Work] = []
         self._receives: list[dist.Work] = []
@@ -263,8 +263,8 @@ class _Underway:
         """Wait for the other slices of the sum, and until all that was sent has left."""
         _wait(self._gathers)
         self._wait_sent()
-        if self._on_card is not None:
-            self._on_card[0].copy_(self._nodes[0])
+        if self._on_gpu is not None:
+            self._on_gpu[0].copy_(self._nodes[0])
 
     def _wait_sent(self) -> None:
         _wait(self._sends)

@@ -139,7 +139,7 @@ class HorovodSync(ShardedSync):
             finish = horovod.sparse_allreduce_async(part.coalesce(), name, op=horovod.Sum)
             sent[parameter] = lambda: self._checked(finish).coalesce()
             return
-        # Horovod takes real numbers in the usual order of memory, and only where it was built for cards those on one.
+        # Horovod takes real numbers in the usual order of memory, and only where it was built for GPUs those on one.
         plain = torch.view_as_real(part) if part.is_complex() else part
         wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
         handle = horovod.allreduce_async_(wire, name=name, op=horovod.Sum)

@@ -1,4 +1,4 @@
-"""The same exchange by collectives in one fixed order, for cards: NCCL has no tags, and does its waiting on the card.
+"""The same exchange by collectives in one fixed order, for GPUs: NCCL has no tags, and does its waiting on the GPU.
 
 Everything is put on a stream of its own, which goes on while the backward pass does; the processor waits for nothing. All
 ranks must take part.

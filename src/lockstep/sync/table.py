@@ -24,7 +24,7 @@ def promises_bits(strategy: str, *, shards_given: bool) -> bool:
     return strategy == "exact" or (strategy == "auto" and shards_given)
 
 
-def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_cards: bool) -> str:
+def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: bool) -> str:
     """``auto`` made definite, and checked against the number of processes and the kind of device.
 
     Args:
@@ -32,7 +32,7 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_cards: bo
         world_size: number of processes.
         is_exact: whether the run was born with a number of shards of its own choice, so that its answer is promised to
             the bit.
-        on_cards: whether this process trains on CUDA cards.
+        on_gpus: whether this process trains on CUDA GPUs.
 
     Raises:
         ConfigError: ``single`` or ``dp`` for several processes: each would train a model of its own; ``dp`` on the CPU;
@@ -48,7 +48,7 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_cards: bo
             "Start one process, or use another strategy."
         )
     if name == "dp":
-        check_dp(world_size, on_cards=on_cards)
+        check_dp(world_size, on_gpus=on_gpus)
     if name == "horovod":
         find_horovod()
     return name
@@ -85,7 +85,7 @@ _TABLE: dict[str, Callable[[RunConfig, int, Meeting, _Devices], Sync]] = {
         dist.get_world_size(),
         shards,
         between_hosts=meeting.interface != "lo",
-        cards=devices if meeting.backend == "nccl" else (),
+        gpus=devices if meeting.backend == "nccl" else (),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Chooses its way by its options, as ImageNet's main.py does: env:// of a launcher, or a process a card by mp.spawn."""
+"""Chooses its way by its options, as ImageNet's main.py does: env:// of a launcher, or a process a GPU by mp.spawn."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Starts a process a card by mp.spawn; RANK and WORLD_SIZE, which a cluster sets, count machines."""
+"""Starts a process a GPU by mp.spawn; RANK and WORLD_SIZE, which a cluster sets, count machines."""
 
 import os
 

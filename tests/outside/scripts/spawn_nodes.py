@@ -1,4 +1,4 @@
-"""Starts a process a card by mp.spawn and meets where --init-method says; --rank and --world-size count machines."""
+"""Starts a process a GPU by mp.spawn and meets where --init-method says; --rank and --world-size count machines."""
 
 import argparse
 import random

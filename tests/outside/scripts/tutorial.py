@@ -64,7 +64,7 @@ class Trainer:
     def train(self, max_epochs):
         for epoch in range(self.epochs_run, max_epochs):
             if epoch == self.fail_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and self.global_rank == 1:
-                raise RuntimeError("a card fell off the bus")
+                raise RuntimeError("a GPU fell off the bus")
             self._run_epoch(epoch)
             if self.global_rank == 0 and epoch % self.save_every == 0:
                 self._save_snapshot(epoch)

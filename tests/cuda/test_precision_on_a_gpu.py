@@ -1,4 +1,4 @@
-"""Every precision on a CUDA card. (Written on a machine without one, and not run there: run it with ``make gpu``.)"""
+"""Every precision on a CUDA GPU. (Written on a machine without one, and not run there: run it with ``make gpu``.)"""
 
 import precision_scripts
 import pytest
@@ -25,7 +25,7 @@ def plain():
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_a_precision_learns_on_the_card_what_float32_learns_in_its_own_formats(crew, plain, precision):
+def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(crew, plain, precision):
     if not plain:
         plain += crew(1, precision_scripts.train, device="cuda", shards=2)
     [found] = crew(1, precision_scripts.train, device="cuda", shards=2, precision=precision)
@@ -42,7 +42,7 @@ def test_a_precision_learns_on_the_card_what_float32_learns_in_its_own_formats(c
 
 @pytest.mark.parametrize("strategy", ["exact", "ddp"])
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_two_processes_that_share_the_card_give_the_answer_of_one(crew, precision, strategy):
+def test_two_processes_that_share_the_gpu_give_the_answer_of_one(crew, precision, strategy):
     alone_by = "exact" if strategy == "exact" else "single"
     [alone] = crew(1, precision_scripts.train, device="cuda", shards=4, precision=precision, strategy=alone_by)
     tolerance = 0.05 if precision.endswith("true") and precision != "32-true" else 5e-3

@@ -1,6 +1,6 @@
-"""What needs a CUDA card. (Written on a machine without one, and not run there: run it with ``make gpu``.)
+"""What needs a CUDA GPU. (Written on a machine without one, and not run there: run it with ``make gpu``.)
 
-One card is enough: where two processes are needed they share it, over Gloo.
+One GPU is enough: where two processes are needed they share it, over Gloo.
 """
 
 import subprocess
@@ -24,12 +24,12 @@ def assert_close(one, other, tolerance=2e-4):
         torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_one_process_trains_on_the_card_near_the_answer_of_the_cpu(crew):
-    (on_card,) = crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
-    assert (on_card["device"], on_card["devices"]) == ("cuda:0", ["cuda:0"])
+def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(crew):
+    (on_gpu,) = crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
+    assert (on_gpu["device"], on_gpu["devices"]) == ("cuda:0", ["cuda:0"])
     (on_cpu,) = crew(1, cuda_scripts.train, device="cpu", shards=2)
-    assert [w for _, w, _ in on_card["losses"]] == [w for _, w, _ in on_cpu["losses"]]
-    assert on_card["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the card
+    assert [w for _, w, _ in on_gpu["losses"]] == [w for _, w, _ in on_cpu["losses"]]
+    assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the GPU
 
 
 def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
@@ -41,7 +41,7 @@ def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
 
 
 @pytest.mark.parametrize("shards", [2, 4])
-def test_two_processes_that_share_a_card_give_the_answer_of_one(crew, shards):
+def test_two_processes_that_share_a_gpu_give_the_answer_of_one(crew, shards):
     (alone,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)
     two = crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
     assert [one["backend"] for one in two] == ["gloo", "gloo"]
@@ -63,9 +63,9 @@ def whole():
 @pytest.mark.parametrize(
     ("nproc", "settings"),
     [(1, {"device": "cuda", "backend": "nccl"}), (2, SHARED), (3, SHARED)],
-    ids=["one process, nccl", "two share the card", "three share the card"],
+    ids=["one process, nccl", "two share the GPU", "three share the GPU"],
 )
-def test_the_fixed_tree_gives_the_same_bits_on_the_card(crew, whole, shards, nproc, settings, parts):
+def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(crew, whole, shards, nproc, settings, parts):
     if shards not in whole:
         (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
     for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
@@ -74,7 +74,7 @@ def test_the_fixed_tree_gives_the_same_bits_on_the_card(crew, whole, shards, npr
         assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
 
-def test_random_streams_on_the_card_belong_to_shards(crew):
+def test_random_streams_on_the_gpu_belong_to_shards(crew):
     (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
     two = crew(2, cuda_scripts.train, shards=2, **SHARED)
     by_shard = [alone["drawn"][0::2], alone["drawn"][1::2]]
@@ -96,12 +96,12 @@ def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
             assert any(not torch.equal(one["state"][name], plain["state"][name]) for name in plain["state"])
 
 
-def test_a_nan_loss_on_the_card_is_found_and_its_step_and_shard_named(crew):
+def test_a_nan_loss_on_the_gpu_is_found_and_its_step_and_shard_named(crew):
     with pytest.raises(LaunchError, match="the loss is NaN in step 2, shard 0, on rank 0"):
         crew(1, cuda_scripts.train, 40, 16, 2, False, 2, device="cuda")
 
 
-def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_card(crew):
+def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(crew):
     for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
         by_rank = crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
         logged = {e["step"]: e["values"]["loss"] for e in by_rank[0]["events"] if e["event"] == "step"}
@@ -113,7 +113,7 @@ def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_card(crew):
     assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
 
 
-def test_the_example_learns_on_the_card(tmp_path):
+def test_the_example_learns_on_the_gpu(tmp_path):
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", "--device", "cuda"]
     done = subprocess.run(
         [*command, str(EXAMPLE), "--epochs", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=150

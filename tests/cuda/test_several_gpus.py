@@ -1,16 +1,16 @@
-"""Several devices of one process: nn.DataParallel, and models in parts. (Not run yet where there are two cards.)
+"""Several devices of one process: nn.DataParallel, and models in parts. (Not run yet where there are two GPUs.)
 
-What needs only one card has it stand for two: with ``backend="gloo"`` processes, and the devices of one, share cards.
+What needs only one GPU has it stand for two: with ``backend="gloo"`` processes, and the devices of one, share GPUs.
 """
 
 import device_scripts
 import pytest
 import torch
 
-from lockstep.launch.cards import num_cards_here
+from lockstep.launch.gpus import num_gpus_here
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
-two_cards = pytest.mark.skipif(num_cards_here() < 2, reason="one card, or none, is visible on this machine")
+two_gpus = pytest.mark.skipif(num_gpus_here() < 2, reason="one GPU, or none, is visible on this machine")
 SHARED = {"device": "cuda", "backend": "gloo", "devices_per_process": 2, "timeout_s": 60.0}
 
 
@@ -29,7 +29,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_dp_on_one_card_gives_the_answer_of_single(crew, shards):
+def test_dp_on_one_gpu_gives_the_answer_of_single(crew, shards):
     settings = {"device": "cuda", "shards": shards}
     (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
     (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=1, **settings)
@@ -44,14 +44,14 @@ def test_dp_under_autocast_keeps_its_format(crew):
     assert {tensor.dtype for tensor in dp["state"].values()} == {torch.float32}
 
 
-@two_cards
+@two_gpus
 @pytest.mark.parametrize("shards", [1, 2])
-def test_dp_on_two_cards_cuts_each_shard_and_gives_the_answer_of_single(crew, shards):
+def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(crew, shards):
     settings = {"device": "cuda", "shards": shards}
     (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
     (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
     assert_close(dp["state"], single["state"])
-    assert {card for _, card, _ in dp["ran"]} == {0, 1}
+    assert {gpu for _, gpu, _ in dp["ran"]} == {0, 1}
     assert {length for _, _, length in dp["ran"]} == {8 // shards, 4 // shards}  # of 16, and of the last 8 of 40
 
 
@@ -60,7 +60,7 @@ def test_dp_on_two_cards_cuts_each_shard_and_gives_the_answer_of_single(crew, sh
 
 @pytest.fixture(scope="module")
 def alone():
-    """The undisturbed run by one process whose two devices are one card. Filled by the first test that needs it."""
+    """The undisturbed run by one process whose two devices are one GPU. Filled by the first test that needs it."""
     return {}
 
 
@@ -93,21 +93,21 @@ def test_a_run_over_parts_goes_on_from_its_checkpoint(crew, alone):
         assert_equal(one["state"], expected["state"])
 
 
-@two_cards
+@two_gpus
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("strategy", ["single", "ddp", "exact"])
-def test_parts_stay_on_the_two_cards_where_the_script_has_put_them(crew, strategy, backend):
+def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(crew, strategy, backend):
     settings = {"device": "cuda", "backend": backend, "devices_per_process": 2, "strategy": strategy, "shards": 2}
     (first,) = crew(1, device_scripts.train_parts, **settings)
     assert first["team"] == ["cuda:0", "cuda:1"]
     assert first["devices"] == ["cuda:0"] * 3 + ["cuda:1"] * 2
-    (again,) = crew(1, device_scripts.train_parts, **settings)  # dropout on the second card too has its streams
+    (again,) = crew(1, device_scripts.train_parts, **settings)  # dropout on the second GPU too has its streams
     assert_equal(first["state"], again["state"])
     assert first["losses"] == again["losses"]
 
 
-@two_cards
-def test_a_run_over_two_cards_goes_on_from_its_checkpoint(crew):
+@two_gpus
+def test_a_run_over_two_gpus_goes_on_from_its_checkpoint(crew):
     settings = {"device": "cuda", "devices_per_process": 2, "shards": 2}
     (whole,) = crew(1, device_scripts.train_parts, **settings)
     crew(1, device_scripts.train_parts, 1, run_dir="run", checkpoint_every=1, **settings)
@@ -115,9 +115,9 @@ def test_a_run_over_two_cards_goes_on_from_its_checkpoint(crew):
     assert_equal(gone_on["state"], whole["state"])
 
 
-@pytest.mark.skipif(num_cards_here() < 4, reason="fewer than four cards are visible on this machine")
+@pytest.mark.skipif(num_gpus_here() < 4, reason="fewer than four GPUs are visible on this machine")
 @pytest.mark.parametrize("strategy", ["ddp", "exact"])
-def test_two_processes_with_two_cards_each_talk_over_nccl(crew, strategy):
+def test_two_processes_with_two_gpus_each_talk_over_nccl(crew, strategy):
     settings = {"device": "cuda", "devices_per_process": 2, "strategy": strategy, "shards": 2}
     (alone,) = crew(1, device_scripts.train_parts, **{**settings, "strategy": "exact"})
     two = crew(2, device_scripts.train_parts, **settings)

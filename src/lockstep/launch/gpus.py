@@ -1,4 +1,4 @@
-"""How many CUDA cards workers could use, found without importing torch or touching CUDA."""
+"""How many CUDA GPUs workers could use, found without importing torch or touching CUDA."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def num_cards_here() -> int:
-    """Cards that processes started by this one would see."""
-    return num_cards(os.environ)
+def num_gpus_here() -> int:
+    """GPUs that processes started by this one would see."""
+    return num_gpus(os.environ)
 
 
-def num_cards(environ: Mapping[str, str]) -> int:
-    """Cards that this machine has, the installed torch was built for, and CUDA_VISIBLE_DEVICES leaves visible."""
+def num_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that this machine has, the installed torch was built for, and CUDA_VISIBLE_DEVICES leaves visible."""
     if not torch_has_cuda():
         return 0
     return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES"))
@@ -37,7 +37,7 @@ def torch_has_cuda() -> bool:
 
 
 def num_present(dev: Path = Path("/dev")) -> int:
-    """Cards of this machine (or container), hidden or not."""
+    """GPUs of this machine (or container), hidden or not."""
     nodes = [node for node in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
     if nodes:
         return len(nodes)
@@ -52,7 +52,7 @@ def num_present(dev: Path = Path("/dev")) -> int:
 
 
 def num_visible(present: int, visible: str | None) -> int:
-    """How many cards CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first entry that names none ends the list."""
+    """How many GPUs CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first entry that names none ends the list."""
     if visible is None:
         return present
     count = 0
@@ -62,5 +62,5 @@ def num_visible(present: int, visible: str | None) -> int:
         if not is_index and not name.startswith(("GPU-", "MIG-")):
             break
         count += 1
-    # Several MIG slices may share one card, but a process sees only one of them.
+    # Several MIG slices may share one GPU, but a process sees only one of them.
     return count if present else 0
