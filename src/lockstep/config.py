@@ -194,7 +194,7 @@ class RunConfig:
     fresh: bool = option(
         False, group=CHECKPOINTS, help="Start a new run. Default: resume the newest interrupted run of the same command."
     )
-    """Start a new run, also where an interrupted one could be gone on with. A run that is already in ``run_dir`` is set
+    """Start a new run, also where an interrupted one could be resumed. A run that is already in ``run_dir`` is set
     aside under another name, never deleted."""
     allow: Sequence[str] = option(
         (),
@@ -202,7 +202,7 @@ class RunConfig:
         metavar=one_of(ALLOWABLE),
         help="What may differ from the interrupted run, although the answer may then too. May be given again.",
     )
-    """What may differ from the run that is gone on with, although the answer may be another then: any of ``data`` (length of
+    """What may differ from the run that is resumed, although the answer may be another then: any of ``data`` (length of
     the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's own switches), ``optimizer`` (its options: those
     of now apply), ``precision``, ``shards``, ``threads``."""
 

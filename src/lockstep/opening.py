@@ -51,7 +51,7 @@ class Launch:
     world: World
 
     def begins_anew(self, path: Path) -> bool:
-        """Whether the run in a directory must not be gone on with. (A restart goes on with what this launch has begun.)"""
+        """Whether the run in a directory must not be resumed. (A restart resumes what this launch has begun.)"""
         return self.config.fresh and not self.has_begun(path)
 
     @property

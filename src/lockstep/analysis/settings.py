@@ -25,7 +25,7 @@ class Setting:
     """Loader workers of each process; None: as the script says."""
     launcher: str = "local"
     killed_at: int | None = None
-    """The number of processes of an earlier launch, which was killed, and which this one goes on with; None: there is none."""
+    """The number of processes of an earlier launch, which was killed, and which this one resumes; None: there is none."""
 
     @property
     def label(self) -> str:
@@ -110,7 +110,7 @@ def expand(
     *,
     resumes: bool,
 ) -> tuple[Setting, ...]:
-    """Every combination, the one that the others are compared with first; then a launch that is killed, and gone on with at
+    """Every combination, the one that the others are compared with first; then a launch that is killed, and resumed at
     another world size.
 
     Args:

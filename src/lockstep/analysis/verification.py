@@ -105,7 +105,7 @@ class Verification:
 
     @property
     def worst(self) -> SettingResult | None:
-        """The setting whose difference comes first in the run; one that goes on with a killed launch only if no other has
+        """The setting whose difference comes first in the run; one that resumes a killed launch only if no other has
         one."""
         differing = [(result, result.difference) for result in self.results if result.difference is not None]
         by_order = sorted(differing, key=lambda pair: (pair[0].setting.killed_at is not None, pair[1].order))

@@ -91,7 +91,7 @@ def plan(runs: Sequence[Run], results: Sequence[Results], rule: Rule, now_s: flo
     """What goes. Pure: it looks at nothing.
 
     What runs never goes, nor what cannot be read (it may be of another version), nor a finished run while one of the same
-    command is interrupted and stays: the command would go on with that.
+    command is interrupted and stays: the command would resume that.
     """
     everything: list[Run | Results] = [*runs, *results]
     newest: dict[str | None, list[Run | Results]] = defaultdict(list)

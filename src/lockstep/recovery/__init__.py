@@ -1,1 +1,1 @@
-"""Nothing lost: the state of a run taken into checkpoints, and put back where a launch goes on with it."""
+"""Nothing lost: the state of a run taken into checkpoints, and put back where a launch resumes it."""

@@ -1,4 +1,4 @@
-"""Where in its script a run is, and how a launch that goes on with it finds that place again. Pure.
+"""Where in its script a run is, and how a launch that resumes it finds that place again. Pure.
 
 A script is run from its top again; what it has done already is passed over. Three things are counted for that, and
 nothing else of the script is known: calls of ``team.epochs()``, the epochs of each, and passes over training loaders.
@@ -123,7 +123,7 @@ class Route:
         return True
 
     def begin_pass(self) -> bool:
-        """A pass begins. True: it is the one to go on with."""
+        """A pass begins. True: it is the one to resume."""
         self._in_pass, self._pass_is_of_before = True, False
         self._passes += 1
         self._end = None

@@ -122,7 +122,7 @@ def is_damaged(path: Path) -> bool:
 
 
 def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
-    """The settings that a launch goes on with: those of the birth, but for what differs and is allowed to.
+    """The settings that a launch resumes with: those of the birth, but for what differs and is allowed to.
 
     Args:
         path: the run's directory.
