@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "cores", "addresses", "stopping", "hostlist", "threads", "digest"),
+    ("errors", "cores", "addresses", "stopping", "hostlist", "threads", "digest", "option"),
     ("config", "job"),
     ("plan",),
     ("world", "tcp_store", "listener"),
@@ -44,6 +44,7 @@ ASIDE = {
         "stopping",
         "threads",
         "config",
+        "option",
         "world",
         "tcp_store",
     ),  # starts a run, and knows nothing of what it computes
@@ -58,6 +59,7 @@ ASIDE = {
     "slurm": ("errors", "config", "hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
+    "__main__": ("cli",),
 }
 
 NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "allotment", "analysis", "slurm", "cli")

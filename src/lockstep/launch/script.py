@@ -123,7 +123,7 @@ def _run_on_nodes(
     nodes: Nodes, place: Place, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
 ) -> Outcome:
     # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
     introduce(nodes, place)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
 
