@@ -57,7 +57,8 @@ def listening(host: str, address: str | None, port: int) -> str:
     if address is None:
         found = ", ".join(addresses_of(host))
         is_which = "a loopback address" if is_loopback(host) else "no address of this machine"
-        where = f"port {port} of all interfaces ({host} {f'means {found} here' if found != host else f'is {is_which}'})"
+        why = f"{host} means {found} here" if found != host else f"it was given {host}, {is_which}"
+        where = f"port {port} on all network interfaces ({why})"
     elif is_loopback(address):
         where = f"{place}, which only this machine can reach"
     else:

@@ -17,8 +17,10 @@ from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """What a strategy asks of the way a run is started. (What it does is in ``sync/``.)"""
+    """A way for gradients to meet: where it is, and what it asks of the way a run is started."""
 
+    sync: str = ""
+    """The module whose ``make(config, num_shards, meeting, devices)`` makes it: a ``Sync``. (Imported where it is wanted.)"""
     one_process: bool = False
     devices: str = "several"
     """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` GPUs, by itself."""
@@ -28,12 +30,12 @@ class Strategy:
 
 STRATEGIES = {
     "auto": Strategy(),
-    "single": Strategy(one_process=True),
-    "ddp": Strategy(),
-    "exact": Strategy(),
-    "fsdp": Strategy(devices="one"),
-    "horovod": Strategy(needs="horovod"),
-    "dp": Strategy(one_process=True, devices="all", needs="gpus"),
+    "single": Strategy(sync="lockstep.sync.single", one_process=True),
+    "ddp": Strategy(sync="lockstep.sync.ddp"),
+    "exact": Strategy(sync="lockstep.sync.exact"),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
+    "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
+    "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }
 PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")

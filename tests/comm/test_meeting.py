@@ -337,7 +337,10 @@ def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind
     said = capfd.readouterr().err
     if kind == "loopback":  # which may be so on rank 0's machine alone
         assert listens in (["::"], ["0.0.0.0"])
-        assert f"it listens at port {port} of all interfaces (127.0.0.1 is a loopback address). It has no password" in said
+        assert (
+            f"it listens at port {port} on all network interfaces (it was given 127.0.0.1, a loopback address). It has"
+            in said
+        )
     else:
         assert listens == [host]
         assert said.count(f"it listens at {host}:{port} (") == (kind == "outward")

@@ -151,4 +151,4 @@ def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others
         assert place.listens_at is None
         assert place.listener.getsockname()[0] in ("::", "0.0.0.0")
         introduce(nodes, place)
-    assert "all interfaces (this means 127.0.1.1 here)" in capfd.readouterr().err
+    assert "all network interfaces (this means 127.0.1.1 here)" in capfd.readouterr().err

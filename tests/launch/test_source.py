@@ -204,10 +204,10 @@ def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
         (
             SPAWNS,
             {},
-            "torch.multiprocessing.spawn in train.py, line 2): it is started once, as --spawns yes says; --spawns no",
+            "torch.multiprocessing.spawn in train.py, line 2): it is started once (--spawns no launches it)",
         ),
-        (EITHER, {"nproc_given": False}, "it is started once, as --spawns yes says; --spawns no"),
-        (EITHER, {}, "it is launched, as --spawns no says; --spawns yes"),
+        (EITHER, {"nproc_given": False}, "it is started once (--spawns no launches it)"),
+        (EITHER, {}, "it is launched (--spawns yes starts it once)"),
     ],
 )
 def test_a_guess_is_told_in_a_line_that_says_what_overrides_it(read, source, options, words):

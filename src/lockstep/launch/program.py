@@ -75,13 +75,12 @@ def check_script(
             if nproc_given and read.asks_launcher(root):
                 guesses.append(
                     f"the script may start processes itself ({found}), but also asks who a launcher has started: it is "
-                    "launched, as --spawns no says; --spawns yes starts it once"
+                    "launched (--spawns yes starts it once)"
                 )
             else:
                 starter = found
                 guesses.append(
-                    f"the script starts its processes itself ({found}): it is started once, as --spawns yes says; "
-                    "--spawns no launches it"
+                    f"the script starts its processes itself ({found}): it is started once (--spawns no launches it)"
                 )
         if pass_local_rank == "auto" and starter is None:
             option, place = read.local_rank_option(root) or (None, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,24 +12,6 @@ from lockstep.data.states import has_state, is_generator, put_state, take_state
 from lockstep.errors import MismatchError, UsageError
 from lockstep.prepare.contents import Content
 from lockstep.prepare.per_shard import PerShard
-
-
-def registered_content(name: str, thing: Any) -> Content:
-    """The part of the run's state of something that is registered.
-
-    Raises:
-        UsageError: nothing could be saved of it, or nothing put back.
-    """
-    if isinstance(thing, PerShard):
-        return ShardsContent(thing)
-    if has_state(thing) or is_generator(thing):
-        return StatefulContent(thing)
-    if isinstance(thing, (Tensor, list, dict)):
-        return PlainContent(thing, name)
-    raise UsageError(
-        f"register({name!r}, ...): a {type(thing).__name__} cannot be given its state back. Register a tensor, a list or a "
-        "dict (they are filled again), a random generator, or an object with state_dict() and load_state_dict()."
-    )
 
 
 class StatefulContent(Content):
@@ -53,16 +35,7 @@ class ShardsContent(StatefulContent):
 
 
 class PlainContent(Content):
-    """Of a tensor, a list or a dict: filled again in place.
-
-    Args:
-        thing: one of these.
-        name: of its registration.
-    """
-
-    def __init__(self, thing: Any, name: str) -> None:
-        super().__init__(thing)
-        self.name = name
+    """Of a tensor, a list or a dict: filled again in place."""
 
     def state_dict(self) -> Any:
         """See Content."""
@@ -95,3 +68,28 @@ def _kind(thing: Any) -> str:
     if isinstance(thing, Tensor):
         return f"a tensor of shape {tuple(thing.shape)}, {str(thing.dtype).removeprefix('torch.')}"
     return next((f"a {kind.__name__}" for kind in (list, dict) if isinstance(thing, kind)), f"a {type(thing).__name__}")
+
+
+REGISTERED: tuple[tuple[Callable[[Any], bool], type[Content]], ...] = (
+    (lambda thing: isinstance(thing, PerShard), ShardsContent),
+    (lambda thing: has_state(thing) or is_generator(thing), StatefulContent),
+    (lambda thing: isinstance(thing, (Tensor, list, dict)), PlainContent),
+)
+"""What can be registered: the first row that knows a thing is its adapter."""
+
+
+def registered_content(name: str, thing: Any) -> Content:
+    """The part of the run's state of something that is registered.
+
+    Raises:
+        UsageError: nothing could be saved of it, or nothing put back.
+    """
+    for knows, kind in REGISTERED:
+        if knows(thing):
+            content = kind(thing)
+            content.name = name
+            return content
+    raise UsageError(
+        f"register({name!r}, ...): a {type(thing).__name__} cannot be given its state back. Register a tensor, a list or a "
+        "dict (they are filled again), a random generator, or an object with state_dict() and load_state_dict()."
+    )

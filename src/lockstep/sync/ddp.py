@@ -20,11 +20,13 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted, set_aside, widen
-from lockstep.sync.protocol import Outcome
+from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 from lockstep.sync.together import fits, gather_together
@@ -332,3 +334,8 @@ class DDPSync(ShardedSync):
 
 def _same(some: list[Parameter], others: list[Parameter]) -> bool:
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return DDPSync(num_shards, find_unused=config.find_unused_parameters)

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, ModelError
+from lockstep.sync.protocol import Sync
 from lockstep.sync.single import SingleSync
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -116,3 +119,8 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return DataParallelSync(num_shards, config.accumulate, devices, config.batch_dim)

@@ -12,10 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan, block
 from lockstep.plan.tree import Node, push, roots
@@ -24,7 +27,7 @@ from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.exchange import Exchange
 from lockstep.sync.ordered import OrderedExchange
-from lockstep.sync.protocol import Outcome
+from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
 
 _MOST_TOGETHER = 4 << 20
@@ -368,3 +371,14 @@ def _add_changes(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int,
     for owner, change in right.items():
         left[owner] = left[owner] + change if owner in left else change
     return left
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return ExactSync(
+        dist.get_rank(),
+        dist.get_world_size(),
+        num_shards,
+        between_hosts=meeting.interface != "lo",
+        gpus=devices if meeting.backend == "nccl" else (),
+    )

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.gradients import Gradients
+from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 
@@ -144,3 +147,18 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)  # a sum: the weights are in the losses
     module.set_force_sum_reduction_for_comms(True)
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    if config.trace != "off":
+        raise ConfigError(
+            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has a part "
+            "of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
+        )
+    if config.precision == "16-master":
+        raise ConfigError(
+            "precision='16-master' with strategy='fsdp': the float16 copy of the weights would be made of each process's part "
+            "of them. Use 16-mixed or bf16-mixed, which have float32 weights too."
+        )
+    return FSDPSync(num_shards, devices)

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from lockstep.comm.group import Meeting
 from lockstep.comm.horovod import start_horovod
+from lockstep.config import RunConfig
 from lockstep.errors import ModelError, PeerError
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.afterwards import add_absent, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted
+from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 
@@ -173,3 +176,8 @@ class HorovodSync(ShardedSync):
             f"the gradients of step {step} could not meet through Horovod: {why}If another rank has failed, look at its error "
             "first."
         )
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return HorovodSync(num_shards, config.timeout_s)

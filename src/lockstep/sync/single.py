@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lockstep.comm.group import Meeting
+from lockstep.config import RunConfig
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.gradients import Gradients
-from lockstep.sync.protocol import Outcome
+from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 
 
@@ -60,3 +63,8 @@ class SingleSync(ShardedSync):
 
     def _reduce(self, call: int) -> Gradients:
         return self._sums.take(call)
+
+
+def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+    """See ``config.Strategy``."""
+    return SingleSync(num_shards, config.accumulate)

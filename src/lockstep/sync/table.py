@@ -1,22 +1,17 @@
-"""The strategies by name. A new way for gradients to meet is a new file, and a row here."""
+"""The strategies by name. A new way for gradients to meet is a new file, and a row in ``config.STRATEGIES``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
 import torch
-import torch.distributed as dist
 
 from lockstep.comm.group import Meeting
 from lockstep.comm.horovod import find_horovod
-from lockstep.config import RunConfig
+from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError
-from lockstep.sync.ddp import DDPSync
-from lockstep.sync.dp import DataParallelSync, check_dp
-from lockstep.sync.exact import ExactSync
-from lockstep.sync.horovod import HorovodSync
+from lockstep.sync.dp import check_dp
 from lockstep.sync.protocol import Sync
-from lockstep.sync.single import SingleSync
 
 
 def promises_bits(strategy: str, *, shards_given: bool) -> bool:
@@ -54,42 +49,9 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: boo
     return name
 
 
-_Devices = tuple[torch.device, ...]
-
-
-def _fully_sharded(config: RunConfig, shards: int, meeting: Meeting, devices: _Devices) -> Sync:
-    if config.trace != "off":
-        raise ConfigError(
-            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has a part "
-            "of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
-        )
-    if config.precision == "16-master":
-        raise ConfigError(
-            "precision='16-master' with strategy='fsdp': the float16 copy of the weights would be made of each process's part "
-            "of them. Use 16-mixed or bf16-mixed, which have float32 weights too."
-        )
-    # Imported where it is wanted: what it needs of PyTorch takes two seconds.
-    from lockstep.sync.fsdp import FSDPSync
-
-    return FSDPSync(shards, devices)
-
-
-_TABLE: dict[str, Callable[[RunConfig, int, Meeting, _Devices], Sync]] = {
-    "single": lambda config, shards, meeting, devices: SingleSync(shards, config.accumulate),
-    "dp": lambda config, shards, meeting, devices: DataParallelSync(shards, config.accumulate, devices, config.batch_dim),
-    "ddp": lambda config, shards, meeting, devices: DDPSync(shards, find_unused=config.find_unused_parameters),
-    "fsdp": _fully_sharded,
-    "horovod": lambda config, shards, meeting, devices: HorovodSync(shards, config.timeout_s),
-    "exact": lambda config, shards, meeting, devices: ExactSync(
-        dist.get_rank(),
-        dist.get_world_size(),
-        shards,
-        between_hosts=meeting.interface != "lo",
-        gpus=devices if meeting.backend == "nccl" else (),
-    ),
-}
-
-
-def make_sync(strategy: str, config: RunConfig, num_shards: int, meeting: Meeting, devices: _Devices) -> Sync:
+def make_sync(
+    strategy: str, config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]
+) -> Sync:
     """The way for gradients to meet that a (definite) strategy names. ``devices``: those of this process."""
-    return _TABLE[strategy](config, num_shards, meeting, devices)
+    made: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, meeting, devices)
+    return made

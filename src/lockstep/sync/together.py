@@ -76,6 +76,12 @@ def gather_together(
 
 def _flatten(calls: Sequence[Gradients], parameters: Sequence[Parameter], dtype: torch.dtype) -> Tensor:
     """Padded to whole float64 numbers, so that what comes behind can be read in place."""
-    parts = [sums[p].flatten() if p in sums else torch.zeros(p.numel(), dtype=dtype) for sums in calls for p in parameters]
+    parts = [_as_numbers(sums.get(parameter), parameter, dtype) for sums in calls for parameter in parameters]
     missing = -sum(map(len, parts)) % (8 // min(8, dtype.itemsize))
     return torch.cat([*parts, torch.zeros(missing, dtype=dtype)] if missing or not parts else parts)
+
+
+def _as_numbers(gradient: Tensor | None, parameter: Parameter, dtype: torch.dtype) -> Tensor:
+    if gradient is None:
+        return torch.zeros(parameter.numel(), dtype=dtype)
+    return (gradient.to_dense() if gradient.is_sparse else gradient).flatten()

@@ -1,0 +1,106 @@
+"""What CONTRIBUTING.md tells to add is added to a copy of the sources, as it stands there, and trains."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+FILES = re.findall(r"```python (\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
+ROWS = re.findall(r"```diff\n--- a/\S+\n\+\+\+ b/(\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
+
+SCRIPT = """
+import collections, sys, time, torch, lockstep
+team = lockstep.join()
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(24, 3))
+model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 4))
+seen = collections.deque(maxlen=4)
+if "register" in sys.argv:
+    team.register("seen", seen)
+for epoch in team.epochs(2):
+    for batch in loader:
+        if "stop" in sys.argv and team.step == 8:
+            raise RuntimeError("stopped")
+        for (x,) in batch.shards:
+            team.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if "slow" in sys.argv and team.step == 7:
+            time.sleep(1)
+        seen.append(team.step)
+team.print(list(seen), [round(value, 5) for value in model.weight.flatten().tolist()])
+"""
+
+
+def put_row(text, row):
+    """The text with the lines of a diff that begin with +, each beside the line of the text that stands next to it."""
+    lines, last, waiting = text.splitlines(), None, []
+    for line in row.splitlines():
+        if line.startswith("+"):
+            if last is None:
+                waiting.append(line[1:])
+            else:
+                last += 1
+                lines.insert(last, line[1:])
+            continue
+        assert lines.count(line[1:]) == 1, f"not in the file (once): {line[1:]!r}"
+        last = lines.index(line[1:])
+        lines[last:last] = waiting
+        last, waiting = last + len(waiting), []
+    assert not waiting
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A copy of the sources, with all that the page adds."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name, text in FILES:
+        assert not (copy / name).exists()
+        (copy / name).write_text(text)
+    for name, row in ROWS:
+        (copy / name).write_text(put_row((copy / name).read_text(), row))
+    return copy / "src"
+
+
+@pytest.fixture
+def train(sources, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(sources))
+
+    def run(*args, options=(), status=0):
+        command = [sys.executable, "-m", "lockstep", "run", "--progress", "off", *options, "train.py", *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert done.returncode == status, done.stderr
+        return done
+
+    return run
+
+
+def test_each_of_the_three_is_one_file_and_one_row():
+    assert [Path(name).name for name, _ in FILES] == ["slow_steps.py", "deques.py", "late.py"]
+    assert [Path(name).name for name, _ in ROWS] == ["parts.py", "registered.py", "config.py"]
+
+
+def test_the_listener_is_told_of_steps(train):
+    assert re.search(r"step 7 took 1\.\d s", train("slow").stderr + train("slow", options=("--fresh",)).stderr)
+
+
+def test_the_object_is_in_checkpoints(train):
+    options = ("--checkpoint-every", "5", "--run-dir", "run")
+    train("register", "stop", options=options, status=1)
+    assert "[9, 10, 11, 12]" in train("register", options=options).stdout
+
+
+def test_the_strategy_gives_the_answer_of_the_others(train):
+    answers = {name: train(options=("--nproc", "2", "--strategy", name)).stdout.splitlines()[-1] for name in ("ddp", "late")}
+    assert answers["ddp"] == answers["late"]
+    assert answers["late"].startswith("[9, 10, 11, 12]")
