@@ -6,7 +6,7 @@ from torch import nn
 import lockstep
 from lockstep.ledger import Ledger
 from lockstep.plan.shards import block, plan_step
-from lockstep.sync import together
+from lockstep.sync import exact, together
 from lockstep.sync.ddp import DDPSync
 from lockstep.sync.dp import DataParallelSync
 from lockstep.sync.exact import ExactSync
@@ -39,6 +39,9 @@ def samples(step, number):
 
 
 def make(kind, team, **options):
+    if kind.endswith(", in buckets"):  # as if gradients were too large for one message
+        together.MOST_BYTES = exact.MOST_TOGETHER = 0
+        kind = kind.removesuffix(", in buckets")
     if kind == "single":
         return SingleSync(team.num_shards)
     if kind == "horovod":
@@ -51,8 +54,6 @@ def make(kind, team, **options):
         return ExactSync(team.rank, team.world_size, team.num_shards, gpus=[torch.device("cpu")])
     if kind == "exact, between hosts":
         return ExactSync(team.rank, team.world_size, team.num_shards, between_hosts=True)
-    if kind == "ddp, in buckets":
-        together.MOST_BYTES = 0  # as if gradients were too large for one message
     return DDPSync(team.num_shards, **{"find_unused": False, **options})
 
 

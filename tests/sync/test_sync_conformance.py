@@ -10,6 +10,7 @@ KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4),
 KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without GPUs: see test_dp
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
 KINDS += [("ddp, in buckets", 2, 2), ("ddp, in buckets", 2, 3), ("ddp, in buckets", 3, 3), ("ddp, in buckets", 3, 4)]
+KINDS += [("exact, in buckets", 2, 2), ("exact, in buckets", 2, 3), ("exact, in buckets", 4, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
 SIZES = [8, 7, 8, 5]  # no shard is empty; ragged ones among them
@@ -28,9 +29,12 @@ def expected_gradient(parts, weights):
     return mean.unsqueeze(1).expand(2, 2).float()
 
 
-@pytest.mark.parametrize(("kind", "nproc"), [("exact", 2), ("exact", 3), ("exact, by collectives", 3)])
+@pytest.mark.parametrize(
+    ("kind", "nproc"),
+    [("exact", 2), ("exact", 3), ("exact, in buckets", 2), ("exact, in buckets", 3), ("exact, by collectives", 3)],
+)
 @pytest.mark.parametrize("shards", [3, 5])
-def test_the_fixed_tree_gives_the_same_bits_by_tags_and_by_collectives(crew, kind, nproc, shards):
+def test_the_fixed_tree_gives_the_same_bits_in_one_message_by_tags_and_by_collectives(crew, kind, nproc, shards):
     (alone,) = crew(1, sync_scripts.walk, "exact", SIZES, shards=shards)
     for seen in crew(nproc, sync_scripts.walk, kind, SIZES, shards=shards):
         for (_, grads, buffers), (_, expected_grads, expected_buffers) in zip(seen, alone, strict=True):

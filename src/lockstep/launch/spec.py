@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config import RunConfig
 from lockstep.cores import num_cores
 from lockstep.launch.binding import Binding
 from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL
@@ -105,6 +106,11 @@ class LaunchSpec:
     """The CPUs of each process; None: all that the launcher may use."""
     node: Node | None = None
     """None: this machine is the only one."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings that were asked for, as far as they are known before the script runs."""
+        return RunConfig.merge(self.settings, {})
 
     @property
     def ranks(self) -> range:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep import stopping
-from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
 from lockstep.launch import failures, restarts
 from lockstep.launch.failures import Failure
@@ -121,7 +120,7 @@ class _Watch:
         self.stopped_with: int | None = None
         """See Outcome."""
         self._save_until = math.inf
-        self._timeout_s = RunConfig.merge(spec.settings, {}).timeout_s
+        self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._warm_at: float | None = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else None
         self._nudge_r, self._nudge_w = os.pipe()

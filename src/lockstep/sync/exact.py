@@ -30,7 +30,7 @@ from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
 
-_MOST_TOGETHER = 4 << 20
+MOST_TOGETHER = 4 << 20
 """Bytes that a rank receives in one message with the numbers of a phase: as many as the first bucket has, which is sent when
 the backward pass is nearly over anyway."""
 _MOST_LAYOUTS = 8
@@ -213,7 +213,7 @@ class ExactSync:
         if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):
             return False
         size = sum(bucket.length * bucket.dtype.itemsize for bucket in self._layout.buckets)
-        return size * max(map(len, self._roots)) * (self._world_size - 1) <= _MOST_TOGETHER
+        return size * max(map(len, self._roots)) * (self._world_size - 1) <= MOST_TOGETHER
 
     @torch.no_grad()
     def end_phase(self, outcome: Outcome) -> None:

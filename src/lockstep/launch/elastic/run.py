@@ -12,7 +12,6 @@ import time
 
 from torch.distributed import DistError
 
-from lockstep.config import RunConfig
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
 from lockstep.launch.elastic.dynamic_meetings import DynamicMeetings
@@ -142,7 +141,7 @@ class _Launch:
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # What it warns of is said here, in words for the user.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        timeout_s = RunConfig.merge(spec.settings, {}).timeout_s
+        timeout_s = spec.config.timeout_s
         meeting = open_meeting(self._nodes, self._place, timeout_s, self._stop)
         agree(meeting.own_store, own_terms(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(meeting.own_store, spec.name))
