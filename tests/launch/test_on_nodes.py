@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -21,8 +22,6 @@ import pytest
 from launch_helpers import free_port, listening, until
 from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
 from torch.distributed import TCPStore
-
-from lockstep.launch.elastic.dynamic_meetings import _participants
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -478,7 +477,8 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
 
     def num_there():
         key = "torch.rendezvous.none"
-        return len(_participants(base64.b64decode(store.get(key)))) if store.check([key]) else 0
+        state = base64.b64decode(store.get(key)) if store.check([key]) else b""
+        return len(json.loads(state)["participants"]) if state.startswith(b"{") else 0
 
     until(lambda: num_there() == 2)
     second.process.send_signal(number)
@@ -486,6 +486,30 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
     assert first.wait() == 0, first.err
     assert "has not begun with the others in 5 s: it was lost or stopped at that moment. The others meet again" in first.err
     assert json.loads(first.out)["WORLD_SIZE"] == "1"
+
+
+class _Exploit:
+    """What whoever loads the pickle of it executes."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self._path),)
+
+
+def test_what_a_stranger_writes_into_the_store_is_never_executed(coming, tmp_path):
+    # As tried with success when torchelastic kept its state there pickled.
+    first = coming(TALK, "--timeout", "20", nnodes="2:3")
+    until(lambda: "keeps the store" in first.err)
+    store = TCPStore("127.0.0.1", coming.port, is_master=False, timeout=datetime.timedelta(seconds=20))
+    done = tmp_path / "executed"
+    store.set("torch.rendezvous.none", base64.b64encode(pickle.dumps(_Exploit(str(done)))))
+    second = coming(TALK, "--timeout", "20", nnodes="2:3")
+    for node in (first, second):
+        assert node.wait() == 1, node.err
+        assert "is no state that a launcher of this lockstep has written" in node.err
+    assert not done.exists()
 
 
 @pytest.mark.long

@@ -2,19 +2,15 @@
 every node compares that with its own: one that is some seconds behind would be taken for lost, again and again.
 
 Here all times in the state are by the clock of whoever keeps the store. Its launcher writes there what time it is; a node that
-comes finds the difference, and takes it out of what it reads and writes.
+comes finds the difference, and takes it out of what it reads and writes (``state``).
 """
 
 from __future__ import annotations
 
-import datetime
-import pickle
 import threading
 import time
-from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 _TICK_S = 0.25
 _CLOSE_S = 0.5
@@ -49,37 +45,3 @@ class Clock:
 def seconds_ahead(store: Store) -> float:
     """How far this machine's clock is ahead of that of whoever keeps the store: to within some half a second."""
     return time.time() - float(store.get(_KEY))
-
-
-class SameClock(RendezvousBackend):
-    """Where torchelastic keeps the state of a rendezvous, with its times as the keeper's clock has them.
-
-    The class of the state is PyTorch's own: what is known of it here is that these two attributes hold times.
-    """
-
-    def __init__(self, inner: RendezvousBackend, ahead_s: float) -> None:
-        self._inner = inner
-        self._ahead = datetime.timedelta(seconds=ahead_s)
-
-    @property
-    def name(self) -> str:
-        """torchelastic's name for it."""
-        return self._inner.name
-
-    def get_state(self) -> tuple[bytes, Token] | None:
-        """See torchelastic."""
-        found = self._inner.get_state()
-        return None if found is None else (_moved(found[0], self._ahead), found[1])
-
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """See torchelastic."""
-        found = self._inner.set_state(_moved(state, -self._ahead), token)
-        return None if found is None else (_moved(found[0], self._ahead), found[1], found[2])
-
-
-def _moved(text: bytes, by: datetime.timedelta) -> bytes:
-    state: Any = pickle.loads(text)
-    state.last_heartbeats = {node: at + by for node, at in state.last_heartbeats.items()}
-    if state.deadline is not None:
-        state.deadline += by
-    return pickle.dumps(state)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-from collections.abc import Callable
 
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -17,16 +15,18 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from lockstep.errors import LaunchError
-from lockstep.launch.elastic.clock import Clock, SameClock, seconds_ahead
+from lockstep.launch.elastic.clock import Clock, seconds_ahead
 from lockstep.launch.elastic.meeting import ALL_RUNS, OTHERS_S, Meeting
 from lockstep.launch.elastic.patience import Patience, StoppedError
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.state import StateInJson
 from lockstep.launch.elastic.terms import refused
 from lockstep.launch.nodes import GATHER_S
 
@@ -53,11 +53,11 @@ class DynamicMeetings(NodeRendezvous):
         # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
         self._clock = Clock(PrefixStore(ALL_RUNS, meeting.another_client())) if meeting.server is not None else None
         ahead_s = 0.0 if meeting.server is not None else seconds_ahead(PrefixStore(ALL_RUNS, meeting.store))
-        backend = SameClock(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s)
+        backend = StateInJson(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s, self._tell)
         # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
         # outlives the first would look for it in vain.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        self._inner = create_handler(meeting.store, _Told(backend, self._tell), parameters)
+        self._inner = create_handler(meeting.store, backend, parameters)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet, for the first time or again: whoever is there, if they are enough. It waits for them, and says so.
@@ -85,6 +85,8 @@ class DynamicMeetings(NodeRendezvous):
         except RendezvousTimeoutError as error:
             assert self._patience is not None
             raise self._patience.in_vain() from error
+        except RendezvousStateError as error:
+            raise LaunchError(f"{nodes.place}: {error}") from error
         except RendezvousConnectionError as error:
             raise DistError(str(error.__cause__ or error)) from error
         finally:
@@ -127,11 +129,10 @@ class DynamicMeetings(NodeRendezvous):
             patience.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
             num_here = store.add("arrived", 0)
 
-    def _tell(self, state: bytes | None) -> None:
-        """Called with whatever torchelastic finds in the store while it meets."""
+    def _tell(self, here: list[str]) -> None:
+        """Called with the nodes that have come, whenever torchelastic looks for them."""
         if self._patience is None:
             return
-        here = _participants(state)
         names = f" ({', '.join(here)})" if here else ""
         nodes = self._meeting.nodes
         told = f"{len(here)} of {nodes.count} {_are(len(here))} here{names}"
@@ -144,37 +145,6 @@ class DynamicMeetings(NodeRendezvous):
             self._meeting.stop.wait(0)
         else:  # all places are taken, until a node is lost; or the others may have to end their processes
             self._patience.tell(f"its turn: {told}", ends=not self._is_spare)
-
-
-class _Told(RendezvousBackend):
-    """Where torchelastic keeps the state of a rendezvous; tells of it whenever it is read."""
-
-    def __init__(self, inner: RendezvousBackend, tell: Callable[[bytes | None], None]) -> None:
-        self._inner = inner
-        self._tell = tell
-
-    @property
-    def name(self) -> str:
-        """torchelastic's name for it."""
-        return self._inner.name
-
-    def get_state(self) -> tuple[bytes, Token] | None:
-        """See torchelastic."""
-        found = self._inner.get_state()
-        self._tell(found[0] if found else None)
-        return found
-
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """See torchelastic."""
-        return self._inner.set_state(state, token)
-
-
-def _participants(state: bytes | None) -> list[str]:
-    """The addresses of the nodes that have come. The class of the state is PyTorch's own business: it is only for words."""
-    try:
-        return sorted(node.addr for node in pickle.loads(state).participants) if state else []
-    except Exception:
-        return []
 
 
 def _are(count: int) -> str:

@@ -1,0 +1,120 @@
+"""torchelastic's state of a rendezvous, kept in the store as JSON.
+
+torchelastic itself keeps it there pickled, and to unpickle what somebody else has written is to run whatever he wants. Here it
+is pickled only on its way between torchelastic and this file, within one process; what comes out of the store is parsed, field
+by field, and refused if it is anything else.
+
+Times are by the clock of whoever keeps the store: see ``clock``. The classes are PyTorch's own business; what is known of them
+is here alone, and a test says so if they change.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    _NodeDesc,
+    _RendezvousState,
+)
+
+_NODE = (("addr", str), ("pid", int), ("local_id", int))
+_PLAIN = (("round", int), ("complete", bool), ("closed", bool))
+_SETS = ("wait_list", "redundancy_list")
+
+
+class StateInJson(RendezvousBackend):
+    """Where torchelastic keeps the state of a rendezvous.
+
+    Args:
+        inner: keeps bytes.
+        ahead_s: how far this machine's clock is ahead of the keeper's.
+        tell: called with the addresses of the nodes that have come, whenever they are looked for.
+    """
+
+    def __init__(self, inner: RendezvousBackend, ahead_s: float, tell: Callable[[list[str]], None]) -> None:
+        self._inner = inner
+        self._ahead = datetime.timedelta(seconds=ahead_s)
+        self._tell = tell
+
+    @property
+    def name(self) -> str:
+        """torchelastic's name for it."""
+        return self._inner.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """See torchelastic.
+
+        Raises:
+            RendezvousStateError: what is there is no such state.
+        """
+        found = self._inner.get_state()
+        if found is None:
+            self._tell([])
+            return None
+        state = from_json(found[0], self._ahead)
+        self._tell(sorted(node.addr for node in state.participants))
+        return pickle.dumps(state), found[1]
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """See torchelastic, and ``get_state``."""
+        found = self._inner.set_state(to_json(pickle.loads(state), -self._ahead), token)
+        return None if found is None else (pickle.dumps(from_json(found[0], self._ahead)), found[1], found[2])
+
+
+def to_json(state: Any, shift: datetime.timedelta) -> bytes:
+    """A state, with its times shifted, for the store."""
+
+    def node(desc: Any) -> list[Any]:
+        return [getattr(desc, name) for name, _ in _NODE]
+
+    fields: dict[str, Any] = {name: getattr(state, name) for name, _ in _PLAIN}
+    fields["deadline"] = None if state.deadline is None else (state.deadline + shift).isoformat()
+    fields["participants"] = [[*node(desc), rank] for desc, rank in state.participants.items()]
+    fields["last_heartbeats"] = [[*node(desc), (at + shift).isoformat()] for desc, at in state.last_heartbeats.items()]
+    for name in _SETS:
+        fields[name] = sorted(node(desc) for desc in getattr(state, name))
+    return json.dumps(fields).encode()
+
+
+def from_json(data: bytes, shift: datetime.timedelta) -> Any:
+    """What ``to_json`` made, with its times shifted.
+
+    Raises:
+        RendezvousStateError: something else has made it.
+    """
+    try:
+        fields = json.loads(data)
+        state = _RendezvousState()
+        for name, kind in _PLAIN:
+            setattr(state, name, _checked(fields[name], kind))
+        deadline = fields["deadline"]
+        state.deadline = None if deadline is None else datetime.datetime.fromisoformat(deadline) + shift
+        state.participants = {_node(desc): _checked(rank, int) for *desc, rank in fields["participants"]}
+        state.last_heartbeats = {
+            _node(desc): datetime.datetime.fromisoformat(at) + shift for *desc, at in fields["last_heartbeats"]
+        }
+        for name in _SETS:
+            setattr(state, name, {_node(desc) for desc in fields[name]})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RendezvousStateError(
+            "what stands in the launchers' store is no state that a launcher of this lockstep has written: another program "
+            f"writes there, or a launcher of another version. Nothing of it was executed ({type(error).__name__}: {error})"
+        ) from error
+    return state
+
+
+def _node(values: list[Any]) -> _NodeDesc:
+    return _NodeDesc(**{name: _checked(value, kind) for value, (name, kind) in zip(values, _NODE, strict=True)})
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
