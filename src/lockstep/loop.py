@@ -85,7 +85,7 @@ class Loop:
         self._reseed_between(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        """It is over. Every rank must call it."""
+        """An epoch is over, with its tail. Every rank must call it."""
         self.report()
         self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
 

@@ -31,7 +31,7 @@ UNSAVED_STATUS = 74
 """The same where the checkpoint could not be written (EX_IOERR): what came after the one before it will be done again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Those that ask."""
+"""Those that ask a run to save itself and end."""
 
 SAME_S = 2.0
 """Signals that follow the first one so closely are that one, come by another way: Slurm may send it to every process of a job,

@@ -31,18 +31,18 @@ class Stop:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """He has."""
+        """Stop it."""
         self._event.set()
 
     def is_set(self) -> bool:
-        """Whether he has."""
+        """Whether it was stopped."""
         return self._event.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, unless and until he has.
+        """Sleep, at most until the launcher is stopped.
 
         Raises:
-            StoppedError: he has.
+            StoppedError: it was stopped.
         """
         if self._event.wait(seconds):
             raise StoppedError
