@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lockstep.sync import together
-from lockstep.sync.together import fits
+from lockstep.sync.together import fits, size_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,7 +36,7 @@ def test_what_no_rank_has_a_gradient_of_has_none_and_no_call_is_no_sum(crew):
 def test_only_what_is_small_for_so_many_ranks_goes_together(monkeypatch):
     monkeypatch.setattr(together, "MOST_BYTES", 800)
     weights = [nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(100, dtype=torch.bfloat16))]  # sent in float32
-    assert fits(weights, 2)
-    assert not fits(weights, 3)
-    assert not fits([*weights, nn.Parameter(torch.zeros(1))], 2)
-    assert not fits([nn.Parameter(torch.zeros(1, device="meta"))], 2)
+    assert fits(size_of(weights), 2)
+    assert not fits(size_of(weights), 3)
+    assert not fits(size_of([*weights, nn.Parameter(torch.zeros(1))]), 2)
+    assert not fits(size_of([nn.Parameter(torch.zeros(1, device="meta"))]), 2)

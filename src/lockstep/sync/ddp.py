@@ -10,6 +10,7 @@ are so small that there is nothing to overlap.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from lockstep.sync.gradients import Gradients, add_weighted, set_aside, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
-from lockstep.sync.together import fits, gather_together
+from lockstep.sync.together import fits, gather_together, size_of
 
 # Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
@@ -71,17 +72,18 @@ class _Engine:
     def build(self) -> None:
         """Make the DDP. Every rank must call it: it gives all ranks the parameters of rank 0."""
         self.trainable = self.learning()
+        self.size = math.inf if self.sparse else size_of(self.trainable)  # infinite: it cannot go in one message
         self.is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.trainable)
         self.launched = 0
         self.finished = False
         self.ddp: DistributedDataParallel | None = None
         if not self.trainable:  # DDP refuses a model that does not learn
             return
-        gpus = {parameter.device for parameter in self.model.parameters()}
-        device = next(iter(gpus))
+        devices = {parameter.device for parameter in self.model.parameters()}
+        device = next(iter(devices))
         self.ddp = DistributedDataParallel(
             self.model,
-            device_ids=[device] if len(gpus) == 1 and device.type == "cuda" else None,
+            device_ids=[device] if len(devices) == 1 and device.type == "cuda" else None,
             **_NO_BUFFERS,
         )
 
@@ -120,7 +122,7 @@ class DDPSync(ShardedSync):
             if phase == 0:
                 self._follow_changes(engine)
             engine.overlaps = False
-        self._is_small = self._world_size > 1 and self._fits()
+        self._is_small = self._world_size > 1 and fits(sum(engine.size for engine in self._engines), self._world_size)
         for engine in self._engines:
             engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
             engine.may_overlap = engine.may_overlap and not self._is_small
@@ -236,11 +238,6 @@ class DDPSync(ShardedSync):
         rows, gathered = gather_together(row, sums, learning, self._world_size)
         self._gathered = dict(enumerate(gathered))
         return rows
-
-    def _fits(self) -> bool:
-        if any(engine.sparse for engine in self._engines):
-            return False
-        return fits([p for engine in self._engines for p in engine.trainable], self._world_size)
 
     def _reduce(self, call: int) -> Gradients:
         if call in self._gathered:

@@ -8,6 +8,7 @@ ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +22,16 @@ MOST_BYTES = 1 << 20
 """That a rank receives. Larger gradients are better reduced by all-reduce, in buckets, while the backward pass still runs."""
 
 
-def fits(parameters: Sequence[Parameter], world_size: int) -> bool:
-    """Whether gradients of these parameters are best sent together with the ledger's numbers."""
-    size = sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
-    return size * (world_size - 1) <= MOST_BYTES and all(parameter.is_cpu for parameter in parameters)
+def size_of(parameters: Sequence[Parameter]) -> float:
+    """Bytes of the gradients of these parameters, as they are sent; infinite where some are not on the CPU."""
+    if not all(parameter.is_cpu for parameter in parameters):
+        return math.inf
+    return sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
+
+
+def fits(size: float, world_size: int) -> bool:
+    """Whether gradients of so many bytes are best sent together with the ledger's numbers."""
+    return size * (world_size - 1) <= MOST_BYTES
 
 
 @torch.no_grad()
