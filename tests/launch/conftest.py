@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from launch_helpers import MEET
@@ -76,7 +77,7 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 program=script,
                 nproc=nproc,
                 private_dir=private_dir,
-                name="test",
+                name=Path(private_dir).name,
                 settings=settings or {},
                 max_restarts=max_restarts,
             )

@@ -196,7 +196,6 @@ def _arrive(store: Store, wait: Wait) -> None:
     def missing() -> list[int]:
         return [rank for rank in range(wait.world_size) if not store.check([f"arrived/{rank}"])]
 
-    if store.add("arrived", 1) == wait.world_size:
-        store.set("all have arrived", "")
-    while not store.check(["all have arrived"]):
-        wait.pause(missing)
+    for rank in range(wait.world_size):
+        while not store.check([f"arrived/{rank}"]):
+            wait.pause(missing)
