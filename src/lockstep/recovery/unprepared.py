@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -51,8 +51,6 @@ class Unprepared(Listener):
         self._resting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """Schedules, averages and scalers that have not acted since they were found, and how far each had come."""
         self._judged: WeakSet[Optimizer] = WeakSet()
-        self._newest: Callable[[], Optimizer | None] = lambda: None
-        """The last that was judged, or seen again: nearly always the one that acts."""
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
@@ -69,9 +67,6 @@ class Unprepared(Listener):
         Raises:
             UsageError: its gradients may be scaled, or have overflowed.
         """
-        if optimizer is self._newest():
-            return
-        self._newest = ref(optimizer)
         if optimizer in self._judged:
             return
         self._judged.add(optimizer)

@@ -64,7 +64,7 @@ class ExactSync:
         world_size: number of processes.
         num_shards: V of the run.
         between_hosts: whether some messages go over a network.
-        GPUs: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
+        gpus: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
     """
 
     forward_is_collective = False
