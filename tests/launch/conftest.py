@@ -5,7 +5,6 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from launch_helpers import MEET
@@ -77,7 +76,6 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 program=script,
                 nproc=nproc,
                 private_dir=private_dir,
-                name=Path(private_dir).name,
                 settings=settings or {},
                 max_restarts=max_restarts,
             )

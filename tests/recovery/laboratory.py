@@ -82,7 +82,6 @@ class Lab:
                 program=checked,
                 nproc=nproc,
                 private_dir=private_dir,
-                name=Path(private_dir).name,
                 settings=settings,
                 max_restarts=max_restarts,
             )

@@ -13,12 +13,6 @@ from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SETTINGS_OF_CLICK = {
-    "allow_interspersed_args": False,  # what follows the script is its own
-    "max_content_width": 120,
-    "help_option_names": ["-h", "--help"],
-}
-
 
 def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[F], F]:
     """The arguments and options of every verb that runs a script again and again.

@@ -15,7 +15,8 @@ from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.cli import headers
 from lockstep.cli.headers import read_manifest
-from lockstep.cli.inspect import CONTEXT, inspect_command
+from lockstep.cli.inspect import inspect_command
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.words import counted, size

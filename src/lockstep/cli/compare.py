@@ -12,7 +12,8 @@ from rich.console import Console
 from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.attempts import counted, new_directory
 from lockstep.analysis.results import Comparison
-from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
+from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.gpus import num_gpus_here
@@ -35,7 +36,7 @@ Examples:
 @click.command(
     "compare",
     epilog=_EPILOG,
-    context_settings=SETTINGS_OF_CLICK,
+    context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
 @click.option(

@@ -17,6 +17,7 @@ from lockstep.checkpoint.manifest import FORMAT, Manifest, verify_file
 from lockstep.checkpoint.store import Store
 from lockstep.cli import headers, tables
 from lockstep.cli.headers import ModelInfo, TensorInfo, read_manifest
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.words import NOTHING, counted, size, span
@@ -37,8 +38,6 @@ Examples:
   lockstep checkpoint inspect runs/train-1/best --json | jq .metric
       for other programs
 """
-CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
-"""Of each verb of ``lockstep checkpoint``."""
 
 
 @click.command("inspect", short_help="Show what is in a checkpoint.", epilog=_EPILOG, context_settings=CONTEXT)

@@ -14,6 +14,11 @@ from lockstep.option import GROUPS, MACHINES, Option, options_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
+"""Click's settings of every verb."""
+CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
+"""Those of verbs that take a script: what follows it is its own."""
+
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
 """Options besides those for several machines that torchrun takes from the environment as well, with PET_ before them."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.options import GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
@@ -50,11 +50,7 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
     cls=GroupedCommand,
     kinds=(LaunchOptions, RunConfig),
     examples=_EPILOG,
-    context_settings={
-        "allow_interspersed_args": False,
-        "max_content_width": 120,
-        "help_option_names": ["-h", "--help"],
-    },
+    context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
 @options_from(LaunchOptions, RunConfig)

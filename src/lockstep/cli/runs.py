@@ -17,6 +17,7 @@ from rich.console import Console
 from lockstep.cli import inventory, tables
 from lockstep.cli import prune as pruning
 from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
@@ -50,7 +51,7 @@ Looking changes nothing, and needs no right to write; running runs are not distu
 """
 
 
-@click.command("runs", epilog=_EPILOG, context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]})
+@click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a run.")
 @click.option("--prune", is_flag=True, help="List what is old, ask, and delete it: see above.")

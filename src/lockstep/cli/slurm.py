@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lockstep.cli import run
+from lockstep.cli.options import CONTEXT
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.slurm import commands, files, inventory
@@ -67,7 +68,7 @@ class _Command(click.Command):
 @click.command(
     "slurm",
     cls=_Command,
-    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)

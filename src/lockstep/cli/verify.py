@@ -12,7 +12,8 @@ from lockstep.analysis import machine, settings, verdict
 from lockstep.analysis.attempts import counted, new_directory
 from lockstep.analysis.verification import Plan
 from lockstep.analysis.verify import verify
-from lockstep.cli.attempts import SETTINGS_OF_CLICK, Progress, options_of_attempts, say
+from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.cores import num_cores
 from lockstep.launch.gpus import num_gpus_here
@@ -38,7 +39,7 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
 @click.command(
     "verify",
     epilog=_EPILOG,
-    context_settings=SETTINGS_OF_CLICK,
+    context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
 @click.option(

@@ -83,7 +83,6 @@ def launch(
             program=call,
             nproc=count,
             private_dir=private_dir,
-            name=Path(private_dir).name,
             settings=settings,
             terminal=plan.on_terminal,
             max_restarts=max_restarts,

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
@@ -88,7 +87,6 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
             program=script,
             nproc=count,
             private_dir=private_dir,
-            name=Path(private_dir).name,
             settings=settings,
             master_port=options.master_port or 0,
             terminal=plan.on_terminal,

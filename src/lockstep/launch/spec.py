@@ -88,8 +88,8 @@ class LaunchSpec:
     nproc: int
     private_dir: str
     """A directory that only this user can enter: the meeting place, failures, results. New for each restart."""
-    name: str
-    """Of this launch and no other; restarts keep it."""
+    name: str = ""
+    """Of this launch and no other, as its first private directory; restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """The launcher's environment."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -106,6 +106,10 @@ class LaunchSpec:
     """The CPUs of each process; None: all that the launcher may use."""
     node: Node | None = None
     """None: this machine is the only one."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", Path(self.private_dir).name)
 
     @property
     def config(self) -> RunConfig:
