@@ -233,3 +233,26 @@ def test_nothing_is_told_where_nothing_was_guessed(read, source, said):
     path = read(source).path
     options = {"is_module": False, "args": (), "pass_local_rank": "auto", "spawns": "auto", **said}
     assert not check_script(str(path), path, **options).guesses
+
+
+HOROVOD = "import horovod.torch as hvd\nhvd.init()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "nproc", "is_refused"),
+    [
+        (HOROVOD, 3, True),
+        (HOROVOD, 1, False),
+        (HOROVOD + "import lockstep\nlockstep.join()\n", 3, False),
+        ("print('hvd.init()')", 3, False),
+    ],
+)
+def test_a_script_of_horovods_own_is_told_who_starts_it(tmp_path, source, nproc, is_refused):
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    script = check_script(str(path), path, is_module=False, args=(), pass_local_rank="auto")
+    if not is_refused:
+        check_starter(script, nproc)
+        return
+    with pytest.raises(ConfigError, match=r"train.py, line 2, calls hvd.init.* horovodrun -np 3 python .*train.py"):
+        check_starter(script, nproc)

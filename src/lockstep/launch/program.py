@@ -64,13 +64,13 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer = False
+    has_optimizer, own_horovod = False, None
     guesses = []
     if source is not None:
         read = Source.read(source)
         # The first entry of the script's sys.path: where its own modules are.
         root = Path.cwd() if is_module else source.resolve().parent
-        has_optimizer = read.has_optimizer(root)
+        has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
         if spawns == "auto" and (found := read.starter()):
             if nproc_given and read.asks_launcher(root):
                 guesses.append(
@@ -95,17 +95,24 @@ def check_script(
         local_rank_option=option,
         starter=starter,
         is_executable=is_executable,
+        own_horovod=own_horovod,
         has_optimizer=has_optimizer,
         guesses=tuple(guesses),
     )
 
 
 def check_starter(script: Script, nproc: int) -> None:
-    """A script that starts its processes itself is started once.
+    """A script that starts its processes itself, or knows of others by Horovod alone, is started once.
 
     Raises:
         ConfigError: several were asked for.
     """
+    if script.own_horovod is not None and nproc > 1:
+        raise ConfigError(
+            f"{script.own_horovod} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep run, "
+            f"each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
+            f"{script.target}. (To port it to lockstep.join(), which has --strategy horovod: docs/methods.md.)"
+        )
     if script.starter is not None and nproc > 1:
         raise ConfigError(
             f"{nproc} processes of a script that starts its processes itself ({script.starter}): each of them would start "

@@ -23,7 +23,7 @@ from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
-from lockstep.launch.surroundings import check_horovod, check_surroundings
+from lockstep.launch.surroundings import check_surroundings
 from lockstep.stopping import REQUEUE_STATUS
 
 
@@ -68,8 +68,7 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
     starts_itself = options.nproc_per_node is None and script.starter is not None
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
     check_starter(script, count)
-    check_horovod(source, target, count)
-    remark = check_surroundings(os.environ, on_nodes=nodes is not None)
+    remark = check_surroundings(on_nodes=nodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "

@@ -33,6 +33,8 @@ class Script:
     """How the script starts its processes itself; None: it does not, and the workers are its processes."""
     is_executable: bool = False
     """``target`` is any program, found as a shell would find it."""
+    own_horovod: str | None = None
+    """Where the script starts Horovod itself, without lockstep; None: it does not."""
     has_optimizer: bool = False
     """Its source names ``torch.optim``: each worker will want what PyTorch imports with the first optimizer."""
     guesses: tuple[str, ...] = ()
