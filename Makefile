@@ -55,11 +55,12 @@ soak-cluster: $(STAMP) ## the same on two hosts, with power lost and links cut (
 cluster: $(STAMP) ## hosts on this machine with a prompt to work on them, until Ctrl-C (HOSTS=2, SLURM=1; needs root)
 	@$(VENV)/bin/python tests/cluster $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SLURM),--slurm) $(CLUSTER_ARGS)
 
-check: $(STAMP) ## ruff, mypy and the layers
+check: $(STAMP) ## ruff, mypy, the layers, and whether all tests can be collected
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(PYTEST) -q tests/test_layers.py
+	$(PYTEST) -qq --collect-only --no-summary > /dev/null || $(PYTEST) -qq --collect-only
 
 bench: $(BENCH_STAMP) ## every benchmark beside its peers; the JSON lines again at the end
 	@test -n "$(BENCHMARKS)" || { echo "no such benchmark: benchmarks/$(or $(BENCH:.py=),*).py" >&2; exit 1; }

@@ -207,7 +207,7 @@ class ExactSync:
     @torch.no_grad()
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
         """See Sync."""
-        return self._exchange.gather(row) if self._goes_together() else None
+        return self._exchange.gather(row) if self._exchange.holds else None
 
     def _goes_together(self) -> bool:
         if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):

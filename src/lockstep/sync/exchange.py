@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.collectives import all_gather_flat
 from lockstep.errors import PeerError
 from lockstep.plan.tree import Node, fold, push
+from lockstep.sync.together import gather_parts
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 _PIECE_BYTES = 512 << 10
@@ -73,6 +73,11 @@ class Exchange:
         self._holds, self._held = holds, []
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
+    @property
+    def holds(self) -> bool:
+        """Whether what is started waits for ``gather``."""
+        return self._holds
+
     def start(self, nodes: list[Tensor]) -> None:
         """Begin to add up flat tensors over all ranks. The sum comes to be in ``nodes[0]``.
 
@@ -111,31 +116,15 @@ class Exchange:
         """
         held, self._held, self._holds = self._held, [], False
         most_nodes = max(map(len, self._roots))
-        head = torch.tensor(row, dtype=torch.float64)
-        begins, end = [], head.nbytes
-        for nodes in held:
-            step = -(-nodes[0].nbytes // 8) * 8
-            begins.append([end + number * step for number in range(most_nodes)])
-            end += most_nodes * step
-        message = torch.zeros(end, dtype=torch.uint8)
-        message[: head.nbytes] = head.view(torch.uint8)
-        for nodes, places in zip(held, begins, strict=True):
-            for node, begin in zip(nodes, places, strict=False):
-                message[begin : begin + node.nbytes] = node.view(torch.uint8)
-        messages = torch.empty(len(self._roots) * end, dtype=torch.uint8)
-        all_gather_flat(messages, message)
-        by_rank = messages.view(-1, end)
-        for nodes, places in zip(held, begins, strict=True):
+        parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
+        rows, by_rank = gather_parts(row, parts, len(self._roots))
+        for number, nodes in enumerate(held):
+            places = by_rank[number * most_nodes :]
             stack: list[Node[Tensor]] = []
-            for data, roots in zip(by_rank, self._roots, strict=True):
-                for (start, size), begin in zip(roots, places, strict=False):
-                    push(
-                        stack,
-                        Node(start, size, data[begin : begin + nodes[0].nbytes].view(nodes[0].dtype)),
-                        torch.Tensor.add_,
-                    )
+            for rank, roots in enumerate(self._roots):
+                for (start, size), theirs in zip(roots, places, strict=False):
+                    push(stack, Node(start, size, theirs[rank]), torch.Tensor.add_)
             nodes[0].copy_(fold(stack, torch.Tensor.add_))
-        rows: list[list[float]] = by_rank[:, : head.nbytes].view(torch.float64).tolist()
         return rows
 
     def _advance(self) -> None:

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from lockstep.comm.collectives import all_gather_flat
 from lockstep.sync.gradients import Gradients
 
+_ALIGNED = 8
 MOST_BYTES = 1 << 20
 """That a rank receives. Larger gradients are better reduced by all-reduce, in buckets, while the backward pass still runs."""
 
@@ -32,6 +33,29 @@ def size_of(parameters: Sequence[Parameter]) -> float:
 def fits(size: float, world_size: int) -> bool:
     """Whether gradients of so many bytes are best sent together with the ledger's numbers."""
     return size * (world_size - 1) <= MOST_BYTES
+
+
+@torch.no_grad()
+def gather_parts(
+    row: Sequence[float], parts: Sequence[Tensor], world_size: int
+) -> tuple[list[list[float]], list[list[Tensor]]]:
+    """Gather a row of numbers and some flat tensors from each rank, in one collective.
+
+    Every rank must call it, with rows of one length, and as many parts of the same lengths and dtypes, on the CPU.
+
+    Returns:
+        The rows by rank, and for each part those of all ranks, which share memory with nothing else.
+    """
+    head = torch.tensor(row, dtype=torch.float64)
+    sizes = [head.nbytes, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
+    message = torch.zeros(sum(sizes), dtype=torch.uint8)
+    for place, part in zip(torch.split(message, sizes), (head, *parts), strict=True):
+        place[: part.nbytes] = part.view(torch.uint8)
+    messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
+    all_gather_flat(messages, message)
+    heads, *rest = torch.split(messages.view(world_size, -1), sizes, dim=1)
+    found = [[data[: part.nbytes].view(part.dtype) for data in places] for places, part in zip(rest, parts, strict=True)]
+    return heads.view(torch.float64).tolist(), found
 
 
 @torch.no_grad()
@@ -55,22 +79,15 @@ def gather_together(
     for parameter in parameters:
         by_format.setdefault(torch.promote_types(parameter.dtype, torch.float32), []).append(parameter)
     present = [float(parameter in sums) for sums in calls for parameter in parameters]
-    head = torch.tensor([*row, *present], dtype=torch.float64)
     flats = [_flatten(calls, alike, dtype) for dtype, alike in by_format.items()]
-    message = torch.cat([part.view(torch.uint8) for part in (head, *flats)])
-    messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
-    all_gather_flat(messages, message)
-
-    heads, *rest = torch.split(messages.view(world_size, -1), [part.nbytes for part in (head, *flats)], dim=1)
-    numbers: list[list[float]] = heads.view(torch.float64).tolist()
+    numbers, parts = gather_parts([*row, *present], flats, world_size)
     used = [any(column) for column in zip(*(theirs[len(row) :] for theirs in numbers), strict=True)]
     found: list[Gradients] = [{} for _ in calls]
-    for (dtype, alike), part in zip(by_format.items(), rest, strict=True):
-        total, *others = part.view(dtype).unbind()
+    for (dtype, alike), (total, *others) in zip(by_format.items(), parts, strict=True):
         for other in others:
             total += other
         sizes = [parameter.numel() for parameter in alike] * len(calls)
-        for place, data in enumerate(torch.split(total[: sum(sizes)], sizes)):
+        for place, data in enumerate(torch.split(total, sizes)):
             parameter = alike[place % len(alike)]
             gradient = torch.empty_like(parameter, dtype=dtype).copy_(data.view(parameter.shape))
             found[place // len(alike)][parameter] = gradient
@@ -82,10 +99,8 @@ def gather_together(
 
 
 def _flatten(calls: Sequence[Gradients], parameters: Sequence[Parameter], dtype: torch.dtype) -> Tensor:
-    """Padded to whole float64 numbers, so that what comes behind can be read in place."""
     parts = [_as_numbers(sums.get(parameter), parameter, dtype) for sums in calls for parameter in parameters]
-    missing = -sum(map(len, parts)) % (8 // min(8, dtype.itemsize))
-    return torch.cat([*parts, torch.zeros(missing, dtype=dtype)] if missing or not parts else parts)
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype)
 
 
 def _as_numbers(gradient: Tensor | None, parameter: Parameter, dtype: torch.dtype) -> Tensor:
