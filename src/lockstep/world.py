@@ -26,6 +26,8 @@ CALL = "LOCKSTEP_CALL"
 """Set where ``lockstep.launch`` runs a function in this process, and not a script of its own."""
 LAUNCH = "LOCKSTEP_LAUNCH"
 """A name for one launch, the same for all of its restarts."""
+SECRET = "LOCKSTEP_SECRET"
+"""What the launchers of several machines sign with what they tell each other."""
 CORES = "LOCKSTEP_CORES"
 """The cores of this machine that a launch may use, where its processes are bound to some of them each."""
 OMP = "OMP_NUM_THREADS"
@@ -306,6 +308,11 @@ def _before_torchrun(run_id: str) -> Mapping[str, str]:
             if environ.get("TORCHELASTIC_RUN_ID") != run_id:
                 return environ
     return {}
+
+
+def read_secret() -> str | None:
+    """LOCKSTEP_SECRET, for a launcher of several machines; None: it is not set, or empty."""
+    return os.environ.get(SECRET) or None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

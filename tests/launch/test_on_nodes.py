@@ -477,7 +477,7 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
 
     def num_there():
         key = "torch.rendezvous.none"
-        state = base64.b64decode(store.get(key)) if store.check([key]) else b""
+        state = base64.b64decode(store.get(key)[64:]) if store.check([key]) else b""  # behind a signature
         return len(json.loads(state)["participants"]) if state.startswith(b"{") else 0
 
     until(lambda: num_there() == 2)
@@ -500,16 +500,58 @@ class _Exploit:
 
 def test_what_a_stranger_writes_into_the_store_is_never_executed(coming, tmp_path):
     # As tried with success when torchelastic kept its state there pickled.
-    first = coming(TALK, "--timeout", "20", nnodes="2:3")
-    until(lambda: "keeps the store" in first.err)
+    first = coming(TALK, "--timeout", "8", nnodes="1:3")  # waits 8 s for the others, and would begin by itself
+    until(lambda: "1 of 1 to 3 is here" in first.err)
     store = TCPStore("127.0.0.1", coming.port, is_master=False, timeout=datetime.timedelta(seconds=20))
     done = tmp_path / "executed"
     store.set("torch.rendezvous.none", base64.b64encode(pickle.dumps(_Exploit(str(done)))))
-    second = coming(TALK, "--timeout", "20", nnodes="2:3")
+    second = coming(TALK, "--timeout", "8", nnodes="1:3")
     for node in (first, second):
         assert node.wait() == 1, node.err
-        assert "is no state that a launcher of this lockstep has written" in node.err
+        assert "was not written by a launcher of this run: somebody without the run's secret can reach that port" in node.err
     assert not done.exists()
+
+
+def test_what_a_stranger_writes_in_the_place_of_a_launcher_is_refused(numbered):
+    first = numbered(TALK, 0, "--timeout", "20")
+    until(lambda: "for node 1 of 2" in first.err)
+    store = TCPStore("127.0.0.1", numbered.port, is_master=False, timeout=datetime.timedelta(seconds=20))
+    forged = json.dumps({"host": "evil", "address": "192.0.2.1", "first_rank": 0, "num_ranks": 1, "keeps_store": True})
+    for name in ("machine/0", "machine/1", "start"):
+        store.set(f"lockstep/none/round-0/{name}", forged)
+    store.set("lockstep/none/starts", "7")
+    second = numbered(TALK, 1, "--timeout", "20")
+    for node in (first, second):
+        assert node.wait() == 1, node.err
+    assert "was not written by a launcher of this run" in first.err + second.err
+    assert "192.0.2.1" not in first.out + second.out
+
+
+def test_launchers_that_do_not_share_a_directory_are_told_what_to_share(numbered, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    first = numbered(TALK, 0, "--timeout", "60")
+    second = numbered(TALK, 1, "--timeout", "60", "--run-dir", "elsewhere/run")
+    assert second.wait() == 2
+    assert (
+        f"127.0.0.1:{numbered.port} has a secret that this launcher does not know: {tmp_path}/elsewhere/.lock" in second.err
+    )
+    assert "environment variable LOCKSTEP_SECRET or by --rdzv-secret-file FILE" in second.err
+    (tmp_path / "mine").write_text("a secret that is long enough")
+    other = numbered(TALK, 1, "--rdzv-secret-file", "mine")
+    assert other.wait() == 2
+    assert "has another secret than this launcher, which was given one by LOCKSTEP_SECRET or --rdzv-secret-file" in other.err
+    first.process.terminate()
+    assert first.wait() == 143
+    assert not list(tmp_path.glob(".lockstep-*"))
+
+
+def test_launchers_that_were_given_a_secret_need_no_directory(numbered, tmp_path):
+    (tmp_path / "mine").write_text("a secret that is long enough")
+    first = numbered(TALK, 0, "--rdzv-secret-file", "mine", "--run-dir", "one/run")
+    second = numbered(TALK, 1, "--rdzv-secret-file", "mine", "--run-dir", "two/run")
+    until(lambda: "2 processes on 2 nodes" in first.err)
+    assert not list(tmp_path.rglob(".lockstep-*"))
+    both(first, second)
 
 
 @pytest.mark.long

@@ -92,6 +92,13 @@ class LaunchOptions:
         metavar="[c10d|static]",
         help="Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and --master-addr.",
     )
+    rdzv_secret_file: str | None = option(
+        None,
+        group=MACHINES,
+        metavar="FILE",
+        help="A file with the secret that the launchers of the run share (or set LOCKSTEP_SECRET). Default: one is made, in a "
+        "file beside the run directory, which all machines must see.",
+    )
     rdzv_conf: str | None = option(
         None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous: see docs/clusters.md."
     )

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,14 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script, check_starter, find_script
+from lockstep.launch.secret import SharedSecret, shared_secret
 from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
 from lockstep.stopping import REQUEUE_STATUS
+from lockstep.world import read_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,10 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
     for line in (*script.guesses, *([remark] if remark else [])):
         print(f"lockstep: {line}", file=sys.stderr, flush=True)
     announce(options.bind, binding, is_one_of_several=nodes is not None)
-    place = find_place(nodes) if nodes is not None else None
+    place = secret = None
+    if nodes is not None:
+        secret = shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret())
+        place = find_place(nodes)
     with Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,
@@ -96,8 +102,8 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each
-            if nodes is not None and place is not None:
-                outcome = _run_on_nodes(nodes, place, spec, server, plan, interrupts)
+            if nodes is not None and place is not None and secret is not None:
+                outcome = _run_on_nodes(nodes, place, secret, spec, server, plan, interrupts)
             else:
                 outcome = run_workers(spec, server, plan, interrupts)
         finally:
@@ -117,14 +123,21 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
 
 
 def _run_on_nodes(
-    nodes: Nodes, place: Place, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
+    nodes: Nodes,
+    place: Place,
+    secret: SharedSecret,
+    spec: LaunchSpec,
+    server: ForkServer,
+    plan: OutputPlan,
+    interrupts: Interrupts,
 ) -> Outcome:
     # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
     introduce(nodes, place)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
 
-    return run_on_nodes(nodes, place, spec, server, plan, interrupts)
+    with secret.kept() if place.listener is not None else nullcontext():
+        return run_on_nodes(nodes, place, secret, spec, server, plan, interrupts)
 
 
 def interruption(outcome: Outcome) -> Interruption | None:

@@ -27,6 +27,7 @@ from lockstep.launch.elastic.meeting import Meeting
 from lockstep.launch.elastic.patience import StoppedError, say
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.round import Machine, Report, Round, Start
+from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
 from lockstep.launch.elastic.workers import Workers
 from lockstep.launch.local import reserved_port
@@ -158,11 +159,11 @@ class NodeAgent(SimpleElasticAgent):
         port = self._in_round.enter_context(reserved_port())
         count = self._count = self._count_start(worker_group)
         self._num_there = num_nodes
-        names = f"{self._meeting.prefix}/start-{count}"
+        names = f"{self._meeting.prefix}/round-{count}"
         client = self._meeting.another_client()
         self._round = Round(
-            PrefixStore(names, self._meeting.store),
-            PrefixStore(names, client),
+            self._meeting.store.under(names),
+            client.under(names),
             number,
             num_nodes,
             self._rendezvous_handler.look,
@@ -185,7 +186,7 @@ class NodeAgent(SimpleElasticAgent):
             first_rank=first_rank,
             world_size=int(worker_group.workers[0].world_size),
             master_addr=self._round.machines[0].address,
-            store=f"tcp://{self._meeting.nodes.place}/{quote(names)}",
+            store=f"tcp://{self._meeting.nodes.place}/{quote(f'{self._meeting.prefix}/start-{count}')}",
             run_id=self._meeting.nodes.run_id,
             interface="lo" if is_loopback(own) else interface_with(own) or "",
         )
@@ -337,6 +338,8 @@ class NodeAgent(SimpleElasticAgent):
         silence_s = self._round.silence_s()
         if self._round.error is None and silence_s < self.lost_s:
             return
+        if isinstance(self._round.error, ForgedError):
+            raise self._round.error
         place, host = self._meeting.nodes.place, self._meeting.nodes.host
         reason = "does not answer any more" if self._round.error is not None else f"has not answered for {silence_s:.0f} s"
         self._workers.stop(signal.SIGINT)

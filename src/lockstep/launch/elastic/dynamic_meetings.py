@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -26,6 +26,7 @@ from lockstep.launch.elastic.clock import Clock, seconds_ahead
 from lockstep.launch.elastic.meeting import ALL_RUNS, OTHERS_S, Meeting
 from lockstep.launch.elastic.patience import Patience, StoppedError
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.state import StateInJson
 from lockstep.launch.elastic.terms import refused
 from lockstep.launch.nodes import GATHER_S
@@ -51,9 +52,12 @@ class DynamicMeetings(NodeRendezvous):
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
-        self._clock = Clock(PrefixStore(ALL_RUNS, meeting.another_client())) if meeting.server is not None else None
-        ahead_s = 0.0 if meeting.server is not None else seconds_ahead(PrefixStore(ALL_RUNS, meeting.store))
-        backend = StateInJson(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s, self._tell)
+        self._clock = Clock(meeting.another_client().under(ALL_RUNS)) if meeting.server is not None else None
+        ahead_s = 0.0 if meeting.server is not None else seconds_ahead(meeting.store.under(ALL_RUNS))
+        try:
+            backend = StateInJson(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s, self._tell)
+        except RendezvousConnectionError as error:
+            raise _cause(error) from error
         # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
         # outlives the first would look for it in vain.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -88,7 +92,7 @@ class DynamicMeetings(NodeRendezvous):
         except RendezvousStateError as error:
             raise LaunchError(f"{nodes.place}: {error}") from error
         except RendezvousConnectionError as error:
-            raise DistError(str(error.__cause__ or error)) from error
+            raise _cause(error) from error
         finally:
             self._patience = None
 
@@ -145,6 +149,11 @@ class DynamicMeetings(NodeRendezvous):
             self._meeting.stop.wait(0)
         else:  # all places are taken, until a node is lost; or the others may have to end their processes
             self._patience.tell(f"its turn: {told}", ends=not self._is_spare)
+
+
+def _cause(error: RendezvousConnectionError) -> Exception:
+    """What torchelastic's error comes of: a store that does not answer, or in which somebody else writes."""
+    return error.__cause__ if isinstance(error.__cause__, ForgedError) else DistError(str(error.__cause__ or error))
 
 
 def _are(count: int) -> str:

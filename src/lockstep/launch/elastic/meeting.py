@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import time
 from dataclasses import dataclass
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep.launch.elastic.patience import Patience, Stop
+from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.nodes import LOST_S, Nodes, Place
+from lockstep.launch.secret import Secret, SharedSecret
 from lockstep.tcp_store import connect, serve
 
 OTHERS_S = 5.0
 """How long a meeting may take without a word, once there are enough."""
 ALL_RUNS = "lockstep"
 """Prefix of what launchers write into the store."""
+_KNOWN_BY = f"{ALL_RUNS}/secret"
+"""What stands under this name is empty, and signed: who has another secret finds out by it."""
+_SEEN_S = 10.0
+"""How long a file that another machine has written may take to be seen on this one (NFS keeps what it knows for seconds)."""
 _STORE_S = 60.0
 """How long an answer of the store may take, for what somebody is known to be about to write, if no run can go on without."""
 
@@ -27,7 +34,8 @@ class Meeting:
     place: Place
     timeout_s: float
     stop: Stop
-    store: TCPStore
+    store: SignedStore
+    secret: Secret
     server: TCPStore | None
     """Keeps the store, where that is here."""
 
@@ -37,9 +45,9 @@ class Meeting:
         return f"{ALL_RUNS}/{self.nodes.run_id}"
 
     @property
-    def own_store(self) -> Store:
+    def own_store(self) -> SignedStore:
         """For what the launchers of this run tell each other."""
-        return PrefixStore(self.prefix, self.store)
+        return self.store.under(self.prefix)
 
     @property
     def lost_s(self) -> float:
@@ -56,16 +64,17 @@ class Meeting:
         """A wait for other nodes, from now."""
         return Patience(self.nodes.place, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints)
 
-    def another_client(self) -> TCPStore:
+    def another_client(self) -> SignedStore:
         """For another thread: a client that waits for an answer lets nobody else ask."""
         patience = self.patience("Has the machine that keeps the store been lost?")
-        return _connect(self.nodes, patience)
+        return SignedStore(_connect(self.nodes, patience), self.secret, self.nodes.place)
 
 
-def open_meeting(nodes: Nodes, place: Place, timeout_s: float, stop: Stop) -> Meeting:
+def open_meeting(nodes: Nodes, place: Place, shared: SharedSecret, timeout_s: float, stop: Stop) -> Meeting:
     """Open the launchers' store, or come to it.
 
     Raises:
+        ConfigError: whoever keeps the store has another secret.
         LaunchError: nobody keeps it, until the timeout.
         StoppedError: somebody has stopped this launcher.
     """
@@ -75,10 +84,27 @@ def open_meeting(nodes: Nodes, place: Place, timeout_s: float, stop: Stop) -> Me
         f"Was {who} started, with this address and port, and does it run?{nodes.caution} (A longer time to wait: --timeout.)"
     )
     patience = Patience(nodes.place, timeout_s, stop, remedy)
-    store = _connect(nodes, patience)
-    meeting = Meeting(nodes=nodes, place=place, timeout_s=timeout_s, stop=stop, store=store, server=server)
-    store.set_timeout(datetime.timedelta(seconds=meeting.answer_s))
+    client = _connect(nodes, patience)
+    secret = _recognised(client, shared, nodes, patience, is_keeper=server is not None)
+    store = SignedStore(client, secret, nodes.place)
+    meeting = Meeting(nodes=nodes, place=place, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server)
+    client.set_timeout(datetime.timedelta(seconds=meeting.answer_s))
     return meeting
+
+
+def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, patience: Patience, *, is_keeper: bool) -> Secret:
+    """The secret, if it is that of whoever keeps the store, who says it is his."""
+    deadline = time.monotonic() + _SEEN_S
+    while True:
+        secret = shared.look()
+        if secret is not None and is_keeper:
+            SignedStore(client, secret, nodes.place).set(_KNOWN_BY, "")
+            return secret
+        if secret is not None and client.check([_KNOWN_BY]) and secret.open(_KNOWN_BY, client.get(_KNOWN_BY)) is not None:
+            return secret
+        if is_keeper or (shared.given is not None and client.check([_KNOWN_BY])) or time.monotonic() > deadline:
+            raise shared.not_shared(f"the launcher that keeps the store at {nodes.place}")
+        patience.pause(f"the secret of the run, in {shared.path}")
 
 
 def _connect(nodes: Nodes, patience: Patience) -> TCPStore:

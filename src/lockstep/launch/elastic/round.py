@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.launch.failures import Failure
 
@@ -107,8 +107,8 @@ class Round:
         """Of nodes all of whose processes have ended by themselves, and well."""
         self.has_stopped = False
         """Whether some of them did because the run was asked to stop."""
-        self._store = PrefixStore("round", store)
-        self._client = PrefixStore("round", client)
+        self._store = store
+        self._client = client
         self._num_nodes = num_nodes
         self._look = look
         now = time.monotonic()

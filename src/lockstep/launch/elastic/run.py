@@ -24,6 +24,7 @@ from lockstep.launch.elastic.terms import agree, launch_name, own_terms
 from lockstep.launch.elastic.verdict import without_store
 from lockstep.launch.nodes import Nodes, Place
 from lockstep.launch.output import OutputPlan
+from lockstep.launch.secret import SharedSecret
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -35,17 +36,23 @@ _LEAVE_S = 5.0
 
 
 def run_on_nodes(
-    nodes: Nodes, place: Place, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
+    nodes: Nodes,
+    place: Place,
+    secret: SharedSecret,
+    spec: LaunchSpec,
+    server: ForkServer,
+    plan: OutputPlan,
+    interrupts: Interrupts,
 ) -> Outcome:
     """Run a script on this machine and others to its end, or until it is stopped, and then perhaps saved.
 
     Afterwards all processes of this machine are gone. What ``spec`` says of ports and ranks is known when the nodes have met.
 
     Raises:
-        ConfigError: the nodes do not have the same terms, or two have the same number.
+        ConfigError: the nodes do not have the same terms or the same secret, or two have the same number.
         LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
     """
-    launch = _Launch(nodes, place, server)
+    launch = _Launch(nodes, place, secret, server)
     # In a thread: what waits for an answer over the network hears no signal.
     thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
     thread.start()
@@ -66,11 +73,12 @@ def run_on_nodes(
 class _Launch:
     """What the agent's thread and the one that hears signals share."""
 
-    def __init__(self, nodes: Nodes, place: Place, server: ForkServer) -> None:
+    def __init__(self, nodes: Nodes, place: Place, secret: SharedSecret, server: ForkServer) -> None:
         self.error: BaseException | None = None
         """What the launch has ended with, if not well."""
         self._nodes = nodes
         self._place = place
+        self._secret = secret
         self._server = server
         self._servers = [server]
         self._stop = Stop()
@@ -142,7 +150,7 @@ class _Launch:
         # What it warns of is said here, in words for the user.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         timeout_s = spec.config.timeout_s
-        meeting = open_meeting(self._nodes, self._place, timeout_s, self._stop)
+        meeting = open_meeting(self._nodes, self._place, self._secret, timeout_s, self._stop)
         agree(meeting.own_store, own_terms(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(meeting.own_store, spec.name))
         kind = StaticMeetings if self._nodes.node_rank is not None else DynamicMeetings

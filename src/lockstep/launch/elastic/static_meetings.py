@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -55,7 +55,7 @@ class StaticMeetings(NodeRendezvous):
             raise
         store.set(f"off/{self._number}/{self._rank}", "")
         info = self._inner.next_rendezvous()
-        own = PrefixStore(f"{self._meeting.prefix}/meeting-{self._number}", self._meeting.store)
+        own = self._meeting.store.under(f"{self._meeting.prefix}/meeting-{self._number}")
         assert info.bootstrap_store_info is not None
         return RendezvousInfo(own, info.rank, info.world_size, info.bootstrap_store_info)
 

@@ -1,0 +1,118 @@
+"""The launchers' store, in which nothing counts but what a launcher of the run has written.
+
+Every value is signed for the name that it stands under (``launch.secret``), and its signature is checked before anything else
+looks at it. What is left to whoever reaches the port without the secret: to remove values, to write what is refused, to write
+again what stood under the same name before, and to make names exist. That can end a run, and no more.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from lockstep.errors import LaunchError
+from lockstep.launch.secret import Secret
+
+
+class ForgedError(LaunchError):
+    """A value in the launchers' store that was not signed with the secret of the run."""
+
+
+class SignedStore(Store):
+    """A store whose values are signed.
+
+    torchelastic may put PyTorch's ``PrefixStore`` on top, as long as somebody refers to this object: that one does not keep
+    what Python has added to it alive. What lockstep puts on top itself is ``under``.
+
+    Args:
+        inner: keeps them.
+        secret: of the run.
+        where: the store, for the user.
+        prefix: of all names.
+
+    Raises:
+        ForgedError: from everything that reads a value.
+    """
+
+    def __init__(self, inner: Store, secret: Secret, where: str, prefix: str = "") -> None:
+        super().__init__()
+        self._inner: Any = inner  # it takes bytes everywhere, though its types say str
+        self._secret = secret
+        self._where = where
+        self._prefix = prefix
+
+    def under(self, prefix: str) -> SignedStore:
+        """The same store, with this and a slash before all names."""
+        return SignedStore(self._inner, self._secret, self._where, f"{self._prefix}{prefix}/")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """See Store."""
+        name = self._prefix + key
+        self._inner.set(name, self._sign(name, value))
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        name = self._prefix + key
+        return self._open(name, self._inner.get(name))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """See Store. Nothing expected: that there is no such name."""
+        name = self._prefix + key
+        before = self._sign(name, expected) if expected else b""
+        return self._open(name, self._inner.compare_set(name, before, self._sign(name, desired)))
+
+    def add(self, key: str, amount: int) -> int:
+        """See Store. (A number that the store adds up itself could not be signed.)"""
+        name, before, number = self._prefix + key, b"", 0
+        while True:
+            # Two who count at once write different bytes, so that each knows which of them was first.
+            after = self._sign(name, f"{number + amount} {uuid.uuid4().hex}")
+            found = self._inner.compare_set(name, before, after)
+            if found == after:
+                return number + amount
+            before, number = found, int(self._open(name, found).split()[0])
+            if amount == 0:
+                return number
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """See Store."""
+        names = [self._prefix + key for key in keys]
+        return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """See Store."""
+        names = [self._prefix + key for key in keys]
+        self._inner.multi_set(names, [self._sign(name, value) for name, value in zip(names, values, strict=True)])
+
+    def check(self, keys: list[str]) -> bool:
+        """See Store."""
+        return bool(self._inner.check([self._prefix + key for key in keys]))
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        """See Store."""
+        self._inner.wait([self._prefix + key for key in keys], *timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """See Store."""
+        return bool(self._inner.delete_key(self._prefix + key))
+
+    deleteKey = delete_key  # noqa: N815 - as PrefixStore calls it
+
+    def has_extended_api(self) -> bool:
+        """See Store: whether it has ``multi_get`` and ``multi_set``."""
+        return bool(self._inner.has_extended_api())
+
+    def _sign(self, name: str, value: str | bytes) -> bytes:
+        return self._secret.sign(name, value.encode() if isinstance(value, str) else value)
+
+    def _open(self, name: str, signed: bytes) -> bytes:
+        value = self._secret.open(name, signed)
+        if value is None:
+            raise ForgedError(
+                f"what stands under {name!r} in the launchers' store at {self._where} was not written by a launcher of this "
+                "run: somebody without the run's secret can reach that port, and writes there. All processes of this machine "
+                "have ended. Let only the machines of the run through to it (a private network, a firewall), and start again"
+            )
+        return value

@@ -1,0 +1,91 @@
+"""The secret of a run: whoever keeps the store makes it, others find it or are told what to do."""
+
+import re
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.secret import Secret, shared_secret
+
+LONG = "a secret that is long enough"
+NODES = plan_nodes(nnodes="2", node_rank=1, master_addr="host0", master_port=4000)
+
+
+def found(run_dir=None, file=None, text=None):
+    return shared_secret(NODES, None if run_dir is None else str(run_dir), file, text)
+
+
+def test_what_is_signed_opens_under_its_own_name_and_unchanged_alone():
+    secret = Secret(b"k")
+    for value in (b"", b"\0\xff value"):
+        signed = secret.sign("name", value)
+        assert secret.open("name", signed) == value
+        assert secret.open("other", signed) is None
+        assert Secret(b"l").open("name", signed) is None
+        assert secret.open("name", signed + b"x") is None
+        assert secret.open("name", value) is None
+    assert secret.open("ab", secret.sign("a", b"b")) is None
+    assert "k" not in repr(secret).replace("Secret", "")
+
+
+def test_the_file_is_beside_the_run_for_its_user_alone_and_goes_at_the_end(tmp_path):
+    keeper, other = found(tmp_path / "run"), found(tmp_path / "run")
+    assert keeper.look() is None
+    with keeper.kept():
+        assert keeper.path == tmp_path / ".lockstep-host0-4000.secret"
+        assert keeper.path.stat().st_mode & 0o777 == 0o600
+        assert other.look().open("name", keeper.look().sign("name", b"value")) == b"value"
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_launch_has_a_secret_of_its_own_and_the_last_one_counts(tmp_path):
+    killed, again = found(tmp_path / "run"), found(tmp_path / "run")
+    with killed.kept():
+        before = killed.look()
+        with again.kept():
+            assert again.look() != before
+        assert killed.look() is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_run_directory_it_is_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert found().path.parent == tmp_path
+
+
+def test_a_secret_that_was_given_needs_no_file(tmp_path):
+    (tmp_path / "mine").write_text(f"{LONG}\n")
+    by_file, by_text = found(tmp_path / "run", str(tmp_path / "mine")), found(tmp_path / "run", None, LONG)
+    with by_file.kept(), by_text.kept():
+        assert by_file.look() == by_text.look() == Secret(LONG.encode())
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_cannot_be_a_secret_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    with pytest.raises(
+        ConfigError, match=r"LOCKSTEP_SECRET: a secret of 5 characters can be guessed, 16 or more are needed"
+    ):
+        found(text="short")
+    with pytest.raises(ConfigError, match=r"--rdzv-secret-file \S*empty: a secret of 0 characters"):
+        found(file=str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match=r"--rdzv-secret-file \S*none cannot be read .*No such file"):
+        found(file=str(tmp_path / "none"))
+
+
+def test_a_directory_that_cannot_be_written_is_said_with_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    secret = found(tmp_path / "file" / "run")
+    with pytest.raises(
+        ConfigError, match=r"cannot be written \(Not a directory\).* LOCKSTEP_SECRET or by --rdzv-secret-file"
+    ):
+        secret.kept().__enter__()
+
+
+def test_who_has_another_secret_is_told_why(tmp_path):
+    text = str(found(tmp_path / "run").not_shared("the keeper"))
+    assert re.search(
+        r"^the keeper has a secret that this launcher does not know: \S+\.secret is not here, or another file", text
+    )
+    assert str(found(text=LONG).not_shared("the keeper")).startswith("the keeper has another secret than this launcher")
