@@ -75,6 +75,16 @@ def test_open_mpi_names_a_directory_of_the_job():
     assert world(**OPEN_MPI).job_dir is None
 
 
+SUBMITIT = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1", "SUBMITIT_LOCAL_NODEID": "0"}
+
+
+def test_tasks_of_submitit_on_this_machine_are_ranks_unless_somebody_has_set_others():
+    found = world(**SUBMITIT, SUBMITIT_LOCAL_NTASKS="2")
+    assert found == World(rank=1, world_size=2, local_rank=1, local_world_size=2, launcher="submitit")
+    own = world(**SUBMITIT, SUBMITIT_LOCAL_NTASKS="2", RANK="3", WORLD_SIZE="4")
+    assert (own.launcher, own.rank, own.world_size) == ("env", 3, 4)
+
+
 def test_srun_says_it_all():
     found = world(**TASK)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (3, 4, 1, 2)
@@ -188,7 +198,9 @@ def test_settings_that_are_not_a_json_object_are_named(text):
         read_environment({SETTINGS: text})
 
 
-@pytest.mark.parametrize(("environ", "terminal"), [({}, None), ({TERMINAL: "1"}, True), ({TERMINAL: "0"}, False)])
+@pytest.mark.parametrize(
+    ("environ", "terminal"), [({}, None), ({TERMINAL: "1"}, True), ({TERMINAL: "0"}, False), (OPEN_MPI, False)]
+)
 def test_whether_there_is_a_terminal_is_the_launchers_word(environ, terminal):
     assert read_environment(environ).terminal is terminal
 

@@ -51,7 +51,8 @@ class World:
     num_nodes: int = 1
     launcher: str = "python"
     """Who started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anyone who sets RANK and
-    WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script said which rank it is), or ``python``."""
+    WORLD_SIZE), ``submitit`` (its local executor), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script said
+    which rank it is), or ``python``."""
     unsaid: frozenset[str] = frozenset()
     """Names of the fields above that nobody said: they are those of one process a machine until the
     processes meet, and see who is where."""
@@ -119,7 +120,7 @@ class Environment:
     settings: Mapping[str, Any]
     """What the launcher's command line asked for (names of RunConfig fields)."""
     terminal: bool | None
-    """Whether the launcher shows rank 0's output on a terminal; None: no launcher said."""
+    """Whether the launcher shows rank 0's output on a terminal; None: as it seems to this process."""
     threads: int | None = None
     """OMP_NUM_THREADS, as far as the user has set it."""
 
@@ -163,6 +164,15 @@ _LAUNCHERS = (
     ),
     _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and its kin
     _Row("env", "WORLD_SIZE"),
+    _Row(  # on this machine; on Slurm its tasks are srun's
+        "submitit",
+        "SUBMITIT_LOCAL_GLOBALID",
+        "SUBMITIT_LOCAL_GLOBALID",
+        "SUBMITIT_LOCAL_NTASKS",
+        "SUBMITIT_LOCAL_LOCALID",
+        "SUBMITIT_LOCAL_NTASKS",
+        "SUBMITIT_LOCAL_NODEID",
+    ),
 )
 
 VARIABLES = frozenset(
@@ -330,9 +340,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     if not isinstance(settings, dict):
         raise ConfigError(f"the environment variable {SETTINGS} is {text!r}, which is not a JSON object")
     world = _read_world(environ)
+    terminal = environ[TERMINAL] == "1" if TERMINAL in environ else None
+    if terminal is None and world.launcher == "mpirun":
+        terminal = False  # Open MPI gives processes a terminal of its own, wherever their output goes from there
     return Environment(
         world=world,
         settings=settings,
-        terminal=environ[TERMINAL] == "1" if TERMINAL in environ else None,
+        terminal=terminal,
         threads=_threads_of_user(environ, world),
     )

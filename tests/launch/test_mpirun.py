@@ -76,6 +76,7 @@ def test_a_script_runs_as_so_many_ranks_with_the_answer_of_lockstep_run(mpirun, 
     four = mpirun(4, TRAIN)
     assert [one[:3] for one in told(four)] == [(str(rank), "4", "mpirun") for rank in range(4)]
     assert "on 4 processes, 1 thread each, gloo on lo" in four.stdout
+    assert not re.search(r"[\x1b\b]|\r(?!\n)", four.stdout)
     shutil.rmtree(tmp_path / "runs")
     one = told(run_script(TRAIN, "--nproc-per-node", "1"))
     assert {digest for *_, digest in told(four)} == {digest for *_, digest in one}

@@ -44,3 +44,16 @@ def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
     command = (*TWO, "-m", "gpt.train", "fork")
     text = "the quick brown fox jumps over the lazy dog"
     assert lockstep_run(*command, stdin=text) == torchrun(*command, stdin=text)
+
+
+@pytest.mark.long
+def test_a_fabric_script_is_started_once_as_under_python_or_launched_as_under_torchrun(lockstep_run, torchrun, start):
+    expected = start("fabric.py")
+    assert [line[:11] for line in expected if line.startswith("rank")] == ["rank 0 of 2", "rank 1 of 2"]
+    ranks = [line for line in expected if line.startswith("rank")]
+    for found in (
+        lockstep_run("fabric.py"),
+        lockstep_run("--nproc-per-node", "2", "fabric.py"),
+        torchrun(*TWO, "fabric.py"),
+    ):
+        assert [line for line in found if line.startswith("rank")] == ranks

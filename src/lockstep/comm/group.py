@@ -176,8 +176,8 @@ def check_not_open() -> None:
     """
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed was initialised before lockstep.join(): leave init_process_group to join(), "
-            "or call join() first"
+            "torch.distributed was initialised before lockstep.join(), by the script or by what runs it (as Ray Train does): "
+            "leave init_process_group to join(), call join() first, or torch.distributed.destroy_process_group() before it"
         )
 
 

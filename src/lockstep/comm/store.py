@@ -163,7 +163,8 @@ def meeting_place(init_method: str | None, world: World) -> str:
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None
         return f"file://{tempfile.gettempdir()}/lockstep-{world.job.name.replace(' ', '-')}-{world.job.restart}"
-    if init_method is None and world.launcher == "mpirun" and known and world.local_world_size == world.world_size:
+    starts_all = world.launcher in ("mpirun", "submitit") and known and world.local_world_size == world.world_size
+    if init_method is None and starts_all:
         return f"file://{world.job_dir or _job_of_parent()}"
     told = f" ({world.local_world_size} of {world.world_size} processes are on this machine)" if known else ""
     how = "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if world.launcher == "mpirun" else "MASTER_ADDR and MASTER_PORT"
@@ -174,9 +175,9 @@ def meeting_place(init_method: str | None, world: World) -> str:
 
 
 def _job_of_parent() -> str:
-    """For an mpirun that gives its jobs no directory: its process starts all ranks of this machine, and no other job."""
+    """For launchers that give their jobs no directory: the parent starts all ranks of this machine, and no other job."""
     started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{tempfile.gettempdir()}/lockstep-mpi-{os.getppid()}-{started}"
+    return f"{tempfile.gettempdir()}/lockstep-job-{os.getppid()}-{started}"
 
 
 def _arrive(store: Store, wait: Wait) -> None:

@@ -15,6 +15,7 @@ LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
+_LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -74,6 +75,18 @@ class Source:
             is_process = name.rpartition(".")[2] == "Process" and not name.startswith("psutil.")
             starts_ranks = name in _STARTERS or (is_process and says_rank)
             if name == "lockstep.launch" or (starts_ranks and not is_told):
+                return f"{name} in {self.path}, line {node.lineno}"
+        return None
+
+    def starter_if_alone(self) -> str | None:
+        """Where Lightning is told of devices: it starts processes for them itself, unless a launcher has; None: nowhere."""
+        names = _imported_names(self.tree)
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = _full_name(node.func, names)
+            is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
+            if is_theirs and any(keyword.arg in ("devices", "num_nodes") for keyword in node.keywords):
                 return f"{name} in {self.path}, line {node.lineno}"
         return None
 

@@ -9,7 +9,7 @@ from lockstep.errors import ConfigError
 from lockstep.world import read_environment
 
 _STARTS_COMMANDS = ("mpirun", "horovodrun")
-_OTHERS = ("env", "slurm")
+_OTHERS = ("env", "slurm", "submitit")
 
 
 def check_surroundings(environ: Mapping[str, str] | None = None, *, on_nodes: bool) -> str | None:
