@@ -50,17 +50,17 @@ class Launch:
         self._processes = processes
         self._output = output
         self._path = notes
-        self._place = 0
+        self._offset = 0
         self._notes: list[Note] = []
 
     def notes(self) -> list[Note]:
         """All so far."""
         if self._path.exists():
             with self._path.open("rb") as file:
-                file.seek(self._place)
+                file.seek(self._offset)
                 lines = file.read()
             whole = lines[: lines.rfind(b"\n") + 1]
-            self._place += len(whole)
+            self._offset += len(whole)
             fields = (line.split() for line in whole.decode().splitlines())
             self._notes += [Note(what, int(number), int(pid), float(time_s)) for what, number, pid, time_s in fields]
         return self._notes

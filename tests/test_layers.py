@@ -17,36 +17,31 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "cores", "addresses", "stopping", "hostlist", "threads", "digest", "option"),
+    ("errors", "stopping", "digest", "option"),
+    ("machine",),  # cores, threads, addresses
     ("config", "job"),
     ("plan",),
-    ("world", "tcp_store", "listener"),
+    ("world", "listener"),
     ("comm",),
     ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
-    ("ledger",),  # the numbers of a phase
-    ("phases",),  # of a step
-    ("loop", "introduction", "alike", "allotment"),
-    ("preparing",),  # how the script's objects come to the loop
+    ("loop",),
+    ("startup",),  # what is checked and said then
     ("parts",),  # the only composer
     ("team",),  # what a script has in its hands
-    ("opening",),  # which run a launch is
-    ("joining",),  # how a process comes to its team
+    ("joining",),  # how a process comes to its run, and to its team
 )
 
 # Beside the run: what each of these may import, by prefix. "" is everything.
 ASIDE = {
     "launch": (
         "errors",
-        "cores",
-        "addresses",
+        "machine",
         "stopping",
-        "threads",
         "config",
         "option",
         "world",
-        "tcp_store",
     ),  # starts a run, and knows nothing of what it computes
     "analysis": (
         "errors",
@@ -56,13 +51,13 @@ ASIDE = {
         "measure.trace",
         "launch",
     ),  # reads events and traces, the seams of running and reading
-    "slurm": ("errors", "config", "hostlist"),  # writes and submits jobs
+    "slurm": ("errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
 }
 
-NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "allotment", "analysis", "slurm", "cli")
+NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "startup.allotment", "analysis", "slurm", "cli")
 
 # Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
 # processes that they start or are.
@@ -79,9 +74,10 @@ READ_ENVIRONMENT = {
 # the fork server, or are imported where there are several machines.)
 WITHOUT_TORCH = (
     "errors",
-    "cores",
+    "machine.cores",
+    "machine.threads",
+    "machine.addresses",
     "stopping",
-    "threads",
     "config",
     "world",
     "plan",
@@ -90,9 +86,8 @@ WITHOUT_TORCH = (
     "launch",
     "analysis",
     "slurm",
-    "hostlist",
     "job",
-    "allotment",
+    "startup.allotment",
     "cli",
 )
 WITH_TORCH = ("launch.serve", "launch.worker", "launch.elastic")

@@ -168,15 +168,15 @@ class OfLockstep:
     def __init__(self, run_dir: Path, names: list[str]) -> None:
         self._run_dir = run_dir
         self._names = names
-        self._place = 0
+        self._offset = 0
         self._steps: set[int] = set()
 
     def is_written(self, step: int) -> bool:
         """From the journal, which tells of a checkpoint at the end of the first step that finds it written."""
         with (self._run_dir / "events.jsonl").open("rb") as file:
-            file.seek(self._place)
+            file.seek(self._offset)
             lines = file.read()
-            self._place += len(lines)
+            self._offset += len(lines)
         events = map(json.loads, lines.splitlines())
         self._steps.update(event["step"] for event in events if event["event"] == "checkpoint")
         return step in self._steps

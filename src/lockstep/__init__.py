@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         PeerError,
         UsageError,
     )
-    from lockstep.joining import join
+    from lockstep.joining.join import join
     from lockstep.launch.function import launch
     from lockstep.team import Team
     from lockstep.world import World
@@ -45,7 +45,7 @@ _PLACES = {
     "Team": "lockstep.team",
     "UsageError": "lockstep.errors",
     "World": "lockstep.world",
-    "join": "lockstep.joining",
+    "join": "lockstep.joining.join",
     "launch": "lockstep.launch.function",
     "load_weights": "lockstep.checkpoint.weights",
 }

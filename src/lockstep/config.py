@@ -20,7 +20,7 @@ class Strategy:
     """A way for gradients to meet: where it is, and what it asks of the way a run is started."""
 
     sync: str = ""
-    """The module whose ``make(config, num_shards, meeting, devices)`` makes it: a ``Sync``. (Imported where it is wanted.)"""
+    """The module whose ``make(config, num_shards, transport, devices)`` makes it: a ``Sync``. (Imported where it is wanted.)"""
     one_process: bool = False
     devices: str = "several"
     """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` GPUs, by itself."""

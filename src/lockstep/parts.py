@@ -10,31 +10,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lockstep.allotment import misfits
 from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import Meeting, close_group, default_group
+from lockstep.comm.group import Transport, close_group, default_group
 from lockstep.config import RunConfig
-from lockstep.cores import num_cores
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.share import Share
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
-from lockstep.introduction import first_line, start_event
-from lockstep.ledger import Ledger
 from lockstep.listener import Listener, Listeners
-from lockstep.loop import Loop
+from lockstep.loop.ledger import Ledger
+from lockstep.loop.loop import Loop
+from lockstep.loop.phases import Phases
+from lockstep.loop.preparing import Preparation
+from lockstep.machine.cores import num_cores
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
 from lockstep.measure.progress import Shown, choose_display
-from lockstep.phases import Phases
 from lockstep.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
-from lockstep.preparing import Preparation
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import Route
@@ -44,6 +42,8 @@ from lockstep.recovery.saving import Saver
 from lockstep.recovery.unprepared import Unprepared
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
+from lockstep.startup.allotment import misfits
+from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.world import World
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # imported where a run is traced
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunContext:
     """The run that a team works in."""
 
     run_dir: Path
@@ -77,8 +77,8 @@ class Parts:
         config: the settings of the run, all of them definite.
         world: which process this is.
         devices: of this process.
-        meeting: how the processes reach each other.
-        place: the run.
+        transport: how the processes reach each other.
+        context: the run.
         on_terminal: whether the user sees what is printed.
     """
 
@@ -87,31 +87,31 @@ class Parts:
         config: RunConfig,
         world: World,
         devices: tuple[torch.device, ...],
-        meeting: Meeting,
-        place: Place,
+        transport: Transport,
+        context: RunContext,
         on_terminal: bool,
     ) -> None:
         assert config.shards is not None
         assert config.threads is not None
         assert config.seed is not None
-        self.config, self.world, self.devices, self.meeting, self.place = config, world, devices, meeting, place
+        self.config, self.world, self.devices, self.transport, self.context = config, world, devices, transport, context
         torch.set_num_threads(config.threads)
         draw_on(devices)
         reseed(config.seed, Purpose.START)
         self._seed_of_start: int | None = torch.initial_seed()
-        is_main, checkpoint = world.rank == 0, place.checkpoint
+        is_main, checkpoint = world.rank == 0, context.checkpoint
         # Not guarded: the loop's own collectives come where all ranks are known to be.
-        self.collectives = Collectives(default_group(), meeting)
+        self.collectives = Collectives(default_group(), transport)
         self.stop_watch = StopWatch(speaks=is_main)
         self.recorder = None if config.trace == "off" else self._open_trace()
-        self.journal = Journal(place.run_dir if is_main else None, checkpoint.manifest.step if checkpoint else None)
+        self.journal = Journal(context.run_dir if is_main else None, checkpoint.manifest.step if checkpoint else None)
 
         self.state = RunState()
         self.saver = Saver(
-            Store(place.run_dir),
+            Store(context.run_dir),
             config,
-            place.token,
-            place.birth,
+            context.token,
+            context.birth,
             self.state,
             self.collectives,
             self.journal,
@@ -126,7 +126,7 @@ class Parts:
 
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
-        self.sync = make_sync(config.strategy, config, config.shards, meeting, devices)
+        self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
         watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
 
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
@@ -162,7 +162,7 @@ class Parts:
         from lockstep.measure.recorder import Recorder
 
         config, world = self.config, self.world
-        recorder = Recorder(self.place.run_dir, world.rank, config.trace, config.trace_until)
+        recorder = Recorder(self.context.run_dir, world.rank, config.trace, config.trace_until)
         recorder.start(
             rank=world.rank,
             world_size=world.world_size,
@@ -177,15 +177,15 @@ class Parts:
         return recorder
 
     def _say_start(self) -> None:
-        world, checkpoint = self.world, self.place.checkpoint
+        world, checkpoint = self.world, self.context.checkpoint
         hosts = [world.host] * world.world_size if world.num_nodes == 1 else self.collectives.all_gather_object(world.host)
-        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.meeting, hosts))
+        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.transport, hosts))
         if world.rank == 0:
-            for notice in self.place.notices:
+            for notice in self.context.notices:
                 print(f"lockstep: {notice}", flush=True)
         if checkpoint is not None:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
-        elif not self.place.is_new:
+        elif not self.context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
@@ -208,7 +208,7 @@ class Parts:
             return
         self._announced = True
         line = first_line(loader, self.config, self.world, len(self.devices))
-        print(f"{line}, {self.meeting}, run {self.place.run_dir}", flush=True)
+        print(f"{line}, {self.transport}, run {self.context.run_dir}", flush=True)
         on_gpu = self.devices[0].type == "cuda"
         for misfit in misfits(
             self.world,
@@ -245,8 +245,8 @@ class Parts:
         """Let go of everything. Local."""
         self._optimizer_hook.remove()
         self.journal.close()
-        if self.place.lock is not None:
-            self.place.lock.release()
+        if self.context.lock is not None:
+            self.context.lock.release()
         if self.recorder is not None:
             self.recorder.close(step, failed=failed)
         self.sync.close()

@@ -18,10 +18,10 @@ from lockstep.comm.spread import whole
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import PeerError, UsageError
+from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
-from lockstep.preparing import A, B, C, D, Kept
 from lockstep.stopping import say
 
 
@@ -30,7 +30,7 @@ class Team(Collectives):
 
     def __init__(self, parts: Parts) -> None:
         config, world = parts.config, parts.world
-        super().__init__(default_group(), parts.meeting, parts.phases.check_outside)
+        super().__init__(default_group(), parts.transport, parts.phases.check_outside)
         self.config = config
         """The settings of the run, all of them definite."""
         self.world = world
@@ -42,7 +42,7 @@ class Team(Collectives):
         """The devices of this process: one, or as many as ``devices_per_process`` says."""
         self.device = parts.devices[0]
         """The first of them, where batches come."""
-        self.run_dir = parts.place.run_dir
+        self.run_dir = parts.context.run_dir
         self.num_shards = parts.phases.num_shards
         self._parts = parts
         self._loop = parts.loop

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.cores import num_cores
 from lockstep.errors import ConfigError
-from lockstep.job import STEP, Job, read_job
+from lockstep.job.job import STEP, Job, read_job
+from lockstep.machine.cores import num_cores
 
 SETTINGS = "LOCKSTEP_SETTINGS"
 """A JSON object of RunConfig fields: how a launcher hands the command line's settings to its workers."""

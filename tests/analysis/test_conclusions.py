@@ -13,8 +13,8 @@ SETTINGS = (Setting(number=1, world_size=1), Setting(number=2, world_size=2))
 LOSS = Difference(step=1, stage="loss", shard=0, values=("1.0", "2.0"))
 
 
-def seen(kind, place="shard", layer=None, line=1, step=1):
-    return {"kind": kind, "what": kind, "file": "train.py", "line": line, "place": place, "layer": layer, "step": step}
+def seen(kind, scope="shard", layer=None, line=1, step=1):
+    return {"kind": kind, "what": kind, "file": "train.py", "line": line, "scope": scope, "layer": layer, "step": step}
 
 
 def cause(*evidence, **known):
@@ -40,29 +40,29 @@ def test_what_was_seen_in_the_layer_is_blamed_before_what_was_seen_elsewhere():
 
 def test_what_happens_in_a_shard_does_not_change_what_was_fetched():
     data = Origin(where="data")
-    assert cause(seen("generator"), seen("state", place="data"), origin=data, repeats=True) == "state"
+    assert cause(seen("generator"), seen("state", scope="data"), origin=data, repeats=True) == "state"
     assert cause(seen("clock"), origin=data) == "unknown"
 
 
 def test_data_that_differs_is_read_by_rank_if_a_rank_was_read_or_only_the_others_differ():
-    for place in ("data", "outside"):
-        assert cause(seen("rank", place=place), origin=Origin(where="data"), repeats=True) == "data by rank"
-    assert cause(seen("generator", place="data"), origin=Origin(where="data"), data_by_rank=True) == "data by rank"
+    for scope in ("data", "outside"):
+        assert cause(seen("rank", scope=scope), origin=Origin(where="data"), repeats=True) == "data by rank"
+    assert cause(seen("generator", scope="data"), origin=Origin(where="data"), data_by_rank=True) == "data by rank"
     assert cause(origin=Origin(where="data"), repeats=True) == "unknown"
 
 
 def test_an_update_that_differs_is_made_after_the_shards_or_left_by_one_of_them():
     update = {"origin": Origin(where="update"), "repeats": True}
-    assert cause(seen("rank", place="outside"), **update) == "rank"
-    assert cause(seen("weights"), seen("rank", place="outside"), **update) == "weights"
-    assert cause(seen("generator"), seen("rank", place="outside"), **update) == "rank"
-    assert cause(seen("rank", place="data"), **update) == "unknown"
+    assert cause(seen("rank", scope="outside"), **update) == "rank"
+    assert cause(seen("weights"), seen("rank", scope="outside"), **update) == "weights"
+    assert cause(seen("generator"), seen("rank", scope="outside"), **update) == "rank"
+    assert cause(seen("rank", scope="data"), **update) == "unknown"
 
 
 def test_what_was_seen_after_the_first_step_did_not_change_the_beginning():
     beginning = {"origin": Origin(where="beginning"), "repeats": True}
-    assert cause(seen("rank", place="outside", step=1), **beginning) == "unknown"
-    assert cause(seen("rank", place="outside", step=0), **beginning) == "rank"
+    assert cause(seen("rank", scope="outside", step=1), **beginning) == "unknown"
+    assert cause(seen("rank", scope="outside", step=0), **beginning) == "rank"
 
 
 def test_fsdp_changes_weights_itself_when_it_gathers_them():

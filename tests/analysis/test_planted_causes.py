@@ -87,21 +87,21 @@ def planted_line(place):
 def test_a_planted_cause_is_named_with_its_line(laboratory, fault, cause, stage):
     difference, diagnosis = diagnose(laboratory(fault))
     assert (difference.stage, diagnosis.cause) == (stage, cause)
-    assert "PLANT" in planted_line(diagnosis.places[0]), diagnosis.places
+    assert "PLANT" in planted_line(diagnosis.locations[0]), diagnosis.locations
 
 
 def test_another_number_of_threads_is_named_with_the_line_that_set_it(laboratory):
     difference, diagnosis = diagnose(laboratory("threads"))
     assert (difference.step, diagnosis.cause) == (1, "threads")
     assert "1 with 1 process, 2 with 2 processes" in diagnosis.sentence
-    assert "PLANT" in planted_line(diagnosis.places[0])
+    assert "PLANT" in planted_line(diagnosis.locations[0])
 
 
 def test_what_depends_on_loader_workers_is_named(laboratory):
     settings = [Setting(number=number + 1, world_size=1, workers=number) for number in (0, 1)]
     difference, diagnosis = diagnose(laboratory("worker"), settings)
     assert (difference.stage, diagnosis.cause) == ("content", "worker")
-    assert "PLANT" in planted_line(diagnosis.places[0])
+    assert "PLANT" in planted_line(diagnosis.locations[0])
 
 
 def test_a_kernel_that_nobody_knows_is_named_by_elimination_with_its_layer(laboratory):

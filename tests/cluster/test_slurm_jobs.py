@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from host import HostError
 
-from lockstep.hostlist import expand_hosts
+from lockstep.job.hostlist import expand_hosts
 
 pytestmark = pytest.mark.timeout(240)
 

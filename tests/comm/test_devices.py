@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.comm.group import choose_devices, choose_meeting
+from lockstep.comm.group import choose_devices, choose_transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.world import World
@@ -74,7 +74,7 @@ def test_more_devices_than_there_are_is_an_error(gpus, count, size, settings, wo
 def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
     gpus(4)
     four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
-    assert choose_meeting(RunConfig(), place(0, 2), two).backend == "nccl"
-    assert choose_meeting(RunConfig(), place(0, 2), four).backend == "gloo"
+    assert choose_transport(RunConfig(), place(0, 2), two).backend == "nccl"
+    assert choose_transport(RunConfig(), place(0, 2), four).backend == "gloo"
     with pytest.raises(ConfigError, match="backend='nccl' needs 4 GPUs for each of the 2 processes"):
-        choose_meeting(RunConfig(backend="nccl"), place(0, 2), four)
+        choose_transport(RunConfig(backend="nccl"), place(0, 2), four)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 import lockstep
-from lockstep.comm.group import Meeting, choose_meeting
+from lockstep.comm.group import Transport, choose_transport
 from lockstep.comm.interface import choose_interface, interface_towards, nccl_interface
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
@@ -53,8 +53,8 @@ def test_what_nccl_listens_on_is_told(monkeypatch):
     assert nccl_interface() == "auto"
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
-    assert str(Meeting(backend="nccl", interface="lo", timeout_s=60)) == "nccl 2.27.5 on ib0"
-    assert str(Meeting(backend="gloo", interface="lo", timeout_s=60)) == "gloo on lo"
+    assert str(Transport(backend="nccl", interface="lo", timeout_s=60)) == "nccl 2.27.5 on ib0"
+    assert str(Transport(backend="gloo", interface="lo", timeout_s=60)) == "gloo on lo"
 
 
 TRAINS = """
@@ -93,6 +93,6 @@ def test_with_a_pytorch_that_has_it_the_mpi_backend_needs_mpirun(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: True)
     devices = (torch.device("cpu"),)
     with pytest.raises(ConfigError, match="needs processes that mpirun has started"):
-        choose_meeting(RunConfig(backend="mpi"), World(), devices)
-    found = choose_meeting(RunConfig(backend="mpi"), World(world_size=2, launcher="mpirun"), devices)
+        choose_transport(RunConfig(backend="mpi"), World(), devices)
+    found = choose_transport(RunConfig(backend="mpi"), World(world_size=2, launcher="mpirun"), devices)
     assert str(found) == "mpi"

@@ -11,16 +11,16 @@ from data_helpers import Noisy, Numbers, noisy_collate, same
 from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
 
-from lockstep import threads
 from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
 from lockstep.data.streams import Purpose
 from lockstep.errors import DataError
+from lockstep.machine import threads
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def request(*indices, place=(1, 1, 0), epoch=None):
-    return Request(Purpose.FETCH, place, list(indices), epoch)
+def request(*indices, key=(1, 1, 0), epoch=None):
+    return Request(Purpose.FETCH, key, list(indices), epoch)
 
 
 def fetch(loader, *requests):
@@ -75,7 +75,7 @@ def test_a_data_set_that_fetches_many_at_once_is_asked_so():
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_what_user_code_draws_depends_on_the_place_and_not_on_the_workers(num_workers):
-    requests = [request(0, 1, place=(1, step, 0)) for step in range(5)]
+    requests = [request(0, 1, key=(1, step, 0)) for step in range(5)]
     here = fetch(DataLoader(Noisy(4), collate_fn=noisy_collate), *requests)
     there = fetch(DataLoader(Noisy(4), collate_fn=noisy_collate, num_workers=num_workers), *requests)
     assert same(here, there)
@@ -88,7 +88,7 @@ def test_batches_are_fetched_when_they_are_asked_for_if_there_are_no_workers():
     def requests():
         for step in range(3):
             asked.append(step)
-            yield request(0, place=(1, step, 0))
+            yield request(0, key=(1, step, 0))
 
     loader = DataLoader(Numbers(2))
     batches = FetchPool(choose_fetcher(0, loader), loader).run(requests())

@@ -5,9 +5,9 @@ import socket
 import pytest
 from launch_helpers import free_port, listening
 
-from lockstep.addresses import is_loopback, outward_addresses, own_address
 from lockstep.errors import ConfigError
-from lockstep.launch.nodes import DEFAULT_PORT, QUICK, find_place, introduce, plan_nodes
+from lockstep.launch.nodes import DEFAULT_PORT, QUICK, find_endpoint, introduce, plan_nodes
+from lockstep.machine.addresses import is_loopback, outward_addresses, own_address
 
 HERE = {"nnodes": "2", "node_rank": 0, "master_addr": "127.0.0.1"}
 
@@ -23,13 +23,13 @@ def test_one_machine_is_one_machine_however_it_is_said(options):
 def test_nodes_with_numbers_meet_at_the_first_and_all_come():
     nodes = plan_nodes(**{**HERE, "node_rank": 1})
     assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (2, 2, 1, False)
-    assert nodes.place == f"127.0.0.1:{DEFAULT_PORT}"
+    assert nodes.endpoint == f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def test_nodes_without_numbers_meet_at_an_endpoint_and_may_come_and_go():
     nodes = plan_nodes(nnodes="1:4", endpoint="[::1]:2940", run_id="mine", conf="last_call_timeout=7")
     assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (1, 4, None, True)
-    assert (nodes.place, nodes.run_id) == ("[::1]:2940", "mine")
+    assert (nodes.endpoint, nodes.run_id) == ("[::1]:2940", "mine")
     assert nodes.conf == {**QUICK, "last_call_timeout": 7}
 
 
@@ -68,12 +68,12 @@ def test_what_cannot_be_meant_is_refused_at_once(options, words):
 def test_a_host_that_nobody_knows_is_an_error_at_once_on_every_node():
     for rank in (0, 1):
         with pytest.raises(ConfigError, match=r"knows no host 'no-such-host\.invalid'.*getent hosts"):
-            find_place(plan_nodes(nnodes="2", node_rank=rank, master_addr="no-such-host.invalid"))
+            find_endpoint(plan_nodes(nnodes="2", node_rank=rank, master_addr="no-such-host.invalid"))
 
 
 def test_node_0_must_be_where_the_nodes_meet():
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7.* is no address of this machine: the nodes meet at node 0"):
-        find_place(plan_nodes(nnodes="2", node_rank=0, master_addr="192.0.2.7"))
+        find_endpoint(plan_nodes(nnodes="2", node_rank=0, master_addr="192.0.2.7"))
 
 
 def test_a_port_in_use_is_an_error_at_once():
@@ -81,14 +81,14 @@ def test_a_port_in_use_is_an_error_at_once():
         listening() as port,
         pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} .*another --master-port"),
     ):
-        find_place(plan_nodes(**HERE, master_port=port))
+        find_endpoint(plan_nodes(**HERE, master_port=port))
 
 
 def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
     port = free_port()
-    first = find_place(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+    first = find_endpoint(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
     with first.listener:
-        second = find_place(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+        second = find_endpoint(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
         assert first.listener.getsockname() == ("127.0.0.1", port)
         assert second.listener is None
         assert first.own_address == second.own_address == "127.0.0.1"
@@ -97,14 +97,14 @@ def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
 def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
     port = free_port()
     nodes = plan_nodes(**HERE, master_port=port)
-    place = find_place(nodes)
-    with place.listener:
-        introduce(nodes, place)
+    endpoint = find_endpoint(nodes)
+    with endpoint.listener:
+        introduce(nodes, endpoint)
     told = capfd.readouterr().err
     assert f"listens at 127.0.0.1:{port}, which only this machine can reach" in told
     assert "no password" in told
     other = plan_nodes(**{**HERE, "node_rank": 1}, master_port=port)
-    introduce(other, find_place(other))
+    introduce(other, find_endpoint(other))
     assert f"is node 1 of 2, and meets the others at 127.0.0.1:{port}" in capfd.readouterr().err
 
 
@@ -130,12 +130,12 @@ def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_i
         with pytest.raises(
             ConfigError, match=r"--master-addr this means this machine alone here \(127\.0\.1\.1\).*10\.2\.0\.7"
         ):
-            find_place(nodes)
+            find_endpoint(nodes)
         return
-    place = find_place(nodes)
-    with place.listener:
-        assert place.own_address in (known_by, "127.0.1.1")
-        assert is_loopback(place.own_address) == is_loopback(known_by)
+    endpoint = find_endpoint(nodes)
+    with endpoint.listener:
+        assert endpoint.own_address in (known_by, "127.0.1.1")
+        assert is_loopback(endpoint.own_address) == is_loopback(known_by)
 
 
 def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loopback():
@@ -146,9 +146,9 @@ def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loo
 
 def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):
     nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
-    place = find_place(nodes)
-    with place.listener:
-        assert place.listens_at is None
-        assert place.listener.getsockname()[0] in ("::", "0.0.0.0")
-        introduce(nodes, place)
+    endpoint = find_endpoint(nodes)
+    with endpoint.listener:
+        assert endpoint.listens_at is None
+        assert endpoint.listener.getsockname()[0] in ("::", "0.0.0.0")
+        introduce(nodes, endpoint)
     assert "all network interfaces (this means 127.0.1.1 here)" in capfd.readouterr().err

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.ledger import Ledger
+from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import block, plan_step
 from lockstep.sync import exact, together
 from lockstep.sync.ddp import DDPSync

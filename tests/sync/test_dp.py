@@ -7,7 +7,7 @@ import sync_scripts
 import torch
 from torch import nn
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError, ModelError
 from lockstep.sync.dp import DataParallelSync, _Copied
@@ -32,7 +32,7 @@ def test_several_processes_are_refused_on_gpus_too():
 
 def test_the_table_makes_it_of_all_devices():
     sync = make_sync(
-        "dp", RunConfig(strategy="dp", batch_dim=1), 2, Meeting(backend="gloo", interface="lo", timeout_s=60), TWO
+        "dp", RunConfig(strategy="dp", batch_dim=1), 2, Transport(backend="gloo", interface="lo", timeout_s=60), TWO
     )
     assert isinstance(sync, DataParallelSync)
 

@@ -68,10 +68,10 @@ def run(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) ->
         machine=machine,
         rows=tuple(RowResult(row=row, reason="the comparison was stopped before") for row in plan.rows),
     )
-    for place, row in enumerate(plan.rows):
+    for index, row in enumerate(plan.rows):
         observer.started(f"[{row.number}/{len(plan.rows)}] {row.label}")
         result = _run_row(plan, row, directory, observer)
-        rows = (*comparison.rows[:place], result, *comparison.rows[place + 1 :])
+        rows = (*comparison.rows[:index], result, *comparison.rows[index + 1 :])
         comparison = dataclasses.replace(comparison, rows=rows)
         write_results(directory, comparison.as_json(advice.notes_on(comparison)))
         speed = f"{count(result.figures.samples_per_s)} samples/s" if result.figures else f"{result.status}: {result.reason}"

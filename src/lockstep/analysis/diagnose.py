@@ -75,7 +75,7 @@ class Diagnosis:
     cause: str
     """A key of ``CAUSES``."""
     sentence: str
-    places: tuple[str, ...]
+    locations: tuple[str, ...]
     """``what`` and ``file:line`` with the line itself, the likeliest first."""
     remedy: str
     also_seen: tuple[str, ...]
@@ -163,10 +163,10 @@ def _depends_on_hashes(setting: Setting, with_seed_0: TracedRun, until: int | No
 
 
 def _threads_that_differ(reference: TracedRun, other: TracedRun, difference: Difference) -> tuple[int, int] | None:
-    for place, owners in sorted(reference.shards.items()):
-        if place.step > max(difference.step, 1) or place not in other.shards:
+    for key, owners in sorted(reference.shards.items()):
+        if key.step > max(difference.step, 1) or key not in other.shards:
             continue
-        numbers = owners[0][1]["threads"], other.shards[place][0][1]["threads"]
+        numbers = owners[0][1]["threads"], other.shards[key][0][1]["threads"]
         if None not in numbers and numbers[0] != numbers[1]:
             return numbers
     return None
@@ -176,9 +176,9 @@ def _is_by_rank(reference: TracedRun, other: TracedRun) -> bool:
     """Whether rank 0 read the same data as the reference, and the other ranks never did. (In one step alone that may be
     chance: a generator that a process has not drawn from yet gives everywhere the same.)"""
     found: dict[bool, set[bool]] = {True: set(), False: set()}
-    for place, ((rank, line), *_) in other.shards.items():
-        if place in reference.shards:
-            contents = [[batch["content"] for batch in one["batches"]] for one in (line, reference.shards[place][0][1])]
+    for key, ((rank, line), *_) in other.shards.items():
+        if key in reference.shards:
+            contents = [[batch["content"] for batch in one["batches"]] for one in (line, reference.shards[key][0][1])]
             found[rank == 0].add(contents[0] == contents[1])
     return min(reference.num_steps, other.num_steps) > 1 and found == {True: {True}, False: {False}}
 
@@ -198,19 +198,19 @@ def conclude(findings: Findings, *, directory: Path | None = None) -> Diagnosis:
     name, chosen = _cause(findings, lines)
     cause = CAUSES[name]
     if name == "set order":
-        places = tuple(show.place("a set", *place) for place in _sets(findings))
+        locations = tuple(show.location("a set", *where) for where in _sets(findings))
     else:
-        places = tuple(dict.fromkeys(show.line(line) for line in chosen))
+        locations = tuple(dict.fromkeys(show.line(line) for line in chosen))
     taken = {id(line) for line in chosen}
     # Where the cause is known, what was seen elsewhere is only noise.
-    others = [line for line in lines if id(line) not in taken and line["place"] != "outside"]
+    others = [line for line in lines if id(line) not in taken and line["scope"] != "outside"]
     if name not in ("unknown", "timing"):
         others = [line for line in others if chosen and name != "threads" and _relevance(findings, line) > 0]
     others.sort(key=lambda line: -_relevance(findings, line))
     return Diagnosis(
         cause=name,
         sentence=_sentence(cause, findings),
-        places=places[:6],
+        locations=locations[:6],
         remedy=cause.remedy,
         also_seen=tuple(dict.fromkeys(show.line(line) for line in others if line["file"] is not None))[:5],
         ruled_out=_ruled_out(findings, name),
@@ -264,23 +264,23 @@ def _is_possible(findings: Findings, kind: str) -> bool:
 
 _KEPT = ("state", "weights")
 _PASSING = ("state", "clock", "rank")
-"""What tells little where it was not seen at the very place: it may have been used for something else."""
+"""What tells little where it was not seen at that very point: it may have been used for something else."""
 
 
 def _relevance(findings: Findings, line: Line) -> int:
     """How near to where the difference arose: 2 there, 1 before it, 0 elsewhere."""
-    where, kind, place, layer = findings.origin.where, line["kind"], line["place"], line["layer"]
-    in_shard = place == "shard"
+    where, kind, scope, layer = findings.origin.where, line["kind"], line["scope"], line["layer"]
+    in_shard = scope == "shard"
     if kind == "kernel":
         return 2 if in_shard else 1
     if where in _DATA:
-        return 2 if place == "data" else int(where == "samples" or kind in ("state", "worker", "rank"))
+        return 2 if scope == "data" else int(where == "samples" or kind in ("state", "worker", "rank"))
     if where in ("beginning", "update", "evaluation", "exchange"):
         if where == "beginning" and line["step"] > 0:
             return 0
         if in_shard:  # what a shard leaves behind can be seen later
             return 2 if kind in _KEPT else int(where == "update")
-        return 0 if place == "data" else 1 if where == "exchange" or (where == "update" and line["step"] == 0) else 2
+        return 0 if scope == "data" else 1 if where == "exchange" or (where == "update" and line["step"] == 0) else 2
     if not in_shard:
         return 0
     if kind == "weights" or where in ("unknown", "backward"):
@@ -346,7 +346,7 @@ def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = No
     return Diagnosis(
         cause="not saved",
         sentence=cause.sentence,
-        places=tuple(dict.fromkeys(show.line(line) for line in kept))[:6],
+        locations=tuple(dict.fromkeys(show.line(line) for line in kept))[:6],
         remedy=cause.remedy,
         also_seen=(),
         ruled_out=(),
@@ -363,9 +363,9 @@ class _Shower:
 
     def line(self, line: Line) -> str:
         """A line of evidence."""
-        return self.place(line["what"], line["file"], line["line"])
+        return self.location(line["what"], line["file"], line["line"])
 
-    def place(self, what: str, file: str | None, number: int | None) -> str:
+    def location(self, what: str, file: str | None, number: int | None) -> str:
         """``train.py:12  what: the line``."""
         if file is None:
             return what

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.analysis.runs import Line, ShardPlace, TracedRun
+from lockstep.analysis.runs import Line, ShardKey, TracedRun
 from lockstep.measure.trace import number
 
 STAGES = (
@@ -74,10 +74,10 @@ def check(run: TracedRun) -> Difference | None:
 
 
 def _shared_work(run: TracedRun) -> Iterator[Difference]:
-    for place, owners in run.shards.items():
+    for key, owners in run.shards.items():
         if len(owners) > 1:
             ranks = ", ".join(str(rank) for rank, _ in owners)
-            yield _at(place, "samples", detail=f"ranks {ranks} all ran this shard")
+            yield _at(key, "samples", detail=f"ranks {ranks} all ran this shard")
             return
 
 
@@ -85,22 +85,22 @@ def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
     """Only where the sampler says that it draws without replacement."""
     if any(line["replacement"] is not False for line in run.loaders):
         return
-    for place, line, sample, before in _repeated(run):
+    for key, line, sample, before in _repeated(run):
         detail = f"sample {sample} was used in step {before.step}, shard {before.shard}, already"
-        yield _at(place, "samples", epoch=line["epoch"], samples=(sample,), detail=detail)
+        yield _at(key, "samples", epoch=line["epoch"], samples=(sample,), detail=detail)
         return
 
 
-def _repeated(run: TracedRun) -> Iterator[tuple[ShardPlace, Line, Any, ShardPlace]]:
+def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
     """Samples that come twice in a pass, and where they came before. Of one loader: a second may begin anew in the middle
     of a pass over the first."""
-    seen: dict[tuple[int, str], ShardPlace] = {}
-    for place, owners in sorted(run.shards.items()) if len(run.loaders) == 1 else ():
+    seen: dict[tuple[int, str], ShardKey] = {}
+    for key, owners in sorted(run.shards.items()) if len(run.loaders) == 1 else ():
         line = owners[0][1]
-        for sample in line["batches"][0]["samples"] if place.phase == 0 and line["batches"] else ():
-            before = seen.setdefault((line["pass"], repr(sample)), place)
-            if before != place:
-                yield place, line, sample, before
+        for sample in line["batches"][0]["samples"] if key.phase == 0 and line["batches"] else ():
+            before = seen.setdefault((line["pass"], repr(sample)), key)
+            if before != key:
+                yield key, line, sample, before
 
 
 def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
@@ -123,8 +123,8 @@ def learned(run: TracedRun) -> bool:
     return not run.initial or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
 
 
-def _at(place: ShardPlace, stage: str, **fields: Any) -> Difference:
-    return Difference(step=place.step, phase=place.phase, shard=place.shard, stage=stage, **fields)
+def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
+    return Difference(step=key.step, phase=key.phase, shard=key.shard, stage=stage, **fields)
 
 
 # Two runs
@@ -159,19 +159,19 @@ def compare(reference: TracedRun, other: TracedRun, *, until: int | None = None)
 
 
 def _compare_shards(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine = {place: owners[0][1] for place, owners in reference.shards_of(step)}
-    theirs = {place: owners[0][1] for place, owners in other.shards_of(step)}
+    mine = {key: owners[0][1] for key, owners in reference.shards_of(step)}
+    theirs = {key: owners[0][1] for key, owners in other.shards_of(step)}
     found = []
     if mine.keys() != theirs.keys():
-        place = min(mine.keys() ^ theirs.keys())
-        values = tuple("ran" if place in lines else "did not run" for lines in (mine, theirs))
-        found.append(_at(place, "samples", values=values))
-    for place, line in mine.items():
-        for stage, first_of in _OF_A_SHARD.items() if place in theirs else ():
-            if (pair := first_of(line, theirs[place])) is not None:
+        key = min(mine.keys() ^ theirs.keys())
+        values = tuple("ran" if key in lines else "did not run" for lines in (mine, theirs))
+        found.append(_at(key, "samples", values=values))
+    for key, line in mine.items():
+        for stage, first_of in _OF_A_SHARD.items() if key in theirs else ():
+            if (pair := first_of(line, theirs[key])) is not None:
                 name, both = pair
                 samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
-                found.append(_at(place, stage, epoch=line["epoch"], name=name, values=both, samples=samples))
+                found.append(_at(key, stage, epoch=line["epoch"], name=name, values=both, samples=samples))
                 break
     return min(found, key=lambda difference: difference.order, default=None)
 
@@ -315,10 +315,10 @@ def origin(difference: Difference, reference: TracedRun | None, other: TracedRun
     again = compare(reference, other)
     if again is None or again.stage != "loss":
         return Origin(where="unknown")
-    for place, owners in reference.shards_of(again.step):
-        if (place.phase, place.shard) != (again.phase, again.shard) or place not in other.shards:
+    for key, owners in reference.shards_of(again.step):
+        if (key.phase, key.shard) != (again.phase, again.shard) or key not in other.shards:
             continue
-        mine, theirs = owners[0][1].get("layers", []), other.shards[place][0][1].get("layers", [])
+        mine, theirs = owners[0][1].get("layers", []), other.shards[key][0][1].get("layers", [])
         return _first_layer(mine, theirs)
     return Origin(where="unknown")
 

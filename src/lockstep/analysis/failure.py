@@ -33,19 +33,19 @@ def whole_error(output: str) -> str:
     """All of the first error in the output: its traceback with what it follows from, else what comes from ``Error:`` on,
     else the last lines."""
     lines = [_PREFIX.sub("", line).rstrip() for line in output.splitlines()]
-    begins = [place for place, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if begins:
         lines = lines[begins[0] :]
         chained = {
-            place
-            for place, line in enumerate(lines)
+            index
+            for index, line in enumerate(lines)
             if line.startswith(_TRACEBACK)
-            and any(before.startswith(_CHAINED) for before in lines[max(0, place - 2) : place])
+            and any(before.startswith(_CHAINED) for before in lines[max(0, index - 2) : index])
         }
         ends = (p for p, line in enumerate(lines) if p and (line.startswith(_TRACEBACK) or _OTHERS.match(line)))
-        lines = lines[: next((place for place in ends if place not in chained), None)]
+        lines = lines[: next((index for index in ends if index not in chained), None)]
     else:
-        first = next((place for place, line in enumerate(lines) if _ERROR.match(line)), None)
+        first = next((index for index, line in enumerate(lines) if _ERROR.match(line)), None)
         lines = lines[-20:] if first is None else lines[first : first + 20]
     if len(lines) > _MOST_LINES:  # of a deep one, what was called first and what failed last
         lines = [*lines[:10], "  ...", *lines[-(_MOST_LINES - 11) :]]

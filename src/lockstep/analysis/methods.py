@@ -140,6 +140,6 @@ def expand(methods: Sequence[Method], nprocs: Iterable[int]) -> tuple[Row, ...]:
         for num_processes in ((1,) if config.STRATEGIES[method.strategy].one_process else numbers)
     ]
     return tuple(
-        Row(number=place, method=method, num_processes=num_processes)
-        for place, (method, num_processes) in enumerate(pairs, start=1)
+        Row(number=index, method=method, num_processes=num_processes)
+        for index, (method, num_processes) in enumerate(pairs, start=1)
     )

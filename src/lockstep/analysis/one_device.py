@@ -95,7 +95,7 @@ def _distance(mine: list[float], theirs: list[float], factor: float) -> float:
 
 
 def _first_shards(run: TracedRun) -> list[Line]:
-    return [owners[0][1] for place, owners in run.shards_of(min(run.steps)) if place.phase == 0]
+    return [owners[0][1] for key, owners in run.shards_of(min(run.steps)) if key.phase == 0]
 
 
 def _samples(run: TracedRun) -> list[str]:

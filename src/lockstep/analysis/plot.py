@@ -86,12 +86,12 @@ def _bars(
 ) -> None:
     """One panel: a bar a row with its figure at the end; what became of a row that has none."""
     lengths = [None if result.figures is None else length_of(result.figures) for result in comparison.rows]
-    for place, (result, length) in enumerate(zip(comparison.rows, lengths, strict=True)):
+    for index, (result, length) in enumerate(zip(comparison.rows, lengths, strict=True)):
         if length is None or result.figures is None:
-            axes.text(0, place, f" {_missing(result)}", va="center", color="#666666", style="italic", fontsize=9)
+            axes.text(0, index, f" {_missing(result)}", va="center", color="#666666", style="italic", fontsize=9)
             continue
         axes.barh(
-            place,
+            index,
             length,
             height=0.68,
             color=_COLOURS.get(result.row.method.strategy, _OTHER),
@@ -99,7 +99,7 @@ def _bars(
             edgecolor="white",
             linewidth=0,
         )
-        axes.text(length, place, f" {label_of(result.figures)}", va="center", fontsize=9)
+        axes.text(length, index, f" {label_of(result.figures)}", va="center", fontsize=9)
     longest = max((length for length in lengths if length is not None), default=1.0)
     axes.set_xlim(0, 1.32 * (longest or 1.0))  # room for the figure beside the longest bar
     axes.spines[["top", "right"]].set_visible(False)

@@ -14,7 +14,7 @@ from lockstep.measure.trace import read_trace
 Line = Mapping[str, Any]
 
 
-class ShardPlace(NamedTuple):
+class ShardKey(NamedTuple):
     """One micro-step. (A step belongs to one pass, and a pass to one epoch.)"""
 
     step: int
@@ -31,7 +31,7 @@ class TracedRun:
     loaders: tuple[Line, ...]
     initial: tuple[Line, ...]
     """By rank."""
-    shards: Mapping[ShardPlace, tuple[tuple[int, Line], ...]]
+    shards: Mapping[ShardKey, tuple[tuple[int, Line], ...]]
     """Who ran each shard: one rank and its line, if all is well."""
     steps: Mapping[int, tuple[Line, ...]]
     """By step: the lines of all ranks."""
@@ -51,9 +51,9 @@ class TracedRun:
     def samples_by_rank(self) -> tuple[int, ...]:
         """How many samples each rank trained on."""
         counts = Counter(dict.fromkeys(range(self.start["world_size"]), 0))
-        for place, owners in self.shards.items():
-            for rank, line in owners if place.phase == 0 else ():
-                counts[rank] += len(line["batches"][0]["samples"]) if place.step in self.steps and line["batches"] else 0
+        for key, owners in self.shards.items():
+            for rank, line in owners if key.phase == 0 else ():
+                counts[rank] += len(line["batches"][0]["samples"]) if key.step in self.steps and line["batches"] else 0
         return tuple(counts[rank] for rank in sorted(counts))
 
     @property
@@ -66,9 +66,9 @@ class TracedRun:
         """Rank 0's line of the last step."""
         return self.steps[max(self.steps)][0]
 
-    def shards_of(self, step: int) -> list[tuple[ShardPlace, tuple[tuple[int, Line], ...]]]:
+    def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
         """The shards of a step in order."""
-        return sorted((place, owners) for place, owners in self.shards.items() if place.step == step)
+        return sorted((key, owners) for key, owners in self.shards.items() if key.step == step)
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
@@ -77,7 +77,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
     Raises:
         UsageError: no step was taken.
     """
-    shards: dict[ShardPlace, list[tuple[int, Line]]] = {}
+    shards: dict[ShardKey, list[tuple[int, Line]]] = {}
     steps: dict[int, list[Line]] = {}
     start: Line = {}
     loaders: list[Line] = []
@@ -89,8 +89,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
         for line in lines:
             event = line["event"]
             if event == "shard":
-                place = ShardPlace(line["step"], line["phase"], line["shard"], line["part"])
-                shards.setdefault(place, []).append((rank, line))
+                key = ShardKey(line["step"], line["phase"], line["shard"], line["part"])
+                shards.setdefault(key, []).append((rank, line))
             elif event == "step":
                 steps.setdefault(line["step"], []).append(line)
             elif event == "initial":
@@ -116,7 +116,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
         start=start,
         loaders=tuple(loaders),
         initial=tuple(initial),
-        shards={place: tuple(owners) for place, owners in shards.items()},
+        shards={key: tuple(owners) for key, owners in shards.items()},
         steps={step: tuple(lines) for step, lines in sorted(steps.items())},
         evaluations=tuple(evaluations),
         first_gradient=first_gradient,

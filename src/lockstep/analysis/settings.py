@@ -140,8 +140,8 @@ def expand(
             "several values"
         )
     settings = [
-        Setting(number=place, world_size=size, workers=number, launcher=launcher)
-        for place, (size, number, launcher) in enumerate(combinations, start=1)
+        Setting(number=index, world_size=size, workers=number, launcher=launcher)
+        for index, (size, number, launcher) in enumerate(combinations, start=1)
     ]
     if resumes:
         other = least if least < largest else 1

@@ -135,16 +135,16 @@ def _difference(worst: SettingResult, difference: Difference, reference: Setting
 
 def _where(difference: Difference) -> str:
     """A difference's place in the run, in words."""
-    place = "the beginning" if difference.step == 0 else f"step {difference.step}"
+    where = "the beginning" if difference.step == 0 else f"step {difference.step}"
     if difference.epoch is not None:
-        place += f" (epoch {difference.epoch + 1})"
+        where += f" (epoch {difference.epoch + 1})"
     if difference.phase:  # nearly every step has but one, which needs no name
-        place += f", phase {difference.phase}"
+        where += f", phase {difference.phase}"
     if difference.shard is not None:
-        place += f", shard {difference.shard}"
+        where += f", shard {difference.shard}"
     stage = difference.detail if difference.stage == "ranks" else difference.stage
     what = _STAGES.get(stage, stage)
-    return f"{place}: {what}{'' if difference.name is None else f' {difference.name}'}"
+    return f"{where}: {what}{'' if difference.name is None else f' {difference.name}'}"
 
 
 _STAGES = {
@@ -166,10 +166,10 @@ def _diagnosis(verification: Verification) -> list[str]:
         return []
     lines = [f"  it arose {found.arose}"] if found.arose else []
     lines.append(f"  likely cause: {found.sentence}")
-    lines += [f"    {place}" for place in found.places]
+    lines += [f"    {where}" for where in found.locations]
     lines.append(f"  remedy: {found.remedy}")
     if found.also_seen:
-        lines += ["  also seen, and perhaps innocent:", *(f"    {place}" for place in found.also_seen)]
+        lines += ["  also seen, and perhaps innocent:", *(f"    {where}" for where in found.also_seen)]
     if found.ruled_out and found.cause in ("unknown", "timing"):
         lines += ["  ruled out:", *(f"    {text}" for text in found.ruled_out)]
     return lines

@@ -51,11 +51,11 @@ class _Verifier:
         verification = Verification(directory=self._directory, plan=plan, machine=machine, results=results)
         reference: TracedRun | None = None
         total = len(plan.settings) + plan.with_one_device
-        for place, setting in enumerate(plan.settings):
+        for index, setting in enumerate(plan.settings):
             self._observer.started(f"[{setting.number}/{total}] {setting.label}")
             result, run = self._run_setting(setting)
             fixed = _FIXED_SHARDS.search(result.reason or "")
-            if fixed and place == 0 and not plan.shards_are_asked_for:
+            if fixed and index == 0 and not plan.shards_are_asked_for:
                 self._observer.ended(f"the script cuts batches into {fixed[1]} shards itself: so do all settings")
                 plan = self._plan = dataclasses.replace(plan, shards=int(fixed[1]))
                 verification = dataclasses.replace(verification, plan=plan)
@@ -67,7 +67,7 @@ class _Verifier:
                 found = check(run) or (None if reference is None else compare(reference, run, until=until))
                 reference = reference or run
                 result = dataclasses.replace(result, difference=found)
-            results = (*results[:place], result, *results[place + 1 :])
+            results = (*results[:index], result, *results[index + 1 :])
             verification = self._note(dataclasses.replace(verification, results=results))
             self._observer.ended(verdict.outcome(verification, result))
             if result.is_bad:

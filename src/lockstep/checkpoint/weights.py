@@ -61,17 +61,17 @@ class Tensors(Mapping[str, Tensor]):
             self._open: list[Any] = [safe_open(file, framework="pt") for file in files]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))} cannot be read as safetensors: {error}") from error
-        self._place = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118 - no mapping
+        self._file_of = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._place[name].get_tensor(name)
+        tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._place)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._file_of)
 
 
 def read_manifest(path: Path) -> tuple[Path, Manifest]:

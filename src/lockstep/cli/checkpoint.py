@@ -111,30 +111,30 @@ def verify_command(path: Path, every: bool) -> None:
     """
     console = open_console()
     if not every:
-        place, manifest, found = _examine_newest(path, console)
+        directory, manifest, found = _examine_newest(path, console)
         if found:
             raise CheckpointError("; ".join(found))
-        _say_sound(place, manifest, console)
+        _say_sound(directory, manifest, console)
         return
     num_examined = num_wrong = 0
-    for place in _all_checkpoints(path):
-        manifest, found = _examine(place, console)
-        if found and not place.exists():
+    for directory in _all_checkpoints(path):
+        manifest, found = _examine(directory, console)
+        if found and not directory.exists():
             continue  # a run that goes on has removed it meanwhile
         num_examined += 1
         if found:
             num_wrong += 1
-            say(console, f"{place}: {'; '.join(found)}", "red")
+            say(console, f"{directory}: {'; '.join(found)}", "red")
         else:
-            _say_sound(place, manifest, console)
+            _say_sound(directory, manifest, console)
     if num_wrong:
         raise CheckpointError(f"{num_wrong} of {counted(num_examined, 'checkpoint')} in {path} cannot be used")
 
 
-def _say_sound(place: Path, manifest: Manifest | None, console: Console) -> None:
+def _say_sound(directory: Path, manifest: Manifest | None, console: Console) -> None:
     assert manifest is not None
     total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
-    say(console, f"{place}: sound (step {manifest.step}, {total})", "green")
+    say(console, f"{directory}: sound (step {manifest.step}, {total})", "green")
 
 
 def _all_checkpoints(path: Path) -> list[Path]:
@@ -148,11 +148,11 @@ def _all_checkpoints(path: Path) -> list[Path]:
 
 def _examine_newest(path: Path, console: Console) -> tuple[Path, Manifest | None, list[str]]:
     for _ in range(_TRIES):
-        place = find_checkpoint(path)
-        manifest, found = _examine(place, console)
-        if not found or place.exists():
+        directory = find_checkpoint(path)
+        manifest, found = _examine(directory, console)
+        if not found or directory.exists():
             break  # else a run that goes on has put a newer one in its place
-    return place, manifest, found
+    return directory, manifest, found
 
 
 def _examine(directory: Path, console: Console) -> tuple[Manifest | None, list[str]]:

@@ -230,19 +230,19 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
             if newest is None:
                 return None, True
             damaged = []
-            for place in [newest, *(other for other in store.all() if other != newest)]:
+            for checkpoint in [newest, *(other for other in store.all() if other != newest)]:
                 try:
-                    manifest = Manifest.read(place)
+                    manifest = Manifest.read(checkpoint)
                     for name in manifest.files:
-                        verify_file(place, manifest, name, sizes_only=True)
+                        verify_file(checkpoint, manifest, name, sizes_only=True)
                 except CheckpointError as error:
-                    if place.exists():  # else a run that goes on has just removed it
+                    if checkpoint.exists():  # else a run that goes on has just removed it
                         damaged.append(str(error))
                     if "newer lockstep" in str(error):
                         break  # it will not go on from an older one
                     continue
                 remarks += damaged
-                return _saved(place, manifest), True
+                return _saved(checkpoint, manifest), True
             if damaged:
                 remarks += damaged
                 return None, False

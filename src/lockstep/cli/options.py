@@ -59,16 +59,16 @@ class GroupedCommand(click.Command):
         """The arguments with the names of options written out, up to the script's."""
         takes_value = {name: not getattr(one, "is_flag", False) for one in self.params for name in one.opts}
         whole = list(args)
-        place = 0
-        while place < len(whole) and whole[place].startswith("-") and whole[place] != "--":
-            name, equals, value = whole[place].partition("=")
+        index = 0
+        while index < len(whole) and whole[index].startswith("-") and whole[index] != "--":
+            name, equals, value = whole[index].partition("=")
             if name.startswith("--"):
                 asked = name.replace("_", "-")
                 found = [asked] if asked in takes_value else [one for one in takes_value if one.startswith(asked)]
                 if len(found) == 1:
                     name = found[0]
-                    whole[place] = f"{name}{equals}{value}"
-            place += 2 if takes_value.get(name) and not equals else 1
+                    whole[index] = f"{name}{equals}{value}"
+            index += 2 if takes_value.get(name) and not equals else 1
         return whole
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,9 +15,9 @@ from lockstep.analysis.verify import verify
 from lockstep.cli.attempts import Progress, options_of_attempts, say
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.cores import num_cores
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
+from lockstep.machine.cores import num_cores
 
 _EPILOG = """
 \b

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.group import Meeting, open_sub_group
+from lockstep.comm.group import Transport, open_sub_group
 from lockstep.errors import ConfigError, UsageError, unknown_name
 
 all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -34,11 +34,11 @@ class Collectives:
 
     Args:
         group: the process group.
-        meeting: how the processes of the run reach each other.
+        transport: how the processes of the run reach each other.
         guard: called with a method's name before it communicates; it raises where the call cannot work.
     """
 
-    def __init__(self, group: dist.ProcessGroup, meeting: Meeting, guard: Callable[[str], None] | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, transport: Transport, guard: Callable[[str], None] | None = None) -> None:
         self._open_group: dist.ProcessGroup | None = group
         self._sub_groups: list[Collectives] = []
         self.rank = dist.get_rank(group)
@@ -46,7 +46,7 @@ class Collectives:
         self.size = dist.get_world_size(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
         """The members, numbered as in the run: the group's rank i is the run's ``ranks[i]``."""
-        self._meeting = meeting
+        self._transport = transport
         self._guard = guard if guard is not None else lambda _: None
 
     @property
@@ -209,10 +209,10 @@ class Collectives:
             raise ConfigError(f"new_group(ranks={list(ranks)}): give each rank once, and at least one")
         for rank in ranks:
             self._check_rank("ranks", rank)
-        group = open_sub_group(ranks, self._meeting)
+        group = open_sub_group(ranks, self._transport)
         if self.rank not in ranks:
             return None
-        sub_group = Collectives(group, self._meeting, self._guard)
+        sub_group = Collectives(group, self._transport, self._guard)
         self._sub_groups.append(sub_group)
         return sub_group
 

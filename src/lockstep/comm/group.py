@@ -24,7 +24,7 @@ _FAREWELL_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Transport:
     """How the processes of this run reach each other."""
 
     backend: str
@@ -66,7 +66,7 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", (world.local_rank * each + number) % count) for number in range(each))
 
 
-def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Meeting:
+def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Transport:
     """The backend and the interface: NCCL needs a GPU a process, and one machine never needs the network.
 
     Args:
@@ -94,7 +94,7 @@ def choose_meeting(config: RunConfig, world: World, devices: Sequence[torch.devi
             f"there is {found}: leave backend out (Gloo lets processes share a GPU), or start fewer processes"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
-    return Meeting(backend=backend, interface=interface, timeout_s=config.timeout_s)
+    return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
 
 
 def _check_mpi(world: World) -> None:
@@ -112,11 +112,11 @@ def _check_mpi(world: World) -> None:
 
 
 @contextlib.contextmanager
-def listening_on(meeting: Meeting) -> Iterator[None]:
-    """Gloo devices made inside listen on the meeting's interface. (It can be told only by this variable.)"""
+def listening_on(transport: Transport) -> Iterator[None]:
+    """Gloo devices made inside listen on the interface of the transport. (It can be told only by this variable.)"""
     before = os.environ.get(GLOO_INTERFACE)
-    if meeting.interface != "auto":
-        os.environ[GLOO_INTERFACE] = meeting.interface
+    if transport.interface != "auto":
+        os.environ[GLOO_INTERFACE] = transport.interface
     try:
         yield
     finally:
@@ -126,32 +126,32 @@ def listening_on(meeting: Meeting) -> Iterator[None]:
             os.environ[GLOO_INTERFACE] = before
 
 
-def open_group(found: OpenStore, meeting: Meeting, devices: Sequence[torch.device]) -> None:
+def open_group(found: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
     """Open the default process group. Every rank must call it; it blocks until all have, or the timeout is over.
 
     A process alone opens one too, over a store in its own memory, so that code with collectives runs unchanged.
     """
     check_not_open()
     guard_forks()
-    if meeting.backend == "mpi":
+    if transport.backend == "mpi":
         dist.init_process_group("mpi")  # it knows who is who, and has no timeouts
         return
-    backend = "cpu:gloo,cuda:nccl" if meeting.backend == "nccl" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if transport.backend == "nccl" else "gloo"
     # Naming the GPU lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
     # (A group that was given one refuses tensors on others.)
-    device_id = devices[0] if meeting.backend == "nccl" and len(devices) == 1 else None
-    with listening_on(meeting):
+    device_id = devices[0] if transport.backend == "nccl" and len(devices) == 1 else None
+    with listening_on(transport):
         dist.init_process_group(
             backend,
             store=found.store,
             rank=found.world.rank,
             world_size=found.world.world_size,
-            timeout=datetime.timedelta(seconds=meeting.timeout_s),
+            timeout=datetime.timedelta(seconds=transport.timeout_s),
             device_id=device_id,
         )
 
 
-def open_sub_group(ranks: Sequence[int], meeting: Meeting, backend: str | None = None) -> dist.ProcessGroup:
+def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
     """Open a group of some ranks. *Every* rank of the run must call it, also those that will not be in it; only these wait.
 
     (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in:
@@ -159,11 +159,11 @@ def open_sub_group(ranks: Sequence[int], meeting: Meeting, backend: str | None =
 
     Args:
         ranks: the members; within the group they are numbered from the lowest up.
-        meeting: how they reach each other.
+        transport: how they reach each other.
         backend: None: that of the run.
     """
-    with listening_on(meeting):
-        timeout = datetime.timedelta(seconds=meeting.timeout_s)
+    with listening_on(transport):
+        timeout = datetime.timedelta(seconds=transport.timeout_s)
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     return group
 

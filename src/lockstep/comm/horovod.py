@@ -78,13 +78,13 @@ def start_horovod(timeout_s: float) -> Any:
             "Horovod is installed without Gloo (HOROVOD_WITH_GLOO=1), through which its processes meet: start the script with "
             "Horovod's own launcher, or build it anew (`make horovod` in lockstep's repository)."
         )
-    with _meeting_place(rank) as port:
+    with _rendezvous_port(rank) as port:
         box = [port]
         dist.broadcast_object_list(box, src=0)
         names = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
         words = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo", "HOSTNAME": "localhost"}
-        place = {"GLOO_RENDEZVOUS_ADDR": _LOOPBACK, "GLOO_RENDEZVOUS_PORT": str(box[0])}
-        with _variables({**names, **words, **place, **_limits(timeout_s)}):
+        rendezvous = {"GLOO_RENDEZVOUS_ADDR": _LOOPBACK, "GLOO_RENDEZVOUS_PORT": str(box[0])}
+        with _variables({**names, **words, **rendezvous, **_limits(timeout_s)}):
             horovod.init()
         dist.barrier()  # the server must stay until all have met
     return horovod
@@ -143,7 +143,7 @@ def _variables(values: Mapping[str, int | str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _meeting_place(rank: int) -> Iterator[int]:
+def _rendezvous_port(rank: int) -> Iterator[int]:
     """Horovod's own rendezvous server inside, on rank 0. Its port there, 0 elsewhere."""
     if rank != 0:
         yield 0

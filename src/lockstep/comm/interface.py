@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from lockstep.addresses import SOMEWHERE, interface_with, own_address
 from lockstep.errors import ConfigError
+from lockstep.machine.addresses import SOMEWHERE, interface_with, own_address
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"

@@ -8,9 +8,9 @@ import itertools
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from lockstep.comm.tcp import forget, tcp_store
-from lockstep.comm.waiting import Wait
+from lockstep.comm.waiter import Waiter
 from lockstep.errors import ConfigError, PeerError
-from lockstep.job import Job
+from lockstep.job.job import Job
 
 _PORTS = range(10_000, 32_000)
 """Below the ports that systems give to whoever asks for any."""
@@ -25,7 +25,7 @@ def job_ports(job: str, step: str) -> list[int]:
     return [_PORTS[(first + number) % len(_PORTS)] for number in range(_TRIES)]
 
 
-def serve_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
+def serve_job_store(job: Job, host: str, waiter: Waiter) -> TCPStore:
     """Rank 0's: at the first port that is free, on the address that the other nodes know its host by.
 
     Raises:
@@ -34,7 +34,7 @@ def serve_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
     taken: list[str] = []
     for port in _ports_of(job):
         try:
-            store = tcp_store(host, port, wait)
+            store = tcp_store(host, port, waiter)
         except ConfigError as error:
             taken.append(str(error))
             continue
@@ -45,7 +45,7 @@ def serve_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
     )
 
 
-def find_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
+def find_job_store(job: Job, host: str, waiter: Waiter) -> TCPStore:
     """The others': the store of this job, and not of another that has one of its ports.
 
     Raises:
@@ -53,11 +53,11 @@ def find_job_store(job: Job, host: str, wait: Wait) -> TCPStore:
     """
     for port in itertools.cycle(_ports_of(job)):
         with contextlib.suppress(PeerError, DistError):  # nobody is there, or no store
-            store = tcp_store(host, port, Wait(wait.rank, wait.world_size, wait.place, _KNOCK_S))
+            store = tcp_store(host, port, Waiter(waiter.rank, waiter.world_size, waiter.endpoint, _KNOCK_S))
             if store.check([_name(job)]):
                 return store
-        forget(host, port, wait.rank)
-        wait.pause(lambda: [0])
+        forget(host, port, waiter.rank)
+        waiter.pause(lambda: [0])
     raise AssertionError
 
 

@@ -1,4 +1,4 @@
-"""Meeting at a path on a file system that all processes share, whatever earlier runs have left there.
+"""A rendezvous at a path on a file system that all processes share, whatever earlier runs have left there.
 
 The path itself is never touched. Beside it, in the directory ``PATH.lockstep``:
 
@@ -27,27 +27,27 @@ from typing import Any
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from lockstep.comm.waiting import Wait
+from lockstep.comm.waiter import Waiter
 from lockstep.errors import ConfigError
 
 _STORE, _LOCK, _RANK = "store-", "lock-", "rank-"
 
 
 class SharedFile:
-    """One rank's part in a meeting. Every rank must make one; it blocks until all have.
+    """One rank's part in a rendezvous. Every rank must make one; it blocks until all have.
 
     Args:
         path: the path, the same for all ranks. Its directory must exist.
-        wait: who this is, and how long it may wait.
+        waiter: who this is, and how long it may wait.
 
     Raises:
         ConfigError: the path cannot be used, or another process has come as the same rank, or as one of another number.
         PeerError: not all have come in time.
     """
 
-    def __init__(self, path: Path, wait: Wait) -> None:
+    def __init__(self, path: Path, waiter: Waiter) -> None:
         self._directory = path.with_name(path.name + ".lockstep")
-        self._wait = wait
+        self._waiter = waiter
         self._nonce = secrets.token_hex(8)
         self._session = ""
         self._joined: set[int] = set()
@@ -55,7 +55,7 @@ class SharedFile:
         self._lock_fd: int | None = None
         try:
             self._make_directory()
-            if wait.rank == 0:
+            if waiter.rank == 0:
                 self._remove_abandoned()
                 self._call_together()
             else:
@@ -63,19 +63,19 @@ class SharedFile:
         except OSError as error:
             self._unlock()
             raise ConfigError(
-                f"{wait.place} cannot be used for processes to meet: {error}. Name a path in a directory that exists, that "
+                f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Name a path in a directory that exists, that "
                 "every process can write to, and that is the same one for all of them."
             ) from error
         except BaseException:
             self._withdraw()
             raise
-        self.store = FileStore(str(self._directory / f"{_STORE}{self._session}"), wait.world_size)
-        """Of this meeting alone."""
+        self.store = FileStore(str(self._directory / f"{_STORE}{self._session}"), waiter.world_size)
+        """Of this rendezvous alone."""
 
     def leave(self) -> None:
         """Have no more use for the store. The last one to leave clears up. Each rank should call it, once."""
         with contextlib.suppress(OSError, RuntimeError):  # somebody has cleared up already
-            if self.store.add("lockstep/left", 1) == self._wait.world_size:
+            if self.store.add("lockstep/left", 1) == self._waiter.world_size:
                 for kind in (_STORE, _LOCK):
                     (self._directory / f"{kind}{self._session}").unlink(missing_ok=True)
                 self._directory.rmdir()
@@ -93,33 +93,33 @@ class SharedFile:
     # Rank 0
 
     def _call_together(self) -> None:
-        wait = self._wait
+        waiter = self._waiter
         session = self._session = secrets.token_hex(8)
         self._lock(session)
         told: dict[str, str] | None = None
         while True:
-            notes = {rank: note for rank in range(wait.world_size) if (note := self._read(rank))}
+            notes = {rank: note for rank in range(waiter.world_size) if (note := self._read(rank))}
             own = notes.pop(0, None)
             if told is not None and own is not None and own.get("session") != session:
                 raise self._taken(own)
             self._joined = {rank for rank, note in notes.items() if note["session"] == session}
-            if len(self._joined) == wait.world_size - 1:
+            if len(self._joined) == waiter.world_size - 1:
                 break
             numbers = {str(rank): note["nonce"] for rank, note in notes.items()}
             if numbers != told or own is None:
                 self._write({"session": session, "numbers": numbers})
                 told = numbers
-            wait.pause(lambda: [rank for rank in range(1, wait.world_size) if rank not in self._joined])
+            waiter.pause(lambda: [rank for rank in range(1, waiter.world_size) if rank not in self._joined])
         for path in self._directory.glob(f"{_RANK}*"):  # of whoever still waits, it is written again
             path.unlink(missing_ok=True)
 
     # The others
 
     def _answer(self) -> None:
-        wait = self._wait
+        waiter = self._waiter
         has_written = False
         while not self._session:
-            own, call = self._read(wait.rank), self._read(0)
+            own, call = self._read(waiter.rank), self._read(0)
             if own is None:
                 self._write({"nonce": self._nonce, "session": ""})
             elif own["nonce"] != self._nonce:
@@ -127,17 +127,17 @@ class SharedFile:
                     raise self._taken(own)
                 self._write({"nonce": self._nonce, "session": ""})
             has_written = True
-            if call is not None and call["numbers"].get(str(wait.rank)) == self._nonce:
+            if call is not None and call["numbers"].get(str(waiter.rank)) == self._nonce:
                 self._check_size(call)
                 self._session = call["session"]
                 self._write({"nonce": self._nonce, "session": self._session})
             else:
-                wait.pause(lambda: [0])
+                waiter.pause(lambda: [0])
 
     def _check_size(self, call: dict[str, Any]) -> None:
-        if call["world_size"] != self._wait.world_size:
+        if call["world_size"] != self._waiter.world_size:
             raise ConfigError(
-                f"this process came to {self._wait.place} as rank {self._wait.rank} of {self._wait.world_size}, and "
+                f"this process came to {self._waiter.endpoint} as rank {self._waiter.rank} of {self._waiter.world_size}, and "
                 f"rank 0 there is one of {call['world_size']} ({_who(call)}): start all of them with the same number"
             )
 
@@ -160,31 +160,31 @@ class SharedFile:
         return note if isinstance(note, dict) and names <= note.keys() else None
 
     def _write(self, note: dict[str, Any]) -> None:
-        who = {"world_size": self._wait.world_size, "host": socket.gethostname(), "pid": os.getpid()}
+        who = {"world_size": self._waiter.world_size, "host": socket.gethostname(), "pid": os.getpid()}
         text = json.dumps({**note, **who})
         # In place: a network file system shows others the new content of a file sooner than a new file of the same name.
         try:
-            self._path(self._wait.rank).write_text(text)
+            self._path(self._waiter.rank).write_text(text)
         except FileNotFoundError:  # the last rank of an earlier run has just removed the directory
             self._make_directory()
-            self._path(self._wait.rank).write_text(text)
+            self._path(self._waiter.rank).write_text(text)
 
     def _taken(self, note: dict[str, Any]) -> ConfigError:
         return ConfigError(
-            f"two processes came to {self._wait.place} as rank {self._wait.rank}: this one, and {_who(note)}. Give each a "
-            "rank of its own; if the other is of an earlier run, end it"
+            f"two processes came to {self._waiter.endpoint} as rank {self._waiter.rank}: this one, and {_who(note)}. Give each "
+            "a rank of its own; if the other is of an earlier run, end it"
         )
 
     # Clearing up
 
     def _withdraw(self) -> None:
-        """Leave nothing of a meeting that did not come about."""
+        """Leave nothing of a rendezvous that did not come about."""
         with contextlib.suppress(OSError):
-            own = self._read(self._wait.rank) or {}
+            own = self._read(self._waiter.rank) or {}
             # Not that of another who came as this rank: it may have gone on already, and would not write it again.
-            is_own = own.get("nonce") == self._nonce if self._wait.rank else own.get("session") == self._session
+            is_own = own.get("nonce") == self._nonce if self._waiter.rank else own.get("session") == self._session
             if is_own:
-                self._path(self._wait.rank).unlink(missing_ok=True)
+                self._path(self._waiter.rank).unlink(missing_ok=True)
             if self._lock_fd is not None:
                 (self._directory / f"{_LOCK}{self._session}").unlink(missing_ok=True)
             self._directory.rmdir()

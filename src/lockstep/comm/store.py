@@ -14,22 +14,22 @@ from urllib.parse import unquote, urlsplit
 from torch.distributed import DistError, FileStore, HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from lockstep.addresses import is_loopback
 from lockstep.comm import horovod
 from lockstep.comm.job_store import find_job_store, job_ports, serve_job_store
-from lockstep.comm.places import find_places
+from lockstep.comm.machines import find_machines
 from lockstep.comm.shared_file import SharedFile
 from lockstep.comm.tcp import client, tcp_store
-from lockstep.comm.waiting import Wait
+from lockstep.comm.waiter import Waiter
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, PeerError
-from lockstep.tcp_store import first_line
+from lockstep.machine.addresses import is_loopback
+from lockstep.machine.tcp_store import first_line
 from lockstep.world import World
 
 _openings = itertools.count()
 _leave: list[Callable[[], None]] = []
 """What is to be done when this process has no more use for its store."""
-_BROKEN_OFF = "the meeting at {place} broke off: rank 0, which keeps it, has ended"
+_BROKEN_OFF = "the rendezvous at {endpoint} broke off: rank 0, which keeps its store, has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +65,16 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
         return _open_launchers_store(world.launchers_store, prefix, world, config.timeout_s)
     if config.init_method is None and world.launcher == "slurm" and world.master is None and world.num_nodes > 1:
         return _open_job_store(prefix, world, config.timeout_s)
-    place = meeting_place(config.init_method, world)
+    endpoint = rendezvous_url(config.init_method, world)
     host = None if world.master is None else world.master[0]
-    if place == "env://":
-        store, _, _ = next(rendezvous(place, world.rank, world.world_size, timeout=timeout))
+    if endpoint == "env://":
+        store, _, _ = next(rendezvous(endpoint, world.rank, world.world_size, timeout=timeout))
         store.set_timeout(timeout)
-        return OpenStore(store=PrefixStore(prefix, store), world=find_places(world, PrefixStore(prefix, store)), host=host)
-    url = urlsplit(place)
-    wait = Wait(world.rank, world.world_size, place, config.timeout_s)
+        return OpenStore(store=PrefixStore(prefix, store), world=find_machines(world, PrefixStore(prefix, store)), host=host)
+    url = urlsplit(endpoint)
+    waiter = Waiter(world.rank, world.world_size, endpoint, config.timeout_s)
     if url.scheme == "file":
-        shared = SharedFile(Path(unquote(url.path).rstrip("/")), wait)
+        shared = SharedFile(Path(unquote(url.path).rstrip("/")), waiter)
         _leave.append(shared.leave)
         store = shared.store
     else:
@@ -84,23 +84,23 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
         # Whoever is told by an address of loopback that all are on this machine listens to no other.
         # (MASTER_ADDR may be localhost on rank 0's machine alone.)
         is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
-        is_private = (place == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
-        store = tcp_store(host, url.port, wait, is_private=is_private)
-    return _meet(store, prefix, wait, world, host, _BROKEN_OFF)
+        is_private = (endpoint == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
+        store = tcp_store(host, url.port, waiter, is_private=is_private)
+    return _meet(store, prefix, waiter, world, host, _BROKEN_OFF)
 
 
-def _open_launchers_store(place: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
+def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
     """The store that the launchers of several machines keep, with a name for each start of the processes."""
-    url = urlsplit(place)
+    url = urlsplit(endpoint)
     assert url.hostname is not None
     assert url.port is not None
-    wait = Wait(world.rank, world.world_size, f"{url.hostname}:{url.port}", timeout_s)
-    gone = "the launchers' store at {place} is gone"
+    waiter = Waiter(world.rank, world.world_size, f"{url.hostname}:{url.port}", timeout_s)
+    gone = "the launchers' store at {endpoint} is gone"
     try:
-        store = client(url.hostname, url.port, wait)
+        store = client(url.hostname, url.port, waiter)
     except DistError as error:
-        raise PeerError(f"{gone.format(place=wait.place)} ({first_line(error)})") from error
-    return _meet(store, f"{unquote(url.path).strip('/')}/{prefix}", wait, world, url.hostname, gone)
+        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})") from error
+    return _meet(store, f"{unquote(url.path).strip('/')}/{prefix}", waiter, world, url.hostname, gone)
 
 
 def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
@@ -114,20 +114,20 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
             "of the step (was it started with --distribution=arbitrary?). Set MASTER_ADDR and MASTER_PORT, or give init_method="
         )
     port = job_ports(world.job.number, world.job.step.number)[0]
-    wait = Wait(world.rank, world.world_size, f"{host}:{port} (job {world.job.number})", timeout_s)
-    store = serve_job_store(world.job, host, wait) if world.rank == 0 else find_job_store(world.job, host, wait)
-    return _meet(store, f"{world.job.name}/{world.job.restart}/{prefix}", wait, world, host, _BROKEN_OFF)
+    waiter = Waiter(world.rank, world.world_size, f"{host}:{port} (job {world.job.number})", timeout_s)
+    store = serve_job_store(world.job, host, waiter) if world.rank == 0 else find_job_store(world.job, host, waiter)
+    return _meet(store, f"{world.job.name}/{world.job.restart}/{prefix}", waiter, world, host, _BROKEN_OFF)
 
 
-def _meet(store: Store, prefix: str, wait: Wait, world: World, host: str | None, gone: str) -> OpenStore:
+def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | None, gone: str) -> OpenStore:
     """Wait for the others at a store that this rank has found; ``gone`` says what it means if that ends meanwhile."""
-    store.set_timeout(datetime.timedelta(seconds=wait.timeout_s))
+    store.set_timeout(datetime.timedelta(seconds=waiter.timeout_s))
     own = PrefixStore(prefix, store)
     try:
-        _arrive(own, wait)
-        world = find_places(world, own)
+        _arrive(own, waiter)
+        world = find_machines(world, own)
     except DistError as error:
-        raise PeerError(f"{gone.format(place=wait.place)} ({first_line(error)})") from error
+        raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})") from error
     return OpenStore(store=own, world=world, host=host)
 
 
@@ -137,7 +137,7 @@ def leave_store() -> None:
         _leave.pop()()
 
 
-def meeting_place(init_method: str | None, world: World) -> str:
+def rendezvous_url(init_method: str | None, world: World) -> str:
     """Where to meet: ``tcp://...`` or ``file://...``; or ``env://`` under torchrun, whose agent keeps the store.
 
     Raises:
@@ -180,23 +180,23 @@ def _job_of_parent() -> str:
     return f"{tempfile.gettempdir()}/lockstep-job-{os.getppid()}-{started}"
 
 
-def _arrive(store: Store, wait: Wait) -> None:
+def _arrive(store: Store, waiter: Waiter) -> None:
     """Tell the others that this rank is here, and wait until all are."""
-    found = store.compare_set("world_size", "", str(wait.world_size)).decode()
-    if found != str(wait.world_size):
+    found = store.compare_set("world_size", "", str(waiter.world_size)).decode()
+    if found != str(waiter.world_size):
         raise ConfigError(
-            f"this process came to {wait.place} as rank {wait.rank} of {wait.world_size}, and another as one of {found}: start "
-            "all of them with the same number, or end the earlier run that still meets there"
+            f"this process came to {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, and another as one of "
+            f"{found}: start all of them with the same number, or end the earlier run that still meets there"
         )
-    if store.add(f"arrived/{wait.rank}", 1) > 1:
+    if store.add(f"arrived/{waiter.rank}", 1) > 1:
         raise ConfigError(
-            f"two processes came to {wait.place} as rank {wait.rank}: give each a rank of its own, or end the earlier run that "
-            "still meets there"
+            f"two processes came to {waiter.endpoint} as rank {waiter.rank}: give each a rank of its own, or end the earlier "
+            "run that still meets there"
         )
 
     def missing() -> list[int]:
-        return [rank for rank in range(wait.world_size) if not store.check([f"arrived/{rank}"])]
+        return [rank for rank in range(waiter.world_size) if not store.check([f"arrived/{rank}"])]
 
-    for rank in range(wait.world_size):
+    for rank in range(waiter.world_size):
         while not store.check([f"arrived/{rank}"]):
-            wait.pause(missing)
+            waiter.pause(missing)

@@ -161,7 +161,7 @@ class Shards:
         self._data = data
         self._driver = driver
         self._device = device
-        self._place = -1
+        self._index = -1
         self._leader: Batch | None = None
         self._is_over = False
 
@@ -175,16 +175,16 @@ class Shards:
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
         leads = self._leader is batch
-        if leads and self._place >= 0:
+        if leads and self._index >= 0:
             driver.end_shard()
-        self._place += 1
-        if self._place == len(self._data):
+        self._index += 1
+        if self._index == len(self._data):
             self._is_over = True
             if leads:
                 driver.end_phase()
             raise StopIteration
-        micro = batch.plan.micro_steps[self._place]
-        data = self._data[self._place]
+        micro = batch.plan.micro_steps[self._index]
+        data = self._data[self._index]
         if self._device is not None:
             data = to_device(data, self._device)
         if leads:

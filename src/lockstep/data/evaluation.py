@@ -42,8 +42,8 @@ class _DealingReader(StreamReader):
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Numbered:
         if batch % self._share.world_size == self._share.rank:
             num_samples = 1 if self._ready else len(parts[0])
-            places = range(first_sample, first_sample + num_samples)
-            yield batch, None if self._ready else num_samples, self.collate(parts[0], places, batch)
+            positions = range(first_sample, first_sample + num_samples)
+            yield batch, None if self._ready else num_samples, self.collate(parts[0], positions, batch)
 
 
 class EvaluationSource:
@@ -73,7 +73,7 @@ class EvaluationSource:
     def deal(self, occasion: Occasion) -> Numbered:
         """One pass."""
         if self._reader is not None:
-            self._reader.place = (occasion.loader, 0)
+            self._reader.key = (occasion.loader, 0)
             return self._reader.read(self._batches, 0, occasion.step)  # type: ignore[arg-type]
         return self._deal_ready(occasion) if self._pool is None else self._deal_indexed(occasion, self._pool)
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from lockstep.data.batches import pin
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
+from lockstep.machine.threads import Lowered, use_threads
 from lockstep.stopping import leave_signals_to_parent
-from lockstep.threads import Lowered, use_threads
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Request:
     """Some samples wanted as one batch. (Nothing changes one; a frozen one takes four times as long to make.)"""
 
     purpose: Purpose
-    place: tuple[int, ...]
+    key: tuple[int, ...]
     indices: Any
     """A sequence of indices of samples; for data sets of ready batches, the index of one."""
     epoch: int | None = None
@@ -142,12 +142,12 @@ class SampleFetcher(Dataset[Any]):
             # A worker has a copy of the data set, and may live for several epochs.
             self._epoch = request.epoch
             self._set_epoch(request.epoch)
-        reseed(self._seed, request.purpose, *request.place)
+        reseed(self._seed, request.purpose, *request.key)
         samples = self._get(request)
         try:
             return self._collate_fn(samples)
         except Exception as error:
-            raise self._culprit.collating(error, self._indices(request), request.purpose, *request.place[1:3]) from error
+            raise self._culprit.collating(error, self._indices(request), request.purpose, *request.key[1:3]) from error
 
     def _indices(self, request: Request) -> Any:
         return request.indices
@@ -159,7 +159,7 @@ class SampleFetcher(Dataset[Any]):
             try:
                 return self._get_items(indices)
             except Exception as error:
-                raise self._culprit.read_one_of(error, indices, request.purpose, *request.place[1:3]) from error
+                raise self._culprit.read_one_of(error, indices, request.purpose, *request.key[1:3]) from error
         try:
             if self._is_subset:  # its own way, __getitems__, does the same, and does not show at which sample it failed
                 whole, rows = dataset.dataset, dataset.indices
@@ -169,7 +169,7 @@ class SampleFetcher(Dataset[Any]):
                 for index in indices:
                     samples.append(dataset[index])
         except Exception as error:
-            raise self._culprit.read(error, index, request.purpose, *request.place[1:3]) from error
+            raise self._culprit.read(error, index, request.purpose, *request.key[1:3]) from error
         return samples
 
 

@@ -36,13 +36,13 @@ class StreamReader(IterableDataset[Any]):
         loader: the user's.
         seed: of the run.
         purpose: of the random streams in which samples are read.
-        place: where those streams are, next to the number of the batch.
+        key: where those streams are, next to the number of the batch.
         rank: of this process.
         group: how many batches are handed on together, under one number.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], seed: int, purpose: Purpose, place: tuple[int, int], rank: int, group: int = 1
+        self, loader: DataLoader[Any], seed: int, purpose: Purpose, key: tuple[int, int], rank: int, group: int = 1
     ) -> None:
         self.dataset = loader.dataset
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
@@ -51,7 +51,7 @@ class StreamReader(IterableDataset[Any]):
         self._drop_last = loader.drop_last
         self._seed = seed
         self._purpose = purpose
-        self.place = place
+        self.key = key
         self._group = group
         self._first = 0
         self._skip = 0
@@ -108,7 +108,7 @@ class StreamReader(IterableDataset[Any]):
             yield item
 
     def __iter__(self) -> Iterator[Any]:
-        loader, part = self.place
+        loader, part = self.key
         reseed(self._seed, Purpose.SAMPLER, loader, self._pass)
         num_read, begin = 0, self._first
         if self._resumed is not None and "after" in self._resumed:
@@ -145,12 +145,12 @@ class StreamReader(IterableDataset[Any]):
             raise self._culprit.read(error, num_read + len(found), self._purpose, batch) from error
         return found
 
-    def collate(self, samples: Any, places: Sequence[int], batch: int, shard: int | None = None) -> Any:
+    def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
         """What the user's ``collate_fn`` makes of some samples, or of a ready batch: those at these places of the pass."""
         try:
             return self._collate_fn(samples)
         except Exception as error:
-            raise self._culprit.collating(error, places, self._purpose, batch, shard) from error
+            raise self._culprit.collating(error, positions, self._purpose, batch, shard) from error
 
     @abstractmethod
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:

@@ -41,6 +41,6 @@ class Share:
         """How many steps so many global batches make."""
         return -(-num_batches // self.accumulate)
 
-    def reseed(self, purpose: Purpose, *place: int) -> None:
+    def reseed(self, purpose: Purpose, *key: int) -> None:
         """Start the streams of a place of this loader."""
-        reseed(self.seed, purpose, self.loader, *place)
+        reseed(self.seed, purpose, self.loader, *key)

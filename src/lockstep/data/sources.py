@@ -132,8 +132,8 @@ class SampleSource:
                         yield Request(Purpose.FETCH, (share.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
                     micro.samples = batches[micro.part][micro.rows]
-                    place = (share.loader, step, micro.shard, micro.part)
-                    yield Request(Purpose.FETCH, place, micro.samples, epoch)
+                    key = (share.loader, step, micro.shard, micro.part)
+                    yield Request(Purpose.FETCH, key, micro.samples, epoch)
 
         data: list[Any] = []
         for number, fetched in enumerate(self._pool.run(requests())):
@@ -192,8 +192,8 @@ class _ShardReader(StreamReader):
     """Collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        place = (share.loader, share.num_shards)
-        super().__init__(loader, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
+        key = (share.loader, share.num_shards)
+        super().__init__(loader, share.seed, Purpose.FETCH, key, share.rank, share.accumulate)
         self._share = share
         self.compared = False
         """Whether the first step is to have a digest."""
@@ -204,7 +204,7 @@ class _ShardReader(StreamReader):
         plan = share.plan(batch, sizes)
         data = []
         for micro in plan.micro_steps:
-            micro.samples = _places(first_sample, sizes, micro)
+            micro.samples = _positions(first_sample, sizes, micro)
             share.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
         if self.compared and batch == self._first + self._skip:
@@ -212,7 +212,7 @@ class _ShardReader(StreamReader):
         yield plan, data
 
 
-def _places(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
+def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
     """Where in the pass the samples of a micro-step stand; ``first_sample`` is where those of its step begin."""
     first = first_sample + sum(sizes[: micro.part])
     return range(first + micro.rows.start, first + micro.rows.stop)
@@ -280,8 +280,8 @@ class ReadySource:
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
-                place = (share.loader, share.num_shards)
-                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, place, share.rank, share.accumulate)
+                key = (share.loader, share.num_shards)
+                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, key, share.rank, share.accumulate)
             else:
                 self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
 
@@ -304,7 +304,7 @@ class ReadySource:
                 if compared and step == first_step + skip:
                     plan.digest = digest([part for part, _ in parts])
                 for micro in plan.micro_steps:
-                    micro.samples = _places(first_sample, sizes, micro)
+                    micro.samples = _positions(first_sample, sizes, micro)
                 yield (
                     plan,
                     [cut(parts[m.part][0], m.rows, m.batch_samples) for m in plan.micro_steps],
@@ -348,7 +348,7 @@ class ReadySource:
         share.reseed(Purpose.SAMPLER, epoch)
         found = iter(batches)
         for number in itertools.count(self._number):
-            share.reseed(Purpose.FETCH, *self._place(first_step, number))
+            share.reseed(Purpose.FETCH, *self._key(first_step, number))
             try:
                 batch = next(found, _END)
                 if batch is _END and is_resumed and number == 0:
@@ -373,9 +373,9 @@ class ReadySource:
                 index = next(indices)
             except StopIteration:
                 return
-            yield Request(Purpose.FETCH, (share.loader, *self._place(first_step, number)), index, epoch)
+            yield Request(Purpose.FETCH, (share.loader, *self._key(first_step, number)), index, epoch)
 
-    def _place(self, first_step: int, number: int) -> tuple[int, int, int]:
+    def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
         """Where in the run a batch of this pass is drawn: in its step, beside the shards."""
         steps, part = divmod(number, self._share.accumulate)
         return first_step + steps, self._share.num_shards, part

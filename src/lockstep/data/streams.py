@@ -43,10 +43,10 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def derive(*place: int) -> int:
+def derive(*key: int) -> int:
     """A 64-bit seed for a place, given as integers: equal places give equal seeds, and others differ in all bits."""
     value = 0
-    for part in place:
+    for part in key:
         value = _mix((value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
     return value
 
@@ -73,10 +73,10 @@ def draw_on(devices: Iterable[torch.device]) -> None:
 _root = functools.lru_cache(maxsize=64)(derive)
 
 
-def reseed(seed: int, purpose: Purpose, *place: int) -> None:
+def reseed(seed: int, purpose: Purpose, *key: int) -> None:
     """Start the streams of a place, in this process. Cheap enough for every micro-step (some 7 µs)."""
     value = _root(seed, purpose)
-    for part in place:  # as in derive(), written out: this runs several times a step
+    for part in key:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
         value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK

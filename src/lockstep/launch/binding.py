@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.config import RunConfig
-from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, unknown_name
 from lockstep.launch import gpus
 from lockstep.launch.topology import Node, format_cpus, read_gpu_nodes, read_nodes
+from lockstep.machine.cores import num_cores
 
 BINDINGS = ("none", "auto", "cores", "numa")
 
@@ -108,23 +108,23 @@ def plan_binding(kind: str, nodes: Sequence[Node], near: Sequence[int | None], n
 
 def _deal_nodes(nodes: Sequence[Node], near: Sequence[int | None]) -> list[tuple[Node, ...]]:
     """The nodes of each process: one, or several where there are fewer processes than nodes."""
-    numbers = {node.number: place for place, node in enumerate(nodes)}
-    places = [numbers.get(number) if number is not None else None for number in near]
-    num_processes = len(places)
-    if num_processes < len(nodes) and all(place is None for place in places):
+    numbers = {node.number: index for index, node in enumerate(nodes)}
+    indices = [numbers.get(number) if number is not None else None for number in near]
+    num_processes = len(indices)
+    if num_processes < len(nodes) and all(index is None for index in indices):
         cuts = [rank * len(nodes) // num_processes for rank in range(num_processes + 1)]
         return [tuple(nodes[first:last]) for first, last in itertools.pairwise(cuts)]
     # Those without a GPU of their own go where a core is shared by the fewest, and neighbours in rank stay together.
-    load = [places.count(place) for place in range(len(nodes))]
-    free = [rank for rank, place in enumerate(places) if place is None]
+    load = [indices.count(index) for index in range(len(nodes))]
+    free = [rank for rank, index in enumerate(indices) if index is None]
     chosen = []
     for _ in free:
-        place = max(range(len(nodes)), key=lambda place: (len(nodes[place].cores) / (load[place] + 1), -place))
-        load[place] += 1
-        chosen.append(place)
-    for rank, place in zip(free, sorted(chosen), strict=True):
-        places[rank] = place
-    return [(nodes[place],) for place in places if place is not None]
+        index = max(range(len(nodes)), key=lambda index: (len(nodes[index].cores) / (load[index] + 1), -index))
+        load[index] += 1
+        chosen.append(index)
+    for rank, index in zip(free, sorted(chosen), strict=True):
+        indices[rank] = index
+    return [(nodes[index],) for index in indices if index is not None]
 
 
 def _deal_cores(shares: Sequence[tuple[Node, ...]]) -> list[tuple[int, ...]]:
@@ -141,7 +141,7 @@ def _deal_cores(shares: Sequence[tuple[Node, ...]]) -> list[tuple[int, ...]]:
                 f"binding to cores: {where}, for {len(ranks)} processes: each needs one of its own. Start fewer processes, or "
                 "use --bind numa (a whole node each), or no binding"
             )
-        for place, rank in enumerate(ranks):
-            first, last = (number * len(units) // len(ranks) for number in (place, place + 1))
+        for index, rank in enumerate(ranks):
+            first, last = (number * len(units) // len(ranks) for number in (index, index + 1))
             cpus[rank] = tuple(sorted(cpu for unit in units[first:last] for cpu in unit))
     return cpus

@@ -250,9 +250,9 @@ def mark_end(private_dir: str, rank: int, error: SystemExit | None = None) -> No
     """
     how = "its program came to its end"
     if error is not None:
-        places = traceback.extract_tb(error.__traceback__)
-        place = f" in {places[-1].filename}, line {places[-1].lineno}" if places else ""
-        how = f"it called sys.exit({'' if error.code is None else error.code}){place}"
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+        how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
     partial = Path(private_dir, f"ended-{rank}.partial")
     partial.write_text(json.dumps({"time_s": time.time(), "how": how}), encoding="utf-8")
     partial.replace(partial.with_suffix(".json"))

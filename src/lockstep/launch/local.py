@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config import STRATEGIES, RunConfig
-from lockstep.cores import num_cores
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch import failures, gpus, restarts
 from lockstep.launch.output import OutputPlan, Streams
@@ -21,6 +20,7 @@ from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome, supervise
+from lockstep.machine.cores import num_cores
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
@@ -124,7 +124,7 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        own_dir = Path(launch.private_dir, f"start-{restart}")  # a file at which others have met is no meeting place
+        own_dir = Path(launch.private_dir, f"start-{restart}")  # a file at which others have met cannot be met at again
         own_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:
             spec = dataclasses.replace(launch, private_dir=str(own_dir), master_port=port, restart=restart)

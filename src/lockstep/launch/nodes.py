@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lockstep.addresses import (
+from lockstep.errors import ConfigError
+from lockstep.machine.addresses import (
     SOMEWHERE,
     addresses_of,
     is_loopback,
@@ -19,7 +20,6 @@ from lockstep.addresses import (
     outward_addresses,
     own_address,
 )
-from lockstep.errors import ConfigError
 
 DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"
@@ -59,7 +59,7 @@ class Nodes:
         return self.least < self.most
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """Where they meet, for the user."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
@@ -169,7 +169,7 @@ def _read_conf(text: str | None) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Endpoint:
     """This machine's side of where the nodes meet."""
 
     own_address: str
@@ -180,7 +180,7 @@ class Place:
     """The address it listens on; None: all of this machine's."""
 
 
-def find_place(nodes: Nodes) -> Place:
+def find_endpoint(nodes: Nodes) -> Endpoint:
     """Look where the nodes meet, and listen there if that is here.
 
     Raises:
@@ -189,27 +189,27 @@ def find_place(nodes: Nodes) -> Place:
     addresses = _resolve(nodes)
     own = own_address(nodes.host)
     if own is None:
-        raise ConfigError(f"{nodes.place}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
+        raise ConfigError(f"{nodes.endpoint}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
     if nodes.node_rank not in (0, None):
-        return Place(own_address=own, listener=None, listens_at=None)
+        return Endpoint(own_address=own, listener=None, listens_at=None)
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
         # Debian gives a machine's own name an address of loopback. Others, who see another one, shall get through.
         at, own = None, _outward_address(nodes) or own
     try:
-        return Place(own_address=own, listener=listen(at, nodes.port), listens_at=at)
+        return Endpoint(own_address=own, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         elsewhere = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (elsewhere or error.errno == errno.EADDRINUSE):
-            return Place(own_address=own, listener=None, listens_at=None)  # another node's, or launcher's on this machine
+            return Endpoint(own_address=own, listener=None, listens_at=None)  # another node's, or launcher's on this machine
         if elsewhere:
             raise ConfigError(
                 f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the nodes meet "
                 "at node 0. Start node 0 on that machine, or give an address of this one"
             ) from error
         raise ConfigError(
-            f"node 0 cannot listen at {nodes.place} ({error.strerror}): another run or program has that port. Give all nodes "
-            "another --master-port, or end that"
+            f"node 0 cannot listen at {nodes.endpoint} ({error.strerror}): another run or program has that port. Give all "
+            "nodes another --master-port, or end that"
         ) from error
 
 
@@ -238,12 +238,12 @@ def _resolve(nodes: Nodes) -> list[str]:
         ) from error
 
 
-def introduce(nodes: Nodes, place: Place) -> None:
+def introduce(nodes: Nodes, endpoint: Endpoint) -> None:
     """Tell on standard error who listens where, and who can reach it."""
     who = f"node {nodes.node_rank} of {nodes.count}" if nodes.node_rank is not None else f"one of {nodes.count} nodes"
     name = f"lockstep: {socket.gethostname()} is {who}"
-    if place.listener is None:
-        print(f"{name}, and meets the others at {nodes.place}", file=sys.stderr, flush=True)
+    if endpoint.listener is None:
+        print(f"{name}, and meets the others at {nodes.endpoint}", file=sys.stderr, flush=True)
         return
-    where = listening(nodes.host, place.listens_at, nodes.port)
+    where = listening(nodes.host, endpoint.listens_at, nodes.port)
     print(f"{name}, and keeps the store where they meet: it {where}", file=sys.stderr, flush=True)

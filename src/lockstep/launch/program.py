@@ -84,10 +84,10 @@ def check_script(
                 how = "--spawns no" if found else "--nproc-per-node N"
                 guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
         if pass_local_rank == "auto" and starter is None:
-            option, place = read.local_rank_option(root) or (None, "")
+            option, where = read.local_rank_option(root) or (None, "")
             if option:
                 guesses.append(
-                    f"{place} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
+                    f"{where} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
                 )
     return Script(
         target=target,

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch import restarts
 from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
-from lockstep.launch.nodes import Nodes, Place, find_place, introduce
+from lockstep.launch.nodes import Endpoint, Nodes, find_endpoint, introduce
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
@@ -83,10 +83,10 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
     for line in (*script.guesses, *([remark] if remark else [])):
         print(f"lockstep: {line}", file=sys.stderr, flush=True)
     announce(options.bind, binding, is_one_of_several=nodes is not None)
-    place = secret = None
+    endpoint = secret = None
     if nodes is not None:
         secret = shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret())
-        place = find_place(nodes)
+        endpoint = find_endpoint(nodes)
     with Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,
@@ -102,8 +102,8 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each
-            if nodes is not None and place is not None and secret is not None:
-                outcome = _run_on_nodes(nodes, place, secret, spec, server, plan, interrupts)
+            if nodes is not None and endpoint is not None and secret is not None:
+                outcome = _run_on_nodes(nodes, endpoint, secret, spec, server, plan, interrupts)
             else:
                 outcome = run_workers(spec, server, plan, interrupts)
         finally:
@@ -124,7 +124,7 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
 
 def _run_on_nodes(
     nodes: Nodes,
-    place: Place,
+    endpoint: Endpoint,
     secret: SharedSecret,
     spec: LaunchSpec,
     server: ForkServer,
@@ -133,11 +133,11 @@ def _run_on_nodes(
 ) -> Outcome:
     # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
-    introduce(nodes, place)
+    introduce(nodes, endpoint)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
 
-    with secret.kept() if place.listener is not None else nullcontext():
-        return run_on_nodes(nodes, place, secret, spec, server, plan, interrupts)
+    with secret.kept() if endpoint.listener is not None else nullcontext():
+        return run_on_nodes(nodes, endpoint, secret, spec, server, plan, interrupts)
 
 
 def interruption(outcome: Outcome) -> Interruption | None:

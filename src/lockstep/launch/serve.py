@@ -31,7 +31,7 @@ from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.worker import Request, run_worker
 from lockstep.stopping import SIGNALS
 
-PRELOAD = ("torch", "torch.distributed", "lockstep.joining", "lockstep.sync.ddp", "lockstep.sync.exact")
+PRELOAD = ("torch", "torch.distributed", "lockstep.joining.join", "lockstep.sync.ddp", "lockstep.sync.exact")
 """What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
 PRELOAD_LATER = ("torch._dynamo",)
 """What is imported when the launcher says so: before the first workers if they will want it, else when there is time, for

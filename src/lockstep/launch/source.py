@@ -40,9 +40,9 @@ class Source:
                 tree = ast.parse(text, str(path))
                 compile(tree, str(path), "exec", dont_inherit=True)  # some errors ('return' outside a function) show here
         except SyntaxError as error:
-            place = f"{path}, line {error.lineno}" if error.lineno else str(path)
+            where = f"{path}, line {error.lineno}" if error.lineno else str(path)
             line = f"\n    {error.text.strip()}" if error.text else ""
-            raise ConfigError(f"{place}: {error.msg}{line}\nNothing was started.") from error
+            raise ConfigError(f"{where}: {error.msg}{line}\nNothing was started.") from error
         except ValueError as error:  # null bytes
             raise ConfigError(f"{path} is not Python source: {error}") from error
         except OSError as error:

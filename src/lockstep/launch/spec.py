@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
-from lockstep.cores import num_cores
 from lockstep.launch.binding import Binding
+from lockstep.machine.cores import num_cores
 from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
@@ -89,7 +89,7 @@ class LaunchSpec:
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter: the meeting place, failures, results. New for each restart."""
+    """A directory that only this user can enter: where the workers meet, failures, results. New for each restart."""
     name: str = ""
     """Of this launch and no other, as its first private directory; restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

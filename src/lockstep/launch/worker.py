@@ -20,12 +20,12 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from lockstep.cores import num_cores
 from lockstep.errors import LaunchError
 from lockstep.launch import failures
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
+from lockstep.machine.cores import num_cores
+from lockstep.machine.threads import libraries, set_number
 from lockstep.stopping import SIGNALS, Stopped, tell_when_watching
-from lockstep.threads import libraries, set_number
 from lockstep.world import threads_asked
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.digest import digest
 from lockstep.measure.generators import state_of_streams
-from lockstep.measure.places import file_of, owner
+from lockstep.measure.locations import file_of, owner
 from lockstep.measure.trace import TraceWriter
 
 _MOST_NUMBERS = 65_536  # of the whole gradient: evenly spaced ones tell as much as all
@@ -64,7 +64,7 @@ class FirstGradient:
         """A shard's samples."""
         self._streams = state_of_streams()
         columns = [column for column in _tensors(data) if column.shape[:1] == (num_samples,)]
-        self._rows += [digest([column[place] for column in columns]) for place in range(num_samples)]
+        self._rows += [digest([column[index] for column in columns]) for index in range(num_samples)]
 
     def end_shard(self) -> None:
         """The script's code for them has run."""

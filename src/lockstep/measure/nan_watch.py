@@ -26,18 +26,18 @@ class NanWatch(Listener):
         self._policy = policy
         self._rank = rank
         self._every = every
-        self._place = (0, 0)
+        self._position = (0, 0)
         """Step and shard."""
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._copied: tuple[list[tuple[int, int]], Tensor, Any] | None = None
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
-        self._place = (step, 0)
+        self._position = (step, 0)
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Listener."""
-        self._place = (self._place[0], micro.shard)
+        self._position = (self._position[0], micro.shard)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener.
@@ -48,9 +48,9 @@ class NanWatch(Listener):
         if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and counts for nothing
             return
         if not loss.is_cpu:
-            self._waiting.append((*self._place, loss.detach().reshape(())))
+            self._waiting.append((*self._position, loss.detach().reshape(())))
         elif (number := loss.item()) != number:
-            self._found(*self._place)
+            self._found(*self._position)
 
     def tick(self, step: int) -> None:
         """See Listener."""
@@ -77,9 +77,9 @@ class NanWatch(Listener):
     def _read(self) -> None:
         if self._copied is None:
             return
-        (places, bad, event), self._copied = self._copied, None
+        (positions, bad, event), self._copied = self._copied, None
         event.synchronize()
-        for (step, shard), is_bad in zip(places, bad.tolist(), strict=True):
+        for (step, shard), is_bad in zip(positions, bad.tolist(), strict=True):
             if is_bad:
                 self._found(step, shard)
 

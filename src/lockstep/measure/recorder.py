@@ -48,7 +48,7 @@ class Recorder(Listener):
         self._names: dict[Tensor, str] = {}
         self._hooked: set[Tensor] = set()
         self._num_loaders = 0
-        self._place = {"epoch": 0, "pass": -1}
+        self._position = {"epoch": 0, "pass": -1}
         self._step = 0
         self._phase = 0
         self._micro: MicroStep | None = None
@@ -114,9 +114,9 @@ class Recorder(Listener):
         """See Listener."""
         self._stop_if_over()
         self._in_pass = True
-        if self._place["pass"] < 0:
+        if self._position["pass"] < 0:
             self._writer.write(event="initial", **self._all_digests())
-        self._place = {"epoch": epoch, "pass": self._place["pass"] + 1}
+        self._position = {"epoch": epoch, "pass": self._position["pass"] + 1}
         if self._witness is not None:
             self._witness.begin_pass()
 
@@ -171,8 +171,8 @@ class Recorder(Listener):
         if self._first is not None:
             self._first.end_shard()
         layers = {} if self._witness is None else {"layers": self._witness.end_shard()}
-        place = {**self._place, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
-        self._shards.append({**place, **self._shard, **layers})
+        position = {**self._position, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
+        self._shards.append({**position, **self._shard, **layers})
 
     def end_phase(self, phase: int) -> None:
         """See Listener."""
@@ -200,7 +200,7 @@ class Recorder(Listener):
             self._writer.write(event="shard", **line)
         self._writer.write(
             event="step",
-            **self._place,
+            **self._position,
             step=step,
             num_samples=num_samples,
             gradients=self._gradients,
@@ -227,7 +227,7 @@ class Recorder(Listener):
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation has its results."""
         numbers = {name: exact(value) for name, value in values.items()}
-        self._writer.write(event="evaluation", epoch=self._place["epoch"], step=step, values=numbers)
+        self._writer.write(event="evaluation", epoch=self._position["epoch"], step=step, values=numbers)
 
     def close(self, step: int, *, failed: bool) -> None:
         """The script is over."""
@@ -260,8 +260,8 @@ class Recorder(Listener):
             for option, value in group.items():
                 if option != "params":
                     yield f"{option} of group {number}", value
-            for place, parameter in enumerate(group["params"]):
-                name = self._names.get(parameter, f"parameter {place} of group {number}")
+            for position, parameter in enumerate(group["params"]):
+                name = self._names.get(parameter, f"parameter {position} of group {number}")
                 for slot, value in optimizer.state.get(parameter, {}).items():
                     yield f"{slot} of {name}", value
 

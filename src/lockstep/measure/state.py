@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.digest import digest
-from lockstep.measure.places import file_of, owner
+from lockstep.measure.locations import file_of, owner
 
 _MOST_WEIGHTS = 1_000_000  # that are compared after every line of the user's code
 _LARGEST = 100_000  # elements whose values are compared; of more, only whether PyTorch has counted a change
@@ -117,8 +117,8 @@ def describe_change(thing: Any, name: str) -> tuple[str | None, int | None]:
             lines, first = inspect.getsourcelines(sys.modules[kind.__module__] if "." in name else kind)
         except (OSError, TypeError):
             return file, None
-        place = _where_set(textwrap.dedent("".join(lines)), name.rpartition(".")[2])
-        return file, None if place is None else max(first, 1) + place - 1
+        offset = _where_set(textwrap.dedent("".join(lines)), name.rpartition(".")[2])
+        return file, None if offset is None else max(first, 1) + offset - 1
     return None, None
 
 

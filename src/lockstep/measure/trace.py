@@ -28,7 +28,7 @@ JSON object with ``event`` (its kind) and the fields of the kind:
 
 With ``trace="calls"`` or ``"kernels"`` there are also ``evidence-<r>-<process>.jsonl``, one for each process that saw
 something (a rank, or one of its loader workers). Each line has ``kind`` (see ``measure.witness``), ``what``, ``file`` and
-``line`` of the user's code (null where there is none), ``place`` (``shard``: in the body of a loop over ``batch.shards``,
+``line`` of the user's code (null where there is none), ``scope`` (``shard``: in the body of a loop over ``batch.shards``,
 ``data``: while samples were fetched, or ``outside`` of both), ``layer`` (whose forward pass it was in; null: none) and ``step``
 (0: before the first).
 

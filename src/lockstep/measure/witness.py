@@ -43,7 +43,7 @@ from torch.utils.data import get_worker_info
 
 from lockstep.digest import digest
 from lockstep.measure.generators import Generators, what
-from lockstep.measure.places import Place, file_of, is_fetching, owner, place_of
+from lockstep.measure.locations import Location, file_of, is_fetching, location_of, owner
 from lockstep.measure.state import StateOf, WeightsOf, describe_change
 from lockstep.measure.trace import TraceWriter
 
@@ -120,7 +120,7 @@ class Witness:
         self._step = 0
         self._generators = Generators()
         self._num_shards = 0
-        self._last: Place | None = None
+        self._last: Location | None = None
         self._layers: list[list[str]] = []
         self._stack: list[tuple[str, Any]] = []
         self._fetched: StateOf | None = None
@@ -257,10 +257,10 @@ class Witness:
         if self._in_shard:
             self._layers.append([name, type(module).__name__, inputs, digest(output)])
 
-    def _note_changes(self, watched: StateOf, place: str, kind: str = "state") -> None:
+    def _note_changes(self, watched: StateOf, scope: str, kind: str = "state") -> None:
         for change in watched.changes():
             file, line = describe_change(watched.thing, change)
-            self._write(kind, f"{change} of {watched.name}" if "." not in change else change, file, line, place)
+            self._write(kind, f"{change} of {watched.name}" if "." not in change else change, file, line, scope)
 
     # Calls
 
@@ -290,20 +290,20 @@ class Witness:
         if owner(file) != "user":
             return None
         self._write("file", "", file, None, "outside")
-        if place_of(frame.f_back) is None:
+        if location_of(frame.f_back) is None:
             self._generators.refresh()  # what was drawn until now was drawn for lockstep: by a sampler
         return self._follow
 
     def _follow(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
         for generator in self._generators.drawn():
             if self._last is not None:
-                place = "data" if is_fetching(frame) or os.getpid() != self._pid else self._where()
+                scope = "data" if is_fetching(frame) or os.getpid() != self._pid else self._where()
                 file, line = self._last
-                self._write("generator", what(generator), file, line, place)
+                self._write("generator", what(generator), file, line, scope)
         if self._in_shard and os.getpid() == self._pid:
             self._note_weights(thoroughly=False)
         if event == "return":
-            self._last = place_of(frame.f_back)
+            self._last = location_of(frame.f_back)
         else:
             self._last = frame.f_code.co_filename, frame.f_lineno
         return self._follow
@@ -317,17 +317,17 @@ class Witness:
         return "shard" if self._in_shard else "outside"
 
     def _note(self, kind: str, what: str, frame: types.FrameType | None) -> None:
-        place = place_of(frame)
-        if place is None:
+        scope = location_of(frame)
+        if scope is None:
             return
         where = "data" if os.getpid() != self._pid or is_fetching(frame) else self._where()
         if kind == "collective" and where == "outside":
             return  # where it belongs
-        self._write(kind, what, place[0], place[1], where)
+        self._write(kind, what, scope[0], scope[1], where)
 
-    def _write(self, kind: str, what: str, file: str | None, line: int | None, place: str) -> None:
+    def _write(self, kind: str, what: str, file: str | None, line: int | None, scope: str) -> None:
         layer = self._stack[-1][0] if self._stack else None
-        key = (kind, what, file, line, place, layer)
+        key = (kind, what, file, line, scope, layer)
         pid = os.getpid()
         if pid != self._writer_pid:  # a loader worker writes a file of its own, and has seen nothing yet
             self._writer_pid, self._seen = pid, set()
@@ -335,7 +335,7 @@ class Witness:
         if key in self._seen or self._writer is None:
             return
         self._seen.add(key)
-        self._writer.write(kind=kind, what=what, file=file, line=line, place=place, layer=layer, step=self._step)
+        self._writer.write(kind=kind, what=what, file=file, line=line, scope=scope, layer=layer, step=self._step)
 
     # Kernels
 
@@ -349,8 +349,8 @@ class Witness:
             if found is None:
                 show(message, category, *rest, **options)
                 return
-            place = place_of(sys._getframe(1))
-            file, line = place or (None, None)
+            scope = location_of(sys._getframe(1))
+            file, line = scope or (None, None)
             self._write("kernel", found["kernel"], file, line, self._where())
 
         warnings.showwarning = note

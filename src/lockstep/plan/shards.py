@@ -119,11 +119,11 @@ def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -
         for shard in block(rank, world_size, num_shards)
         if shard < filled
     ]
-    places = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
+    positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
     found = []
-    for index, (shard, part, begins, ends) in enumerate(places):
+    for index, (shard, part, begins, ends) in enumerate(positions):
         rows = shard_slice(shard, sizes[part], num_shards)
-        number, is_last = rows.stop - rows.start, index == len(places) - 1
+        number, is_last = rows.stop - rows.start, index == len(positions) - 1
         found.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, rows))
     return tuple(found), num_active_ranks(max(sizes), world_size, num_shards)
 

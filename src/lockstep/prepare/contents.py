@@ -77,11 +77,11 @@ class ModelContent(Content):
     def state_dict(self) -> Any:
         """See Content."""
         model: nn.Module = self.thing
-        known = {_place(value) for value in self.weights().values()}
+        known = {_memory_of(value) for value in self.weights().values()}
         state = innermost(model).state_dict()
         return {
             "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
-            "hidden": {name: value for name, value in _own_tensors(model).items() if _place(value) not in known},
+            "hidden": {name: value for name, value in _own_tensors(model).items() if _memory_of(value) not in known},
             "gradients": {name: _gradient_apart(p.grad) for name, p in model.named_parameters() if p.grad is not None},
             "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
             "evaluating": [name for name, module in model.named_modules() if not module.training],
@@ -246,7 +246,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
     tensor = own_part(tensor)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 

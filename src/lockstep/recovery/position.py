@@ -26,7 +26,7 @@ class Position:
     in_pass: bool = False
     """Whether the place is within a pass; else it is between two."""
 
-    def place(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, int, int]:
         """Places in the order in which a script comes by them."""
         return (self.section, self.epoch, self.passes)
 
@@ -106,7 +106,7 @@ class Route:
         if target is None or target.in_pass:
             return False
         over = num_epochs is not None and target.section == self._section and target.epoch >= num_epochs
-        if over or target.place() == self.here().place():
+        if over or target.key() == self.here().key():
             self.target = None
             return True
         return False
@@ -116,7 +116,7 @@ class Route:
         if self.target is None:
             return False
         self._check()
-        if self.here().place() == self.target.place():
+        if self.here().key() == self.target.key():
             return False
         self._passes += 1
         self._end = None
@@ -139,7 +139,7 @@ class Route:
         self._section, self._epoch, self._passes, self._pass_is_of_before = section, 0, 0, True
 
     def _check(self) -> None:
-        if self.target is not None and self.here().place() > self.target.place():
+        if self.target is not None and self.here().key() > self.target.key():
             raise UsageError(
                 f"the run was interrupted at {self.target}, and the script has now come to {self.here()} without passing "
                 "there: its loops are others than they were. Start anew with --fresh (or fresh=True); the interrupted run "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import ConfigError
-from lockstep.hostlist import expand_hosts
+from lockstep.job.hostlist import expand_hosts
 from lockstep.slurm import units
 from lockstep.slurm.request import Request
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.hostlist import expand_hosts
+from lockstep.job.hostlist import expand_hosts
 from lockstep.slurm import units
 
 RUNTIMES = ("apptainer", "singularity")

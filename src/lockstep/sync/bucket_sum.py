@@ -26,23 +26,23 @@ class BucketSum:
         self._leaf: Flat | None = None
         """The shard at hand: with ``accumulate``, over its parts so far."""
         self._in_leaf: set[int] = set()
-        """The places of which it has a gradient."""
+        """The slots of which it has a gradient."""
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
-        """The places of which one of this process's shards has a gradient."""
+        """The slots of which one of this process's shards has a gradient."""
 
-    def take(self, place: int, gradient: Tensor, share: float) -> None:
+    def take(self, slot: int, gradient: Tensor, share: float) -> None:
         """Weight a gradient, and put it into the leaf."""
         if self._leaf is None:
             self._leaf = self._bucket.take()
-        view = self._leaf.views[place]
+        view = self._leaf.views[slot]
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
-        if place in self._in_leaf:
+        if slot in self._in_leaf:
             view.add_(gradient.mul_(share))
         else:
             torch.mul(gradient, share, out=view)
-            self._in_leaf.add(place)
+            self._in_leaf.add(slot)
 
     def end_shard(self, shard: int) -> None:
         """The leaf is whole: put it into the tree."""
@@ -62,10 +62,10 @@ class BucketSum:
     def _push(self, shard: int, leaf: Flat | None, filled: set[int]) -> None:
         flat = leaf if leaf is not None else self._bucket.take()
         flat.counts.fill_(1.0)
-        for place in range(len(flat.views)) if len(filled) < len(flat.views) else ():
-            if place not in filled:
-                flat.views[place].fill_(ABSENT)
-                flat.counts[place] = 0.0
+        for slot in range(len(flat.views)) if len(filled) < len(flat.views) else ():
+            if slot not in filled:
+                flat.views[slot].fill_(ABSENT)
+                flat.counts[slot] = 0.0
         push(self.stack, Node(shard, 1, flat), self._add)
         self.used |= filled
 

@@ -40,7 +40,7 @@ class Flat:
     def __init__(self, bucket: Bucket) -> None:
         self.data = torch.empty(bucket.length, dtype=bucket.dtype, device=bucket.device)
         """All of it: shape ``(bucket.length,)``."""
-        self.views = [bucket.view(self.data, place) for place in range(len(bucket.parameters))]
+        self.views = [bucket.view(self.data, slot) for slot in range(len(bucket.parameters))]
         """A gradient for each parameter, in its shape and memory order."""
         self.counts = self.data[bucket.length - len(bucket.parameters) :]
         """How many shards had a gradient, for each parameter."""
@@ -54,21 +54,21 @@ class Bucket:
         self.parameters = parameters
         self.dtype = dtype
         self.device = device
-        self._places = []
+        self._slots = []
         end = 0
         for parameter in parameters:
             # A slot has the parameter's own memory order (channels_last, say).
-            self._places.append((parameter.size(), _dense_strides(parameter), end))
+            self._slots.append((parameter.size(), _dense_strides(parameter), end))
             numbers = parameter.numel() * (2 if parameter.is_complex() else 1)
             end += -(-numbers // _ALIGNED) * _ALIGNED
         self.length = end + len(parameters)
         self._free: list[Flat] = []
         self._lent: list[tuple[Flat, weakref.ref[Any]]] = []
 
-    def view(self, data: Tensor, place: int) -> Tensor:
+    def view(self, data: Tensor, slot: int) -> Tensor:
         """A parameter's part of flat memory."""
-        size, strides, start = self._places[place]
-        if self.parameters[place].is_complex():
+        size, strides, start = self._slots[slot]
+        if self.parameters[slot].is_complex():
             pairs = data[start : start + 2 * size.numel()].view(-1, 2)
             return torch.view_as_complex(pairs).as_strided(size, strides, start // 2)  # counted from the memory's start
         return data.as_strided(size, strides, start)
@@ -83,16 +83,16 @@ class Bucket:
         """A node's memory is not needed any more."""
         self._free.append(flat)
 
-    def lend(self, flat: Flat, places: Iterable[int]) -> list[Tensor]:
+    def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
         """New views of some gradients, for the user. Their memory is used again when nothing refers to it any more."""
         if flat.data.is_cuda:  # there PyTorch keeps memory for the next one by itself
-            return [self.view(flat.data, place) for place in places]
+            return [self.view(flat.data, slot) for slot in slots]
         # A script may keep ``p.grad.detach()``, or a part of it: other tensors than the one it was given. What all of them
         # hold on to is the array that this memory is taken from.
         array = flat.data.numpy()
         data = torch.from_numpy(array)
         self._lent.append((flat, weakref.ref(array)))
-        return [self.view(data, place) for place in places]
+        return [self.view(data, slot) for slot in slots]
 
     def _collect(self) -> None:
         still_lent = []

@@ -21,7 +21,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
@@ -333,6 +333,6 @@ def _same(some: list[Parameter], others: list[Parameter]) -> bool:
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
-def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
     return DDPSync(num_shards, find_unused=config.find_unused_parameters)

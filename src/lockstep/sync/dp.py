@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, ModelError
 from lockstep.sync.protocol import Sync
@@ -121,6 +121,6 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
         )
 
 
-def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
     return DataParallelSync(num_shards, config.accumulate, devices, config.batch_dim)

@@ -119,10 +119,10 @@ class Exchange:
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
         rows, by_rank = gather_parts(row, parts, len(self._roots))
         for number, nodes in enumerate(held):
-            places = by_rank[number * most_nodes :]
+            of_ranks = by_rank[number * most_nodes :]
             stack: list[Node[Tensor]] = []
             for rank, roots in enumerate(self._roots):
-                for (start, size), theirs in zip(roots, places, strict=False):
+                for (start, size), theirs in zip(roots, of_ranks, strict=False):
                     push(stack, Node(start, size, theirs[rank]), torch.Tensor.add_)
             nodes[0].copy_(fold(stack, torch.Tensor.add_))
         return rows

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
@@ -149,7 +149,7 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     module.set_force_sum_reduction_for_comms(True)
 
 
-def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
     if config.trace != "off":
         raise ConfigError(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.comm.horovod import start_horovod
 from lockstep.config import RunConfig
 from lockstep.errors import ModelError, PeerError
@@ -178,6 +178,6 @@ class HorovodSync(ShardedSync):
         )
 
 
-def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
     return HorovodSync(num_shards, config.timeout_s)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.gradients import Gradients
@@ -65,6 +65,6 @@ class SingleSync(ShardedSync):
         return self._sums.take(call)
 
 
-def make(config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]) -> Sync:
+def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
     return SingleSync(num_shards, config.accumulate)

@@ -6,7 +6,7 @@ import importlib
 
 import torch
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.comm.horovod import find_horovod
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError
@@ -50,8 +50,8 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: boo
 
 
 def make_sync(
-    strategy: str, config: RunConfig, num_shards: int, meeting: Meeting, devices: tuple[torch.device, ...]
+    strategy: str, config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]
 ) -> Sync:
     """The way for gradients to meet that a (definite) strategy names. ``devices``: those of this process."""
-    made: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, meeting, devices)
+    made: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
     return made

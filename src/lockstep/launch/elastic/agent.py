@@ -21,14 +21,13 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from lockstep.addresses import interface_with, is_loopback
 from lockstep.errors import LaunchError
-from lockstep.launch.elastic.meeting import Meeting
-from lockstep.launch.elastic.patience import StoppedError, say
+from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.round import Machine, Report, Round, Start
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
+from lockstep.launch.elastic.waiter import StoppedError, say
 from lockstep.launch.elastic.workers import Workers
 from lockstep.launch.local import reserved_port
 from lockstep.launch.output import OutputPlan
@@ -36,6 +35,7 @@ from lockstep.launch.processes import sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.spec import LaunchSpec, Node
 from lockstep.launch.supervise import GRACE_S
+from lockstep.machine.addresses import interface_with, is_loopback
 
 _MONITOR_S = 0.1
 _FAREWELL_S = GRACE_S + 1.5
@@ -53,7 +53,7 @@ class NodeAgent(SimpleElasticAgent):
     node by itself, is told through the number of restarts that it believes to be left.
 
     Args:
-        meeting: of the nodes.
+        connection: of the nodes.
         rendezvous: torchelastic's.
         spec: what the workers are, as on one machine; what each start has of its own is put in.
         take_server: gives a fork server that is alive.
@@ -62,7 +62,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def __init__(
         self,
-        meeting: Meeting,
+        connection: Connection,
         rendezvous: NodeRendezvous,
         spec: LaunchSpec,
         take_server: Callable[[], ForkServer],
@@ -81,9 +81,9 @@ class NodeAgent(SimpleElasticAgent):
         )
         self.verdict: Verdict | None = None
         """What the last round came to, if it did not end well."""
-        self.is_teller = True
+        self.is_reporter = True
         """Whether it is for this launcher to tell the user all of it."""
-        self._meeting = meeting
+        self._connection = connection
         self._rendezvous_handler = rendezvous
         self._spec = spec
         self._take_server = take_server
@@ -98,7 +98,7 @@ class NodeAgent(SimpleElasticAgent):
         self._is_joining = False  # the workers are being ended for a node that has come
         self._count = 0
         self._num_there = 0  # nodes of the last round that are not lost
-        self.lost_s = meeting.lost_s
+        self.lost_s = connection.lost_s
         """After how many seconds of silence another node, or the store, is taken for lost."""
 
     def stop(self, number: int) -> None:
@@ -107,7 +107,7 @@ class NodeAgent(SimpleElasticAgent):
         Workers that save the run do that first, with those of all nodes, and what follows is decided by all.
         """
         if self._workers is None or not self._workers.is_running:
-            self._meeting.stop.set()
+            self._connection.stop.set()
         elif self._signal or not self._is_joining:  # else they save the run already
             self._workers.stop(number, at_once=True)
         self._signal = self._signal or number
@@ -144,9 +144,9 @@ class NodeAgent(SimpleElasticAgent):
                 break
             except DistStoreError as error:  # a wait for another node was in vain, and the store said so: it is there
                 self._in_round.close()
-                whom = f"a node that had come to {self._meeting.nodes.place} has not begun with the others in"
-                why = f"{whom} {self._meeting.answer_s:g} s: it was lost or stopped at that moment"
-                if not self._meeting.nodes.is_elastic:
+                whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
+                why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
+                if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
                 say(f"{why}. The others meet again")
 
@@ -155,14 +155,14 @@ class NodeAgent(SimpleElasticAgent):
         met: Any = worker_group  # its fields are filled in by now
         number, num_nodes = int(met.group_rank), int(met.group_world_size)
         first_rank = int(worker_group.workers[0].global_rank)
-        own = self._meeting.place.own_address
+        own = self._connection.endpoint.own_address
         port = self._in_round.enter_context(reserved_port())
         count = self._count = self._count_start(worker_group)
         self._num_there = num_nodes
-        names = f"{self._meeting.prefix}/round-{count}"
-        client = self._meeting.another_client()
+        names = f"{self._connection.prefix}/round-{count}"
+        client = self._connection.another_client()
         self._round = Round(
-            self._meeting.store.under(names),
+            self._connection.store.under(names),
             client.under(names),
             number,
             num_nodes,
@@ -174,7 +174,7 @@ class NodeAgent(SimpleElasticAgent):
             address=own,
             first_rank=first_rank,
             num_ranks=self._spec.nproc,
-            keeps_store=self._meeting.server is not None,
+            keeps_store=self._connection.server is not None,
         )
         start = self._round.begin(
             machine, Start(number=count, used=self._num_used(), master_port=port) if number == 0 else None
@@ -186,8 +186,8 @@ class NodeAgent(SimpleElasticAgent):
             first_rank=first_rank,
             world_size=int(worker_group.workers[0].world_size),
             master_addr=self._round.machines[0].address,
-            store=f"tcp://{self._meeting.nodes.place}/{quote(f'{self._meeting.prefix}/start-{count}')}",
-            run_id=self._meeting.nodes.run_id,
+            store=f"tcp://{self._connection.nodes.endpoint}/{quote(f'{self._connection.prefix}/start-{count}')}",
+            run_id=self._connection.nodes.run_id,
             interface="lo" if is_loopback(own) else interface_with(own) or "",
         )
         self._introduce(node)
@@ -205,12 +205,12 @@ class NodeAgent(SimpleElasticAgent):
         met: Any = worker_group
         store = PrefixStore("lockstep", met.store)
         if met.group_rank == 0:
-            store.set("start", str(self._meeting.own_store.add("starts", 1) - 1))
+            store.set("start", str(self._connection.own_store.add("starts", 1) - 1))
         return int(store.get("start"))
 
     def _num_used(self, more: int = 0) -> int:
         """How many restarts were for failures, and ``more``: in the store, for the first node may be one that has just come."""
-        return int(self._meeting.own_store.add("used", more))
+        return int(self._connection.own_store.add("used", more))
 
     def _introduce(self, node: Node) -> None:
         assert self._round is not None
@@ -263,7 +263,7 @@ class NodeAgent(SimpleElasticAgent):
             StoppedError: that is over with: it leaves.
         """
         assert self._workers is not None
-        is_stopped = self._meeting.stop.is_set()
+        is_stopped = self._connection.stop.is_set()
         if is_running and is_stopped and not self._workers.is_stopping:
             self._workers.stop(self._signal, at_once=True)  # it came just before they were started
         elif not is_stopped and not self._workers.is_stopping:
@@ -297,8 +297,8 @@ class NodeAgent(SimpleElasticAgent):
         found = self._workers.failures
         stopped_with = self._workers.stopped_with or 0
         self._round.report(Report(why=why, order=order, failures=found, signal=self._signal, stopped_with=stopped_with))
-        nodes = self._meeting.nodes
-        reports = self._round.reports(self._meeting.stop.wait)
+        nodes = self._connection.nodes
+        reports = self._round.reports(self._connection.stop.wait)
         self._num_there = len(reports)
         self.verdict = judge(
             reports,
@@ -309,7 +309,7 @@ class NodeAgent(SimpleElasticAgent):
             max_restarts=self._spec.max_restarts,
         )
         self.stopped_with = self.verdict.stopped_with
-        self.is_teller = self.verdict.teller == self._round.number
+        self.is_reporter = self.verdict.reporter == self._round.number
         sweep((), self._workers.spec.private_dir)  # its own may have ended well, and left something: see sweep
         self._in_round.close()
         self._rendezvous_handler.is_over()
@@ -318,8 +318,8 @@ class NodeAgent(SimpleElasticAgent):
         elif self._signal:
             raise StoppedError  # the others go on
         else:
-            say(self.verdict.text if self.is_teller else self.verdict.brief)
-            if self.is_teller and self.verdict.counts:
+            say(self.verdict.text if self.is_reporter else self.verdict.brief)
+            if self.is_reporter and self.verdict.counts:
                 self._num_used(1)
             self._remaining_restarts = 1  # its loop goes on, once
         return RunResult(state=WorkerState.FAILED)
@@ -340,7 +340,7 @@ class NodeAgent(SimpleElasticAgent):
             return
         if isinstance(self._round.error, ForgedError):
             raise self._round.error
-        place, host = self._meeting.nodes.place, self._meeting.nodes.host
+        endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
         reason = "does not answer any more" if self._round.error is not None else f"has not answered for {silence_s:.0f} s"
         self._workers.stop(signal.SIGINT)
         self._workers.wait()
@@ -349,10 +349,10 @@ class NodeAgent(SimpleElasticAgent):
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
-                f"And {place}, which keeps the store where the nodes meet, {reason}",
+                f"And {endpoint}, which keeps the store where the nodes meet, {reason}",
                 causes[0].exit_status or 1,
             )
-        raise StoreLostError(f"{place} {reason}: {without_store(host)}")
+        raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Called by torchelastic before the nodes meet again. They have ended by then."""
@@ -372,8 +372,8 @@ class NodeAgent(SimpleElasticAgent):
         """The last that this node does. Whoever keeps the store waits until those have left who may still ask it."""
         if self._round is None:
             return
-        store, key = self._meeting.own_store, f"left/{self._count}"
+        store, key = self._connection.own_store, f"left/{self._count}"
         store.add(key, 1)
         deadline = time.monotonic() + _FAREWELL_S
-        while self._meeting.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:
+        while self._connection.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from lockstep.launch.elastic.meeting import Meeting
+from lockstep.launch.elastic.connection import Connection
 
 
 class NodeRendezvous(RendezvousHandler):
@@ -12,15 +12,15 @@ class NodeRendezvous(RendezvousHandler):
 
     _inner: RendezvousHandler
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def look(self) -> int:
         """How many nodes wait to take part: asks the store, which ``num_nodes_waiting`` does not."""
         return self._inner.num_nodes_waiting()
 
     def is_over(self) -> None:
-        """What has followed from the last meeting is at its end: whoever comes from now on comes to the next."""
+        """What has followed from the last rendezvous is at its end: whoever comes from now on comes to the next."""
 
     def close(self) -> None:
         """This launcher ends."""
@@ -43,7 +43,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """As the user calls it."""
-        return self._meeting.nodes.run_id
+        return self._connection.nodes.run_id
 
     def shutdown(self) -> bool:
         """The run has ended."""

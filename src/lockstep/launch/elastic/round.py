@@ -1,4 +1,4 @@
-"""From one meeting of the nodes to the next: what their launchers tell each other meanwhile, through their store.
+"""From one rendezvous of the nodes to the next: what their launchers tell each other meanwhile, through their store.
 
 Each launcher says several times a second that it is alive, and looks whether the others are; that goes by whether a number
 changes, so the machines' clocks do not matter. Whoever sees an end (its processes failed, another node has gone silent, one

@@ -14,15 +14,15 @@ from torch.distributed import DistError
 
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
-from lockstep.launch.elastic.dynamic_meetings import DynamicMeetings
-from lockstep.launch.elastic.meeting import open_meeting
-from lockstep.launch.elastic.patience import Stop
-from lockstep.launch.elastic.pulse import Pulse
+from lockstep.launch.elastic.compatibility import agree, launch_name, terms_here
+from lockstep.launch.elastic.connection import open_connection
+from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
+from lockstep.launch.elastic.liveness import Liveness
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
-from lockstep.launch.elastic.static_meetings import StaticMeetings
-from lockstep.launch.elastic.terms import agree, launch_name, own_terms
+from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.verdict import without_store
-from lockstep.launch.nodes import Nodes, Place
+from lockstep.launch.elastic.waiter import Stop
+from lockstep.launch.nodes import Endpoint, Nodes
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.secret import SharedSecret
 from lockstep.launch.server import ForkServer
@@ -37,7 +37,7 @@ _LEAVE_S = 5.0
 
 def run_on_nodes(
     nodes: Nodes,
-    place: Place,
+    endpoint: Endpoint,
     secret: SharedSecret,
     spec: LaunchSpec,
     server: ForkServer,
@@ -52,7 +52,7 @@ def run_on_nodes(
         ConfigError: the nodes do not have the same terms or the same secret, or two have the same number.
         LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
     """
-    launch = _Launch(nodes, place, secret, server)
+    launch = _Launch(nodes, endpoint, secret, server)
     # In a thread: what waits for an answer over the network hears no signal.
     thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
     thread.start()
@@ -64,7 +64,7 @@ def run_on_nodes(
     if stopped_by is not None and not launch.has_failed:
         return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=launch.was_cut_short, spec=spec)
     if isinstance(error, DistError):
-        raise LaunchError(f"{nodes.place} does not answer any more: {without_store(nodes.host)}") from error
+        raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
     if error is not None:
         raise error
     return Outcome(failures=(), stopped_by=None, spec=spec)
@@ -73,17 +73,17 @@ def run_on_nodes(
 class _Launch:
     """What the agent's thread and the one that hears signals share."""
 
-    def __init__(self, nodes: Nodes, place: Place, secret: SharedSecret, server: ForkServer) -> None:
+    def __init__(self, nodes: Nodes, endpoint: Endpoint, secret: SharedSecret, server: ForkServer) -> None:
         self.error: BaseException | None = None
         """What the launch has ended with, if not well."""
         self._nodes = nodes
-        self._place = place
+        self._endpoint = endpoint
         self._secret = secret
         self._server = server
         self._servers = [server]
         self._stop = Stop()
         self._agent: NodeAgent | None = None
-        self._pulse: Pulse | None = None
+        self._liveness: Liveness | None = None
         self._rendezvous: NodeRendezvous | None = None
 
     def stopped_by(self, interrupts: Interrupts) -> signal.Signals | None:
@@ -128,35 +128,35 @@ class _Launch:
             is_busy = self._agent is not None and (self._agent.has_workers or self._agent.is_settling)
             leaves = self.stopped_by(interrupts) is not None and not is_busy
             give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S) if leaves else math.inf
-            if self._meets_in_vain():
-                self.error = StoreLostError(f"{self._nodes.place} has not answered: {without_store(self._nodes.host)}")
+            if self._rendezvous_hangs():
+                self.error = StoreLostError(f"{self._nodes.endpoint} has not answered: {without_store(self._nodes.host)}")
                 break
             if time.monotonic() > give_up_at:
                 break
-        if self._pulse is not None:
-            self._pulse.close()
+        if self._liveness is not None:
+            self._liveness.close()
         if self._rendezvous is not None:
             self._rendezvous.close()
         for server in self._servers:
             server.close()
 
-    def _meets_in_vain(self) -> bool:
-        """Whether the agent is at a meeting, where it waits for the store without an end, and the store does not answer."""
-        if self._pulse is None or self._agent is None or self._agent.has_workers:
+    def _rendezvous_hangs(self) -> bool:
+        """Whether the agent is at a rendezvous, where it waits for the store without an end, and the store does not answer."""
+        if self._liveness is None or self._agent is None or self._agent.has_workers:
             return False
-        return self._pulse.silence_s() > self._agent.lost_s + _LEAVE_S
+        return self._liveness.silence_s() > self._agent.lost_s + _LEAVE_S
 
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # What it warns of is said here, in words for the user.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         timeout_s = spec.config.timeout_s
-        meeting = open_meeting(self._nodes, self._place, self._secret, timeout_s, self._stop)
-        agree(meeting.own_store, own_terms(self._nodes, spec.max_restarts))
-        spec = dataclasses.replace(spec, name=launch_name(meeting.own_store, spec.name))
-        kind = StaticMeetings if self._nodes.node_rank is not None else DynamicMeetings
-        rendezvous = self._rendezvous = kind(meeting)
-        agent = self._agent = NodeAgent(meeting, rendezvous, spec, self._take_server, plan)
-        self._pulse = Pulse(meeting.another_client())
+        connection = open_connection(self._nodes, self._endpoint, self._secret, timeout_s, self._stop)
+        agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
+        spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
+        kind = StaticRendezvous if self._nodes.node_rank is not None else DynamicRendezvous
+        rendezvous = self._rendezvous = kind(connection)
+        agent = self._agent = NodeAgent(connection, rendezvous, spec, self._take_server, plan)
+        self._liveness = Liveness(connection.another_client())
         try:
             agent.run()
         except StoreLostError:
@@ -171,7 +171,7 @@ class _Launch:
         rendezvous.shutdown()
         agent.leave()
         if agent.verdict is not None and not agent.verdict.goes_on and agent.stopped_with is None:
-            raise LaunchError(agent.verdict.text if agent.is_teller else agent.verdict.brief, agent.verdict.status)
+            raise LaunchError(agent.verdict.text if agent.is_reporter else agent.verdict.brief, agent.verdict.status)
 
     def _take_server(self) -> ForkServer:
         """The one that is warm, or another if it was ended with its workers."""

@@ -32,7 +32,7 @@ class Verdict:
     """What the launchers end with, if they do."""
     stopped_with: int | None = None
     """If the run was asked to stop: the status with which it has saved itself, or could not. That is no failure."""
-    teller: int
+    reporter: int
     """The number of that one node."""
 
 
@@ -56,13 +56,13 @@ def judge(
     stopped = [number for number, report in reports.items() if report.signal]
     joins = any(report.why == "join" for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
-    teller = min(remaining or reports)
+    reporter = min(remaining or reports)
 
     def end(text: str, brief: str, status: int) -> Verdict:
-        return Verdict(goes_on=False, counts=False, text=text, brief=brief, status=status, teller=teller)
+        return Verdict(goes_on=False, counts=False, text=text, brief=brief, status=status, reporter=reporter)
 
     def again(text: str, brief: str, *, counts: bool) -> Verdict:
-        return Verdict(goes_on=True, counts=counts, text=text, brief=brief, status=0, teller=teller)
+        return Verdict(goes_on=True, counts=counts, text=text, brief=brief, status=0, reporter=reporter)
 
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
@@ -75,7 +75,7 @@ def judge(
             text, goes_on = f"the run is saved, and {hosts} leaves: the others meet again", True
         status = min(statuses)
         return Verdict(
-            goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, teller=teller
+            goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
         )
     if stopped and not has_cause:
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
@@ -92,7 +92,7 @@ def judge(
         first = found[0]
         whole = failures.report(found, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
         brief = failures.headline(first, world_size)
-        brief += f" (the launcher on {machines[teller].host} shows all)"
+        brief += f" (the launcher on {machines[reporter].host} shows all)"
     elif lost and is_elastic:
         return again(*_twice(f"{whole}: the others meet again"), counts=False)
     status = (found[0].exit_status or 1) if found else 1

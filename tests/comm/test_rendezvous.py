@@ -9,20 +9,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import meeting_scripts as scripts
 import psutil
 import pytest
+import rendezvous_scripts as scripts
 import torch.distributed as dist
 
-from lockstep.addresses import outward_addresses
 from lockstep.comm.job_store import job_ports
-from lockstep.comm.places import placed
+from lockstep.comm.machines import placed
 from lockstep.comm.shared_file import SharedFile
-from lockstep.comm.store import meeting_place
+from lockstep.comm.store import rendezvous_url
 from lockstep.comm.tcp import forget, tcp_store
-from lockstep.comm.waiting import Wait
+from lockstep.comm.waiter import Waiter
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError, PeerError
+from lockstep.machine.addresses import outward_addresses
 from lockstep.world import World
 
 pytestmark = pytest.mark.timeout(90)
@@ -202,13 +202,13 @@ def test_who_is_told_that_its_place_is_taken_leaves_the_note_of_the_other_there(
     note = path.with_name(path.name + ".lockstep") / "rank-1"
     other = json.dumps({"nonce": "another", "session": "", "world_size": 3, "host": "h", "pid": 7})
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(SharedFile, path, Wait(1, 3, str(path), 10.0))
+        waiter = pool.submit(SharedFile, path, Waiter(1, 3, str(path), 10.0))
         while not note.exists():
             time.sleep(0.01)
         note.with_name("new").write_text(other)
         note.with_name("new").replace(note)
         with pytest.raises(ConfigError, match=r"two processes came to .* as rank 1: this one, and process 7 on h"):
-            waiting.result()
+            waiter.result()
     assert note.read_text() == other
 
 
@@ -329,7 +329,7 @@ def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind
         port = probe.getsockname()[1]
     try:
         for _ in range(2):
-            tcp_store(host, port, Wait(0, 1, "here", 20.0), is_private=kind == "private")
+            tcp_store(host, port, Waiter(0, 1, "here", 20.0), is_private=kind == "private")
         found = psutil.Process().net_connections(kind="inet")
         listens = [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port]
     finally:
@@ -347,17 +347,17 @@ def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind
     assert said.count("password") == (kind != "private")
 
 
-def pause_for_ever(wait):
+def pause_for_ever(waiter):
     while True:
-        wait.pause(lambda: [0, 3], hint="a hint")
+        waiter.pause(lambda: [0, 3], hint="a hint")
 
 
 def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
     monkeypatch.setattr("lockstep.comm.waiting._TELL_AFTER_S", 0.05)
-    wait = Wait(1, 20, "tcp://h:1", 0.3)
+    waiter = Waiter(1, 20, "tcp://h:1", 0.3)
     with pytest.raises(PeerError, match=r"timed out: it waited 0.3 s at tcp://h:1 for ranks 0, 3 \(a hint\).*timeout_s="):
-        pause_for_ever(wait)
-    assert wait.remaining_s == 0
+        pause_for_ever(waiter)
+    assert waiter.remaining_s == 0
     told = capsys.readouterr().err
     assert told == "lockstep: rank 1 of 20 waits at tcp://h:1 for ranks 0, 3 (a hint), 0.3 s at most\n"
 
@@ -383,7 +383,7 @@ def world(**fields):
     ],
 )
 def test_a_place_that_is_named_comes_before_what_the_launcher_says(init_method, fields, expected):
-    assert meeting_place(init_method, world(**fields)) == expected
+    assert rendezvous_url(init_method, world(**fields)) == expected
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_a_place_that_is_named_comes_before_what_the_launcher_says(init_method, 
 )
 def test_processes_that_do_not_know_where_to_meet_are_told(init_method, fields, words):
     with pytest.raises(ConfigError, match=words):
-        meeting_place(init_method, world(**fields))
+        rendezvous_url(init_method, world(**fields))
 
 
 def test_places_are_counted_by_machine_and_only_what_nobody_said():

@@ -19,7 +19,7 @@ from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.share import Share
 from lockstep.errors import UsageError
-from lockstep.loop import Loop
+from lockstep.loop.loop import Loop
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer

@@ -4,7 +4,7 @@ import pytest
 from slurm_variables import ALONE, JOB, TASK
 
 from lockstep.errors import ConfigError
-from lockstep.job import Job, Step, read_job
+from lockstep.job.job import Job, Step, read_job
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.job import Job
+from lockstep.job.job import Job
 from lockstep.world import World
 
 

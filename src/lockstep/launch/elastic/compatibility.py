@@ -17,7 +17,7 @@ from lockstep.launch.nodes import Nodes
 _REFUSED = "refused"
 
 
-def own_terms(nodes: Nodes, max_restarts: int) -> dict[str, str]:
+def terms_here(nodes: Nodes, max_restarts: int) -> dict[str, str]:
     """Those of this launcher."""
     try:
         own = version("torch-lockstep")

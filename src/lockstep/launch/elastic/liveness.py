@@ -12,7 +12,7 @@ _CLOSE_S = 0.5
 """A store that does not answer is not waited for."""
 
 
-class Pulse:
+class Liveness:
     """Asks until it is closed. ``store`` is for it alone."""
 
     def __init__(self, store: Store) -> None:

@@ -15,32 +15,32 @@ from typing import Any, ParamSpec
 
 import torch
 
-from lockstep.alike import check_sight, check_software
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import (
-    Meeting,
+    Transport,
     check_not_open,
     choose_devices,
-    choose_meeting,
+    choose_transport,
     close_group,
     default_group,
     open_group,
 )
 from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
-from lockstep.cores import num_cores
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
-from lockstep.opening import Launch, open_run
-from lockstep.parts import Parts, Place
+from lockstep.joining.opening import Launch, open_run
+from lockstep.machine.cores import num_cores
+from lockstep.machine.threads import use_threads
+from lockstep.parts import Parts, RunContext
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.rundir.birth import Birth, Command
 from lockstep.rundir.lock import RunLock
+from lockstep.startup.consistency import check_sight, check_software
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
-from lockstep.threads import use_threads
 from lockstep.world import Environment, World, read_environment
 
 P = ParamSpec("P")
@@ -101,20 +101,20 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     try:
         found = open_store(config, world)
         world = found.world
-        devices, meeting = _choose(config, world, found.host)
+        devices, transport = _choose(config, world, found.host)
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
-        open_group(found, meeting, devices)
+        open_group(found, transport, devices)
     except BaseException:
         close_group()
         raise
-    collectives = Collectives(default_group(), meeting)
+    collectives = Collectives(default_group(), transport)
     try:
-        config, place = _agree(config, explicit, environment, world, devices[0].type, collectives)
+        config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
         assert config.threads is not None
         use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(Parts(config, world, devices, meeting, place, on_terminal))
+        team = Team(Parts(config, world, devices, transport, context, on_terminal))
     except BaseException:
         collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
         close_group()
@@ -127,10 +127,10 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     return team
 
 
-def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Meeting]:
+def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
     resolve_strategy(config.strategy, world.world_size, is_exact=False, on_gpus=devices[0].type == "cuda")
-    return devices, choose_meeting(config, world, devices, host)
+    return devices, choose_transport(config, world, devices, host)
 
 
 def _agree(
@@ -140,7 +140,7 @@ def _agree(
     world: World,
     device: str,
     collectives: Collectives,
-) -> tuple[RunConfig, Place]:
+) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     odd = check_software(world, collectives)
     compare_ranks(
@@ -200,7 +200,7 @@ def _agree(
         run_dir=str(run_dir),
     )
     block(world.rank, world.world_size, birth.shards)
-    return config, Place(
+    return config, RunContext(
         run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=odd + notices
     )
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lockstep.launch.elastic.patience import Patience, Stop
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.nodes import LOST_S, Nodes, Place
+from lockstep.launch.elastic.waiter import Stop, Waiter
+from lockstep.launch.nodes import LOST_S, Endpoint, Nodes
 from lockstep.launch.secret import Secret, SharedSecret
-from lockstep.tcp_store import connect, serve
+from lockstep.machine.tcp_store import connect, serve
 
 OTHERS_S = 5.0
-"""How long a meeting may take without a word, once there are enough."""
+"""How long a rendezvous may take without a word, once there are enough."""
 ALL_RUNS = "lockstep"
 """Prefix of what launchers write into the store."""
 _KNOWN_BY = f"{ALL_RUNS}/secret"
@@ -27,11 +27,11 @@ _STORE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Connection:
     """This launcher's end of where the nodes meet."""
 
     nodes: Nodes
-    place: Place
+    endpoint: Endpoint
     timeout_s: float
     stop: Stop
     store: SignedStore
@@ -57,20 +57,22 @@ class Meeting:
     @property
     def answer_s(self) -> float:
         """How many seconds an answer of the store may take, for what another node is about to write. (torchelastic looks once
-        a second whether all have come: nodes come from a meeting a moment after each other.)"""
+        a second whether all have come: nodes come from a rendezvous a moment after each other.)"""
         return max(OTHERS_S, min(_STORE_S, self.lost_s))
 
-    def patience(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Patience:
+    def waiter(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Waiter:
         """A wait for other nodes, from now."""
-        return Patience(self.nodes.place, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints)
+        return Waiter(
+            self.nodes.endpoint, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints
+        )
 
     def another_client(self) -> SignedStore:
         """For another thread: a client that waits for an answer lets nobody else ask."""
-        patience = self.patience("Has the machine that keeps the store been lost?")
-        return SignedStore(_connect(self.nodes, patience), self.secret, self.nodes.place)
+        waiter = self.waiter("Has the machine that keeps the store been lost?")
+        return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
 
-def open_meeting(nodes: Nodes, place: Place, shared: SharedSecret, timeout_s: float, stop: Stop) -> Meeting:
+def open_connection(nodes: Nodes, endpoint: Endpoint, shared: SharedSecret, timeout_s: float, stop: Stop) -> Connection:
     """Open the launchers' store, or come to it.
 
     Raises:
@@ -78,37 +80,39 @@ def open_meeting(nodes: Nodes, place: Place, shared: SharedSecret, timeout_s: fl
         LaunchError: nobody keeps it, until the timeout.
         StoppedError: somebody has stopped this launcher.
     """
-    server = serve(place.listener, place.listens_at, _STORE_S) if place.listener else None
+    server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
     remedy = (
         f"Was {who} started, with this address and port, and does it run?{nodes.caution} (A longer time to wait: --timeout.)"
     )
-    patience = Patience(nodes.place, timeout_s, stop, remedy)
-    client = _connect(nodes, patience)
-    secret = _recognised(client, shared, nodes, patience, is_keeper=server is not None)
-    store = SignedStore(client, secret, nodes.place)
-    meeting = Meeting(nodes=nodes, place=place, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server)
-    client.set_timeout(datetime.timedelta(seconds=meeting.answer_s))
-    return meeting
+    waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
+    client = _connect(nodes, waiter)
+    secret = _recognised(client, shared, nodes, waiter, is_keeper=server is not None)
+    store = SignedStore(client, secret, nodes.endpoint)
+    connection = Connection(
+        nodes=nodes, endpoint=endpoint, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server
+    )
+    client.set_timeout(datetime.timedelta(seconds=connection.answer_s))
+    return connection
 
 
-def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, patience: Patience, *, is_keeper: bool) -> Secret:
+def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter, *, is_keeper: bool) -> Secret:
     """The secret, if it is that of whoever keeps the store, who says it is his."""
     deadline = time.monotonic() + _SEEN_S
     while True:
         secret = shared.look()
         if secret is not None and is_keeper:
-            SignedStore(client, secret, nodes.place).set(_KNOWN_BY, "")
+            SignedStore(client, secret, nodes.endpoint).set(_KNOWN_BY, "")
             return secret
         if secret is not None and client.check([_KNOWN_BY]) and secret.open(_KNOWN_BY, client.get(_KNOWN_BY)) is not None:
             return secret
         if is_keeper or (shared.given is not None and client.check([_KNOWN_BY])) or time.monotonic() > deadline:
-            raise shared.not_shared(f"the launcher that keeps the store at {nodes.place}")
-        patience.pause(f"the secret of the run, in {shared.path}")
+            raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
+        waiter.pause(f"the secret of the run, in {shared.path}")
 
 
-def _connect(nodes: Nodes, patience: Patience) -> TCPStore:
+def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:
     who = "node 0, which keeps the store" if nodes.node_rank is not None else "the machine that keeps the store"
-    store = connect(nodes.host, nodes.port, lambda: patience.remaining_s, lambda why: patience.pause(f"{who} ({why})"))
+    store = connect(nodes.host, nodes.port, lambda: waiter.remaining_s, lambda why: waiter.pause(f"{who} ({why})"))
     store.set_timeout(datetime.timedelta(seconds=_STORE_S))
     return store

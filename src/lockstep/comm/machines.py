@@ -22,7 +22,7 @@ def this_machine() -> str:
     return "/".join(parts)
 
 
-def find_places(world: World, store: Store) -> World:
+def find_machines(world: World, store: Store) -> World:
     """The world with what nobody has said. Every rank must call it, if any world lacks something; it blocks until all have."""
     if not world.unsaid:
         return world

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from slurm_variables import JOB, TASK
 
-from lockstep.allotment import misfits
+from lockstep.startup.allotment import misfits
 from lockstep.world import World, read_environment
 
 pytestmark = pytest.mark.timeout(20)

@@ -12,8 +12,8 @@ from checkpoint_files import write_files
 from lockstep.checkpoint.store import Store
 from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.job import Job
-from lockstep.opening import Launch, open_run
+from lockstep.job.job import Job
+from lockstep.joining.opening import Launch, open_run
 from lockstep.rundir.birth import Birth, Command, read_birth
 from lockstep.world import World
 

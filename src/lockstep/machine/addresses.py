@@ -53,17 +53,17 @@ def listening(host: str, address: str | None, port: int) -> str:
         address: the one that it listens on; None: all that this machine has.
         port: of the store.
     """
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if address is None:
         found = ", ".join(addresses_of(host))
         is_which = "a loopback address" if is_loopback(host) else "no address of this machine"
         why = f"{host} means {found} here" if found != host else f"it was given {host}, {is_which}"
         where = f"port {port} on all network interfaces ({why})"
     elif is_loopback(address):
-        where = f"{place}, which only this machine can reach"
+        where = f"{endpoint}, which only this machine can reach"
     else:
         interface = interface_with(address) or "no interface of its own"
-        where = f"{place} ({interface})" if host == address else f"{place} ({address}, {interface})"
+        where = f"{endpoint} ({interface})" if host == address else f"{endpoint} ({address}, {interface})"
     return (
         f"listens at {where}. It has no password: whoever can reach that port can run programs as you. Let no other machines "
         "through to it"

@@ -11,7 +11,7 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, DataError
 from lockstep.listener import Listeners
-from lockstep.phases import Phases
+from lockstep.loop.phases import Phases
 from lockstep.plan.shards import StepPlan
 from lockstep.recovery.journey import Journey
 from lockstep.stopping import say

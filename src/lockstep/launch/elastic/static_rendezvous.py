@@ -10,18 +10,18 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.claim import Claim
-from lockstep.launch.elastic.meeting import Meeting
-from lockstep.launch.elastic.patience import StoppedError
+from lockstep.launch.elastic.compatibility import refused
+from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
-from lockstep.launch.elastic.terms import refused
+from lockstep.launch.elastic.waiter import StoppedError
 
 
-class StaticMeetings(NodeRendezvous):
+class StaticRendezvous(NodeRendezvous):
     """Nodes with numbers: all of them, every time."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        super().__init__(meeting)
-        nodes = meeting.nodes
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        nodes = connection.nodes
         assert nodes.node_rank is not None
         self._rank = nodes.node_rank
         self._number = -1
@@ -32,7 +32,7 @@ class StaticMeetings(NodeRendezvous):
             nodes.least,
             nodes.most,
             rank=self._rank,
-            timeout=int(meeting.timeout_s) or 1,
+            timeout=int(connection.timeout_s) or 1,
         )
         self._inner = get_rendezvous_handler(parameters)
 
@@ -44,7 +44,7 @@ class StaticMeetings(NodeRendezvous):
             LaunchError: a node has not come in time.
             StoppedError: somebody has stopped this launcher.
         """
-        store = self._meeting.own_store
+        store = self._connection.own_store
         self._number += 1
         self._arrive(store)
         try:
@@ -55,23 +55,23 @@ class StaticMeetings(NodeRendezvous):
             raise
         store.set(f"off/{self._number}/{self._rank}", "")
         info = self._inner.next_rendezvous()
-        own = self._meeting.store.under(f"{self._meeting.prefix}/meeting-{self._number}")
+        own = self._connection.store.under(f"{self._connection.prefix}/rendezvous-{self._number}")
         assert info.bootstrap_store_info is not None
         return RendezvousInfo(own, info.rank, info.world_size, info.bootstrap_store_info)
 
     def is_over(self) -> None:
-        """Have launchers that are started from now on come to the next meeting."""
-        store = self._meeting.own_store
-        if store.add("meeting", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
-            store.add("meeting", 1)
+        """Have launchers that are started from now on come to the next rendezvous."""
+        store = self._connection.own_store
+        if store.add("rendezvous", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
+            store.add("rendezvous", 1)
 
     def _arrive(self, store: Store) -> None:
         me = Claim.own()
         expected, mine = "", me.to_json()
-        patience = self._meeting.patience("End the launchers of the other nodes, and start all again.", hints=False)
+        waiter = self._connection.waiter("End the launchers of the other nodes, and start all again.", hints=False)
         while True:
-            # A launcher that was started again comes to the meeting that the others have come to by now.
-            self._number = max(self._number, int(store.add("meeting", 0)))
+            # A launcher that was started again comes to the rendezvous that the others have come to by now.
+            self._number = max(self._number, int(store.add("rendezvous", 0)))
             found = store.compare_set(self._key(self._rank), expected, mine).decode()
             if found == mine:
                 return
@@ -79,27 +79,27 @@ class StaticMeetings(NodeRendezvous):
             if not first.has_ended(me):
                 raise ConfigError(
                     f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 "
-                    f"to {self._meeting.nodes.most - 1}. (If that one is of another run, give each run a port of its own. If "
-                    "it was this node, and was lost, the others have not noticed yet: they take "
-                    f"{self._meeting.timeout_s:g} s for that, see --timeout.)"
+                    f"to {self._connection.nodes.most - 1}. (If that one is of another run, give each run a port of its own. "
+                    "If it was this node, and was lost, the others have not noticed yet: they take "
+                    f"{self._connection.timeout_s:g} s for that, see --timeout.)"
                 )
             if store.check([f"off/{self._number}/{self._rank}"]):  # the others may have begun with it
                 expected = ""
-                patience.pause(f"the others to notice that {first}, which was this node, has ended")
+                waiter.pause(f"the others to notice that {first}, which was this node, has ended")
             else:  # it waited like the others: take its place, unless it has given that up
                 expected = "" if expected == found else found
 
     def _gather(self, store: Store) -> None:
-        patience = self._meeting.patience(
+        waiter = self._connection.waiter(
             "Was every node started, with the same --master-addr and --master-port? Look for one that has failed."
-            f"{self._meeting.nodes.caution} (A longer time to wait: --timeout.)"
+            f"{self._connection.nodes.caution} (A longer time to wait: --timeout.)"
         )
-        nodes = range(self._meeting.nodes.most)
+        nodes = range(self._connection.nodes.most)
         while not store.check([self._key(node) for node in nodes]):
             missing = [str(node) for node in nodes if not store.check([self._key(node)])]
             if missing:
                 why, plural = refused(store), "s" if len(missing) > 1 else ""
-                patience.pause(f"node{plural} {', '.join(missing)} of {len(nodes)}{why and f' ({why})'}")
+                waiter.pause(f"node{plural} {', '.join(missing)} of {len(nodes)}{why and f' ({why})'}")
 
     def _key(self, node: int) -> str:
         return f"here/{self._number}/{node}"

@@ -13,7 +13,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
 _STANDARD = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
 
-Place = tuple[str, int]
+Location = tuple[str, int]
 """A file and a line in it."""
 
 
@@ -35,12 +35,12 @@ def file_of(kind: type) -> str:
     return getattr(module, "__file__", None) or "<built in>"
 
 
-def place_of(frame: types.FrameType | None) -> Place | None:
+def location_of(frame: types.FrameType | None) -> Location | None:
     """The innermost place in the user's code that a frame was called from; if there is none, that in a library.
 
     None: lockstep or PyTorch called it for reasons of their own (a sampler that draws, say).
     """
-    library: Place | None = None
+    library: Location | None = None
     while frame is not None:
         file = frame.f_code.co_filename
         whose = owner(file)

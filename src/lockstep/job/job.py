@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lockstep.errors import ConfigError
-from lockstep.hostlist import expand_counts, expand_hosts
+from lockstep.job.hostlist import expand_counts, expand_hosts
 
 T = TypeVar("T")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from lockstep.comm.group import Meeting
+from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
-from lockstep.cores import num_cores
+from lockstep.machine.cores import num_cores
 from lockstep.recovery.saving import version
 from lockstep.world import World
 
 
 def start_event(
-    config: RunConfig, world: World, device: torch.device, meeting: Meeting, hosts: Sequence[str]
+    config: RunConfig, world: World, device: torch.device, transport: Transport, hosts: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of the journal's event ``start``. ``hosts``: the machine of each rank."""
     return {
@@ -34,7 +34,7 @@ def start_event(
         "threads": config.threads,
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "backend": meeting.backend,
+        "backend": transport.backend,
         "num_cores": world.num_cores or num_cores(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from lockstep.data.batch import Batch, Shards
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
-from lockstep.ledger import Ledger
 from lockstep.listener import Listeners
+from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched, parameters_of

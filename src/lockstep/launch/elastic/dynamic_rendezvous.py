@@ -1,6 +1,6 @@
 """Nodes that may come and go meet, by torchelastic's dynamic rendezvous.
 
-What is added: whoever waits says for whom; the first meeting waits for the most that there can be, later ones do not; and all
+What is added: whoever waits says for whom; the first rendezvous waits for the most that there can be, later ones do not; all
 times are by one clock.
 """
 
@@ -23,45 +23,45 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.clock import Clock, seconds_ahead
-from lockstep.launch.elastic.meeting import ALL_RUNS, OTHERS_S, Meeting
-from lockstep.launch.elastic.patience import Patience, StoppedError
+from lockstep.launch.elastic.compatibility import refused
+from lockstep.launch.elastic.connection import ALL_RUNS, OTHERS_S, Connection
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.state import StateInJson
-from lockstep.launch.elastic.terms import refused
+from lockstep.launch.elastic.waiter import StoppedError, Waiter
 from lockstep.launch.nodes import GATHER_S
 
 
-class DynamicMeetings(NodeRendezvous):
+class DynamicRendezvous(NodeRendezvous):
     """Nodes that come, and perhaps go: between the least and the most of them."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        super().__init__(meeting)
-        nodes = meeting.nodes
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        nodes = connection.nodes
         self._is_first = True
-        self._patience: Patience | None = None
+        self._waiter: Waiter | None = None
         self._is_spare = False  # all places were taken, when the state was read last
-        self._join_s = nodes.conf.get("join_timeout", max(1, int(meeting.timeout_s)))
+        self._join_s = nodes.conf.get("join_timeout", max(1, int(connection.timeout_s)))
         parameters = RendezvousParameters(
             "c10d",
             f"{nodes.host}:{nodes.port}",
             nodes.run_id,
             nodes.least,
             nodes.most,
-            meeting.place.own_address,
+            connection.endpoint.own_address,
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
-        self._clock = Clock(meeting.another_client().under(ALL_RUNS)) if meeting.server is not None else None
-        ahead_s = 0.0 if meeting.server is not None else seconds_ahead(meeting.store.under(ALL_RUNS))
+        self._clock = Clock(connection.another_client().under(ALL_RUNS)) if connection.server is not None else None
+        ahead_s = 0.0 if connection.server is not None else seconds_ahead(connection.store.under(ALL_RUNS))
         try:
-            backend = StateInJson(C10dRendezvousBackend(meeting.store, nodes.run_id), ahead_s, self._tell)
+            backend = StateInJson(C10dRendezvousBackend(connection.store, nodes.run_id), ahead_s, self._tell)
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
         # outlives the first would look for it in vain.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        self._inner = create_handler(meeting.store, backend, parameters)
+        self._inner = create_handler(connection.store, backend, parameters)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet, for the first time or again: whoever is there, if they are enough. It waits for them, and says so.
@@ -70,31 +70,31 @@ class DynamicMeetings(NodeRendezvous):
             LaunchError: too few have come in time, or the run has ended.
             StoppedError: somebody has stopped this launcher.
         """
-        nodes = self._meeting.nodes
+        nodes = self._connection.nodes
         remedy = (
             f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (A longer time to wait: "
             "--timeout.)"
         )
         try:
             if self._is_first:
-                self._gather(self._meeting.patience(remedy))
+                self._gather(self._connection.waiter(remedy))
             self._is_first = False
             self._begin_turn()  # however long it has waited for the most: now enough are here
             return self._inner.next_rendezvous()
         except RendezvousClosedError as error:
             raise LaunchError(
-                f"the run {nodes.run_id!r} at {nodes.place} has ended, and takes no node any more: wait until its launchers "
+                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended, and takes no node any more: wait until its launchers "
                 "are gone, or give another --rdzv-id"
             ) from error
         except RendezvousTimeoutError as error:
-            assert self._patience is not None
-            raise self._patience.in_vain() from error
+            assert self._waiter is not None
+            raise self._waiter.timed_out() from error
         except RendezvousStateError as error:
-            raise LaunchError(f"{nodes.place}: {error}") from error
+            raise LaunchError(f"{nodes.endpoint}: {error}") from error
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         finally:
-            self._patience = None
+            self._waiter = None
 
     def close(self) -> None:
         """This launcher ends."""
@@ -103,52 +103,52 @@ class DynamicMeetings(NodeRendezvous):
 
     def _begin_turn(self) -> None:
         """From now on torchelastic lets this node wait for its ``join_timeout``."""
-        nodes = self._meeting.nodes
+        nodes = self._connection.nodes
         remedy = (
             f"At least {nodes.least} nodes have to come, with the same --rdzv-endpoint and --rdzv-id; and those that are there "
             "have to end their processes before they meet again. (A longer time to wait: --timeout.)"
         )
-        self._patience = self._meeting.patience(remedy, self._join_s)
+        self._waiter = self._connection.waiter(remedy, self._join_s)
 
-    def _gather(self, patience: Patience) -> None:
-        """Before the first meeting: wait a while for the most, and then for the least."""
-        store = self._meeting.own_store
+    def _gather(self, waiter: Waiter) -> None:
+        """Before the first rendezvous: wait a while for the most, and then for the least."""
+        store = self._connection.own_store
         num_here = store.add("arrived", 1)
         try:
-            self._await_enough(store, num_here, patience)
+            self._await_enough(store, num_here, waiter)
         except (StoppedError, LaunchError):
             with contextlib.suppress(DistError):
                 store.add("arrived", -1)
             raise
 
-    def _await_enough(self, store: Store, num_here: int, patience: Patience) -> None:
-        nodes = self._meeting.nodes
+    def _await_enough(self, store: Store, num_here: int, waiter: Waiter) -> None:
+        nodes = self._connection.nodes
         while not store.check(["begun"]):
             if num_here >= nodes.most or (
-                num_here >= nodes.least and patience.waited_s > min(GATHER_S, self._meeting.timeout_s)
+                num_here >= nodes.least and waiter.waited_s > min(GATHER_S, self._connection.timeout_s)
             ):
                 store.set("begun", "1")
                 break
             why = refused(store)
-            patience.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
+            waiter.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
             num_here = store.add("arrived", 0)
 
     def _tell(self, here: list[str]) -> None:
         """Called with the nodes that have come, whenever torchelastic looks for them."""
-        if self._patience is None:
+        if self._waiter is None:
             return
         names = f" ({', '.join(here)})" if here else ""
-        nodes = self._meeting.nodes
+        nodes = self._connection.nodes
         told = f"{len(here)} of {nodes.count} {_are(len(here))} here{names}"
         if self._is_spare and len(here) < nodes.most:
             self._begin_turn()
         self._is_spare = len(here) >= nodes.most
         if len(here) < nodes.least:
-            self._patience.tell(f"more nodes: {told}")
-        elif self._patience.waited_s < OTHERS_S:  # torchelastic's last call
-            self._meeting.stop.wait(0)
+            self._waiter.tell(f"more nodes: {told}")
+        elif self._waiter.waited_s < OTHERS_S:  # torchelastic's last call
+            self._connection.stop.wait(0)
         else:  # all places are taken, until a node is lost; or the others may have to end their processes
-            self._patience.tell(f"its turn: {told}", ends=not self._is_spare)
+            self._waiter.tell(f"its turn: {told}", ends=not self._is_spare)
 
 
 def _cause(error: RendezvousConnectionError) -> Exception:

@@ -48,19 +48,19 @@ class Stop:
             raise StoppedError
 
 
-class Patience:
+class Waiter:
     """One wait, from now.
 
     Args:
-        place: where the nodes meet.
+        endpoint: where the nodes meet.
         timeout_s: how long to wait.
         stop: ends the wait as well.
         remedy: what to look at if the wait times out.
         hints: whether that is worth a look as soon as it takes a while.
     """
 
-    def __init__(self, place: str, timeout_s: float, stop: Stop, remedy: str, *, hints: bool = True) -> None:
-        self._place = place
+    def __init__(self, endpoint: str, timeout_s: float, stop: Stop, remedy: str, *, hints: bool = True) -> None:
+        self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._stop = stop
         self._remedy = remedy
@@ -95,11 +95,11 @@ class Patience:
             limit = f", until {until} ({self._timeout_s:g} s in all)" if ends else ""
             self._num_told += 1
             hint = f". {self._remedy}" if self._num_told == self._hint_at else ""
-            say(f"waits at {self._place} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it{hint}")
+            say(f"waits at {self._endpoint} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it{hint}")
 
-    def in_vain(self) -> LaunchError:
+    def timed_out(self) -> LaunchError:
         """What to raise when the time is over."""
-        return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._place} for {self._whom}. {self._remedy}")
+        return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
 
     def pause(self, whom: str) -> None:
         """The same, and sleep for a moment.
@@ -110,5 +110,5 @@ class Patience:
         """
         self.tell(whom)
         if self.remaining_s == 0:
-            raise self.in_vain()
+            raise self.timed_out()
         self._stop.wait(_PAUSE_S)

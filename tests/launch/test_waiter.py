@@ -3,17 +3,17 @@
 import pytest
 
 from lockstep.errors import LaunchError
-from lockstep.launch.elastic import patience
-from lockstep.launch.elastic.patience import Patience, Stop
+from lockstep.launch.elastic import waiter
+from lockstep.launch.elastic.waiter import Stop, Waiter
 
 pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize("hints", [True, False])
 def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_vain(monkeypatch, capsys, hints):
-    monkeypatch.setattr(patience, "_TELL_AFTER_S", 0.0)
-    monkeypatch.setattr(patience, "_TELL_EVERY_S", 0.0)
-    one = Patience("host0:29500", 60, Stop(), "Is node 1 there?", hints=hints)
+    monkeypatch.setattr(waiter, "_TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(waiter, "_TELL_EVERY_S", 0.0)
+    one = Waiter("host0:29500", 60, Stop(), "Is node 1 there?", hints=hints)
     for _ in range(3):
         one.tell("node 1")
     told = capsys.readouterr().err.splitlines()
@@ -25,4 +25,4 @@ def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_va
 
 def test_it_ends_with_its_time():
     with pytest.raises(LaunchError, match="timed out: waited 0 s at host0:29500 for node 1"):
-        Patience("host0:29500", 0, Stop(), "").pause("node 1")
+        Waiter("host0:29500", 0, Stop(), "").pause("node 1")

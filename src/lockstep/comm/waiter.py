@@ -12,20 +12,20 @@ _TELL_AFTER_S = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
-class Wait:
+class Waiter:
     """How long this rank has waited, and may: after a moment it says what for, and in the end it gives up.
 
     Args:
         rank: this process's.
         world_size: how many there are to be.
-        place: where they meet, as the user knows it.
+        endpoint: where they meet, as the user knows it.
         timeout_s: how long to wait, from now.
     """
 
-    def __init__(self, rank: int, world_size: int, place: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, endpoint: str, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.place = place
+        self.endpoint = endpoint
         self.timeout_s = timeout_s
         self._began = time.monotonic()
         self._pause_s = _LEAST_PAUSE_S
@@ -49,14 +49,14 @@ class Wait:
         waited_s = time.monotonic() - self._began
         if waited_s > self.timeout_s:
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.place} for "
+                f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.endpoint} for "
                 f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same place and with the same "
                 "number of processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
             )
         if waited_s > _TELL_AFTER_S and not self._has_told:
             self._has_told = True
             print(
-                f"lockstep: rank {self.rank} of {self.world_size} waits at {self.place} for {_ranks(missing())}"
+                f"lockstep: rank {self.rank} of {self.world_size} waits at {self.endpoint} for {_ranks(missing())}"
                 f"{hint and f' ({hint})'}, {self.timeout_s:g} s at most",
                 file=sys.stderr,
                 flush=True,

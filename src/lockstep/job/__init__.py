@@ -1,0 +1,1 @@
+"""The Slurm job that a process belongs to, as its variables tell it."""

@@ -1,0 +1,1 @@
+"""How a process comes to its run, and which run that is."""
