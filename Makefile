@@ -23,6 +23,9 @@ BENCH_STAMP := $(BENCH_VENV)/.installed
 PYTEST := OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest
 BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
 
+# Thousands of processes start: where this is set, each compiles all of lockstep anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.

@@ -67,7 +67,7 @@ class Ranks:
                 break
             if is_due:
                 assert writing is None
-                pace.cut()
+                pace.begin_save()
                 writing = step
                 cuts.append(step)
             if failed:

@@ -22,7 +22,7 @@ def test_gradients_of_every_dtype_and_memory_order_are_those_of_plain_autograd(c
 )
 def test_it_does_not_matter_where_parameters_are_thawed(crew, task):
     [alone] = crew(1, task, shards=4)
-    for nproc in (2, 3, 4):
+    for nproc in (2, 3):
         assert crew(nproc, task, shards=4) == [alone] * nproc
 
 
@@ -46,7 +46,7 @@ def test_what_would_set_ranks_apart_is_refused(crew, nproc, task, said):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_shards_may_make_other_numbers_of_backward_calls(crew, weighted):
     [alone] = crew(1, review_tasks.other_numbers_of_calls, weighted, shards=4)
-    for nproc in (2, 3, 4):
+    for nproc in (2, 3):
         assert crew(nproc, review_tasks.other_numbers_of_calls, weighted, shards=4) == [alone] * nproc
 
 

@@ -48,7 +48,7 @@ def run_at(crew, world_sizes, shards, promise, task, *args, **settings):
 
 @pytest.mark.parametrize("kind", tasks.MODELS.values(), ids=tasks.MODELS.keys())
 def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(crew, promise, kind):
-    alone, *others = run_at(crew, [1, 2, 3, 4], 4, promise, tasks.classify, kind, 56, 16)
+    alone, *others = run_at(crew, [1, 2, 3, 4] if kind is tasks.Net else [1, 3], 4, promise, tasks.classify, kind, 56, 16)
     tolerance = 0.02 if kind is tasks.BFloat16 else 2e-5
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], tolerance, promise)
@@ -61,7 +61,7 @@ def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(cre
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 17, 33])
 def test_data_sets_shorter_than_a_batch_or_than_the_world_and_ragged_ends_give_the_same_answer(crew, promise, length):
-    alone, *others = run_at(crew, [1, 2, 4], 4, promise, tasks.classify, tasks.Plain, length, 16)
+    alone, *others = run_at(crew, [1, 4], 4, promise, tasks.classify, tasks.Plain, length, 16)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], promise=promise)
         assert {one["steps"] for one in by_rank} == {alone[0]["steps"]}
@@ -96,7 +96,7 @@ def test_it_does_not_matter_where_gradients_are_cleared(crew, zero_at):
 
 
 def test_weights_of_shards_are_exact_for_any_split(crew, promise):
-    results = run_at(crew, [1, 2, 4], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
+    results = run_at(crew, [1, 2, 3], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
     for by_rank in results[1:]:
         assert_same(results[0][0]["state"], by_rank[0]["state"], promise=promise)
 
@@ -141,7 +141,7 @@ def test_sparse_gradients_are_refused_by_name_where_bits_are_promised(crew, npro
 
 def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew, promise):
     settings = {"find_unused_parameters": True}
-    alone, *others = run_at(crew, [1, 2, 4], 4, promise, tasks.train_unused, 64, 8, **settings)
+    alone, *others = run_at(crew, [1, 2, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
     never = {"never.bias", "never.weight"}
     assert all(never <= set(names) for names in alone[0]["without"])
     assert len({tuple(names) for names in alone[0]["without"]}) > 1, "no step leaves the other layer out: a weak test"
@@ -153,7 +153,7 @@ def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew, pro
 @pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "32-true"])
 def test_every_precision_gives_the_same_answer_up_to_its_rounding(crew, promise, precision):
     task, eps = tasks.classify_with_eps, 1e-3 if precision == "16-true" else 1e-8
-    alone, *others = run_at(crew, [1, 2, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
+    alone, *others = run_at(crew, [1, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
     plain = crew(1, task, eps, tasks.Net, 40, 16, shards=4)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], 0.02 if precision.endswith("true") else 2e-4, promise)

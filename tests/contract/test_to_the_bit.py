@@ -41,7 +41,7 @@ def trained(**options):
 
 @pytest.mark.parametrize("optimizer", features.OPTIMIZERS)
 def test_every_variant_of_an_optimizer(same_bits, optimizer):
-    assert same_bits(trained(optimizer=optimizer))["steps"] == 6
+    assert same_bits(trained(optimizer=optimizer), nprocs=(3,))["steps"] == 6
 
 
 @pytest.mark.parametrize("schedule", features.SCHEDULES)
@@ -57,12 +57,12 @@ def test_weights_of_every_kind(same_bits, weight, loader):
 
 @pytest.mark.parametrize("shards", [3, 6, 8])
 def test_numbers_of_shards_that_are_no_power_of_two_or_more_than_twice_the_processes(same_bits, shards):
-    same_bits(trained(model="Plain", batch_size=20), shards=shards, nprocs=(2, 3) if shards == 3 else (3, 4, 5, 6))
+    same_bits(trained(model="Plain", batch_size=20), shards=shards, nprocs=(2, 3) if shards == 3 else (3, 6))
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_steps_smaller_than_the_shards_and_than_the_processes(same_bits, length):
-    same_bits(trained(model="Plain", length=length, batch_size=6, weight="tokens"), shards=6, nprocs=(2, 3, 4, 6))
+    same_bits(trained(model="Plain", length=length, batch_size=6, weight="tokens"), shards=6, nprocs=(2, 4, 6))
 
 
 def test_processes_of_two_threads(same_bits):
@@ -87,7 +87,7 @@ def test_two_backward_passes_for_each_shard(same_bits, how):
 
 
 def test_parameters_that_only_some_shards_or_none_use(same_bits):
-    alone = same_bits(trained(model="SometimesUnused", batch_size=8, epochs=3), nprocs=(2, 3, 4))
+    alone = same_bits(trained(model="SometimesUnused", batch_size=8, epochs=3), nprocs=(2, 3))
     gradients = [values["step.gradients.0.sometimes.weight"] for values in alone["by_step"].values()]
     assert {"None"} < set(gradients), "the layer is always used, or never: a weak test"
     assert {values["step.gradients.0.never.weight"] for values in alone["by_step"].values()} == {"None"}
@@ -148,7 +148,7 @@ def test_checkpointing(same_bits, model):
 
 
 def test_phases_of_a_gan_with_ranks_without_samples(same_bits):
-    alone = same_bits(whole_steps.train_gan, nprocs=(2, 3, 4))
+    alone = same_bits(whole_steps.train_gan, nprocs=(2, 3))
     assert alone["by_step"].keys() == set(range(1, 11))
 
 
@@ -167,7 +167,7 @@ def test_closures(same_bits, kind):
 
 @pytest.mark.parametrize(("loader", "weight"), [("ready", False), ("samples", True)])
 def test_a_state_that_each_shard_carries_from_batch_to_batch(same_bits, loader, weight):
-    same_bits(whole_steps.train_in_words, loader, weight, nprocs=(2, 3, 4))
+    same_bits(whole_steps.train_in_words, loader, weight, nprocs=(2, 3))
 
 
 def test_random_numbers_drawn_outside_of_the_shards_are_those_of_the_step_on_every_rank(same_bits):
@@ -376,7 +376,7 @@ def test_compiled_models_with_inductor(same_bits):
 @pytest.mark.parametrize("length", [64, 33])
 def test_processes_that_are_late_at_random_change_nothing(crew, length):
     [alone] = crew(1, features.train_wide, False, length, shards=4)
-    for nproc in (2, 3, 4):
+    for nproc in (2, 3):
         assert_same_bits(alone, crew(nproc, features.train_wide, True, length, shards=4))
 
 

@@ -5,7 +5,7 @@
 ``kind``           ``checkpoint`` (all that a run needs to go on) or ``weights`` (the best ones, kept apart)
 ``step``           steps taken so far in the run
 ``epoch``          the epoch at hand, from 0
-``time_s``         when it was cut, in seconds since 1970
+``time_s``         when it was saved, in seconds since 1970
 ``finished``       whether the script had come to its end
 ``position``       where in the script the run was (see ``lockstep.recovery.position``)
 ``birth``          the settings that the run was born with

@@ -1,4 +1,4 @@
-"""When a checkpoint is cut: at the same step on every rank, whatever their clocks say.
+"""When a checkpoint is saved: at the same step on every rank, whatever their clocks say.
 
 A number of steps needs no talking. A time does, and so does a rank whose disk is full and wants to try again, or one that was
 asked to stop (see ``lockstep.stopping``): so now and then, about twice a second, the ranks exchange a few numbers. Each
@@ -22,7 +22,7 @@ Exchange = Callable[[list[int]], list[int]]
 
 
 class Pace:
-    """Says after which steps a checkpoint is cut.
+    """Says after which steps a checkpoint is saved.
 
     Args:
         every: steps, or seconds with ``s`` behind them, or ``off`` (never), as in ``RunConfig.checkpoint_every``.
@@ -56,10 +56,10 @@ class Pace:
         Args:
             step: that has ended.
             is_busy: whether this rank still writes the last checkpoint.
-            asked: more than 0 if this rank was asked to stop: then the next checkpoint is cut at once, with whatever interval.
+            asked: more than 0 if this rank was asked to stop: then the next checkpoint is saved at once, with whatever interval.
 
         Returns:
-            Whether to cut now, and whether some rank could not write the last one: the same on every rank.
+            Whether to save now, and whether some rank could not write the last one: the same on every rank.
         """
         if self._every_steps is not None and step % self._every_steps == 0:
             self._due = True
@@ -74,7 +74,7 @@ class Pace:
         due, busy, failed, num_steps, self.asked = self._exchange(numbers)
         self._failed = False
         self._due = bool(due)
-        # One that is due while the last one is written is cut at the first step after which no rank writes any more.
+        # One that is due while the last one is written is saved at the first step after which no rank writes any more.
         self._next_exchange = step + (1 if due and busy else num_steps)
         return self.asked > 0 or (self._due and not busy), bool(failed)
 
@@ -83,8 +83,8 @@ class Pace:
         (self.asked,) = self._exchange([asked])
         return self.asked > 0
 
-    def cut(self) -> None:
-        """A checkpoint has been cut."""
+    def begin_save(self) -> None:
+        """A checkpoint has been saved."""
         self._due = False
         self._cut_at = self._clock()
         self._retry_at = None

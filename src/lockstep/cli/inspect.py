@@ -45,7 +45,7 @@ Examples:
 @click.option("--tensors", "with_tensors", is_flag=True, help="Also every tensor's name, dtype and shape.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the manifest, and what was found beside it.")
 def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
-    """Show what is in a checkpoint: when it was cut, by what, with which settings; its models and files.
+    """Show what is in a checkpoint: when it was saved, by what, with which settings; its models and files.
 
     PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
 
@@ -115,7 +115,7 @@ def _best_so_far(state: dict[str, Any]) -> float | None:
 
 
 def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The options of each optimizer and schedule, by its name, as they were when the checkpoint was cut.
+    """The options of each optimizer and schedule, by its name, as they were when the checkpoint was saved.
 
     The manifest has them as they were when the object was prepared: a schedule has moved on since, and with it the rates.
     """
@@ -164,7 +164,7 @@ def _facts(
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     yield "what", "all that the run needs to resume" if is_whole else "the best weights, kept by team.best()"
     yield "step", f"{manifest.step}, in epoch {manifest.epoch + 1}"
-    yield "cut", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
+    yield "saved", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
     if is_whole:
         goes_on = f"not at its end: resumes at {Position.from_json(manifest.position)}"
         yield "script", "had come to its end" if manifest.finished else goes_on

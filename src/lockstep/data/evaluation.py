@@ -18,12 +18,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batches import count_samples, map_tensors, to_device
-from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher, single_threaded
+from lockstep.data.culprit import Culprit
+from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
 from lockstep.data.occasions import FIRST_LOADER, Occasion
 from lockstep.data.reader import StreamReader
 from lockstep.data.share import Share
-from lockstep.data.sources import is_torch_loader, refuse_split
 from lockstep.data.streams import Purpose, reseed, set_aside
+from lockstep.data.torch_loader import is_torch_loader, refuse_split
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
 

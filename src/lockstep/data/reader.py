@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.data.fetch import Culprit, from_workers, single_threaded, worker_loader
+from lockstep.data.culprit import Culprit
+from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -24,11 +23,13 @@ from torch.utils.data import (
 )
 
 from lockstep.data.batches import count_samples, cut, length_of
-from lockstep.data.fetch import Culprit, FetchPool, Request, choose_fetcher
+from lockstep.data.culprit import Culprit
+from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.share import Share
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
+from lockstep.data.torch_loader import is_torch_loader, refuse_split, samplers_of, set_epoch
 from lockstep.digest import digest
 from lockstep.errors import DataError
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
@@ -62,41 +63,6 @@ class Source(Protocol):
         """What must be the same on every rank, a line each."""
 
 
-def _set_epoch(epoch: int, *objects: object) -> None:
-    for thing in objects:
-        setter = getattr(thing, "set_epoch", None)
-        if callable(setter):
-            setter(epoch)
-
-
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    """The samplers of a loader, and those that they wrap."""
-    found: list[Any] = []
-    for sampler in (loader.sampler, loader.batch_sampler):
-        while sampler is not None and not any(sampler is known for known in found):
-            found.append(sampler)
-            sampler = getattr(sampler, "sampler", None)
-    return found
-
-
-def is_torch_loader(batches: object) -> bool:
-    """Whether it is a DataLoader that works as PyTorch's own does: a subclass may iterate in its own way."""
-    return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
-
-
-def refuse_split(batches: object) -> None:
-    """See that a loader is not split for several processes already.
-
-    Raises:
-        DataError: it is.
-    """
-    if isinstance(batches, DataLoader) and any(isinstance(s, DistributedSampler) for s in _samplers(batches)):
-        raise DataError(
-            "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
-            "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
-        )
-
-
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -110,7 +76,7 @@ class SampleSource:
         self._pool = FetchPool(choose_fetcher(share.seed, loader, share.rank), loader)
         # PyTorch's samplers draw from the global generators only before their first index.
         self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
-        self._stateful = [loader, *_samplers(loader)]
+        self._stateful = [loader, *samplers_of(loader)]
         self._at_begin: Any = None
         """The state before the first index of the pass at hand was drawn: from there the pass is drawn again."""
 
@@ -151,7 +117,7 @@ class SampleSource:
             yield plan, []
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
-        _set_epoch(epoch, self._loader.dataset, *_samplers(self._loader))
+        set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         share = self._share
         self._at_begin = list(map(take_state, self._stateful))
         share.reseed(Purpose.SAMPLER, epoch, 0)
@@ -228,7 +194,7 @@ class StreamSource:
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
-        _set_epoch(epoch, self._loader.dataset)
+        set_epoch(epoch, self._loader.dataset)
         self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 
@@ -269,7 +235,7 @@ class ReadySource:
         self._share = share
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
-        self._stateful = [batches, *(_samplers(batches) if isinstance(batches, DataLoader) else [])]
+        self._stateful = [batches, *(samplers_of(batches) if isinstance(batches, DataLoader) else [])]
         self._has_state = has_state(batches)
         self._at_begin: Any = None
         self._after: dict[int, Any] = {}
@@ -337,8 +303,8 @@ class ReadySource:
 
     def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
         share, batches = self._share, self._batches
-        samplers = _samplers(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
-        _set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
+        samplers = samplers_of(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
+        set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
         if self._reader is not None:
             yield from self._reader.read(batches, first_step, epoch)  # type: ignore[arg-type]
             return

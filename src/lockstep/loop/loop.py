@@ -38,7 +38,7 @@ class Loop:
         self._num_passes = 0
         self._beside: dict[PreparedLoader, int] = {}
         """Passes beside others that are open: in which pass of the leading loader they have given a batch last. Between two of
-        those nobody can tell whether the script resumes them or begins them anew, so no checkpoint is cut there."""
+        those nobody can tell whether the script resumes them or begins them anew, so no checkpoint is saved there."""
         self._owes_tick = False
         """Whether the ranks have still to talk about the last step, because the loop was left in it."""
         self._error_before = getattr(sys, "last_value", None)

@@ -52,7 +52,7 @@ class PlainContent(Content):
         now, was = _kind(thing), _kind(state)
         if now != was:
             raise MismatchError(
-                f"register({self.name!r}, ...): {now} is registered now, and {was} was when the checkpoint was cut, so it "
+                f"register({self.name!r}, ...): {now} is registered now, and {was} was when the checkpoint was saved, so it "
                 "cannot be put back. Change it back, or start a new run with --fresh (fresh=True)."
             )
         if isinstance(thing, Tensor):

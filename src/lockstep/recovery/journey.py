@@ -1,4 +1,4 @@
-"""The way of this launch through the script: where it resumes, what it passes over, and where checkpoints are cut."""
+"""The way of this launch through the script: where it resumes, what it passes over, and where checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Journey:
         route: counts what the script passes.
         restorer: of the checkpoint that the run resumes from; None: it is new.
         saver: cuts checkpoints.
-        parted: sees that the ranks have not parted before one is cut.
+        parted: sees that the ranks have not parted before one is saved.
         is_main: whether this is rank 0, which speaks.
     """
 
@@ -49,7 +49,7 @@ class Journey:
 
     @property
     def is_due(self) -> bool:
-        """Whether a checkpoint is to be cut before the next step. The same on every rank."""
+        """Whether a checkpoint is to be saved before the next step. The same on every rank."""
         return self._saver.is_due
 
     def enter_epochs(self, num_epochs: int) -> int:
@@ -77,14 +77,14 @@ class Journey:
         self._saver.ask()
         if not is_in_pass and self._saver.is_due:
             self._parted.before_save(step)
-            self._saver.cut_due(self._route.after_epoch(epoch), step, self._epoch)
+            self._saver.save_due(self._route.after_epoch(epoch), step, self._epoch)
 
     def leave_epochs(self, num_epochs: int | None, step: int) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
         self._route.leave_epochs(num_epochs)
         if num_epochs is not None and not self._arrive() and not self.is_replaying and step > self._resumed_after:
             self._parted.before_save(step)
-            if self._saver.cut_end(self._route.end(), step, self._epoch):
+            if self._saver.save_end(self._route.end(), step, self._epoch):
                 self._end = (step, self._parted.digest())
 
     def skips(self) -> bool:
@@ -116,7 +116,7 @@ class Journey:
         """Between two steps: the batch of the next one is there, and nothing of it has been done."""
         if self._saver.is_due:
             self._parted.before_save(step)
-            self._saver.cut_due(self._route.here(), step, self._epoch)
+            self._saver.save_due(self._route.here(), step, self._epoch)
 
     def close(self, step: int, *, failed: bool) -> None:
         """The script is over. Unless it failed, every rank must call it."""

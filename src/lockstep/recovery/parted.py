@@ -55,7 +55,7 @@ class PartedRanks(Listener):
             self._compare(step, with_stream=True)
 
     def before_save(self, step: int) -> None:
-        """A checkpoint is about to be cut: not of ranks that have parted. Every rank must call it."""
+        """A checkpoint is about to be saved: not of ranks that have parted. Every rank must call it."""
         if self._collectives.size > 1 and (self._checked is None or self._checked[0] != step):
             self._compare(step, with_stream=False)  # the next batch was fetched, which has drawn
 

@@ -19,7 +19,7 @@ from lockstep.precision import find_precision
 from lockstep.prepare.formats import fit_state
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
-from lockstep.recovery.saving import numerics
+from lockstep.recovery.software import numerics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Checkpoint:
 
     @property
     def position(self) -> Position:
-        """Where in the script it was cut."""
+        """Where in the script it was saved."""
         return Position.from_json(self.manifest.position)
 
 
@@ -131,7 +131,7 @@ class Restorer:
         manifest = self.checkpoint.manifest
         allowed = f" To resume all the same, with another answer: --allow {allowable}." if allowable else ""
         raise MismatchError(
-            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was cut: the run "
+            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
             f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
             + allowed
         )

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from importlib import metadata
 from typing import Any, NoReturn
 
 import torch
@@ -33,6 +32,7 @@ from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
+from lockstep.recovery.software import numerics, version
 from lockstep.rundir.birth import Birth
 from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
 
@@ -47,7 +47,7 @@ _SIGNAL_RANGE = 128
 
 
 class Saver(Listener):
-    """Cuts checkpoints of a run, and keeps its best weights.
+    """Saves checkpoints of a run, and keeps its best weights.
 
     Args:
         store: where they go.
@@ -73,7 +73,7 @@ class Saver(Listener):
         stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
-        """Whether a checkpoint is to be cut before the next step. The same on every rank."""
+        """Whether a checkpoint is to be saved before the next step. The same on every rank."""
         self.has_stopped = False
         """Whether the run was asked to stop, and leaves."""
         self._store = store
@@ -141,7 +141,7 @@ class Saver(Listener):
 
     # What
 
-    def cut_due(self, position: Position, step: int, epoch: int) -> None:
+    def save_due(self, position: Position, step: int, epoch: int) -> None:
         """Cut the checkpoint that is due. Every rank must call it.
 
         Raises:
@@ -149,14 +149,14 @@ class Saver(Listener):
         """
         if self._pace.asked:
             self._stop(position, step, epoch)
-        self.cut(position, step, epoch)
+        self.save(position, step, epoch)
 
     def _stop(self, position: Position, step: int, epoch: int) -> NoReturn:
         ranks_above, number = divmod(self._pace.asked, _SIGNAL_RANGE)
         asked_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, asked_rank)
         self.has_stopped = True
-        saved = step == 0 or self._cut_for_good(position, step, epoch)  # at step 0 there is nothing to lose
+        saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=asked_rank, saved=saved)
         if self._is_main and saved:
             say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it.")
@@ -170,23 +170,23 @@ class Saver(Listener):
         self._stop_watch.settle(status)
         raise Stopped(status)
 
-    def _cut_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
+    def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Cut the last checkpoint of this launch, and wait for it; whether it was written. Every rank must call it."""
         self._retry_best()
         for attempt in range(_FINAL_TRIES):
-            self.cut(position, step, epoch, finished=finished)
+            self.save(position, step, epoch, finished=finished)
             if self.settle():
                 return True
             if attempt + 1 < _FINAL_TRIES:
                 time.sleep(2.0**attempt)
         return False
 
-    def cut(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
+    def save(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
         """Take the run's state as it is now, and have it written. Every rank must call it."""
         began = time.perf_counter()
         self.settle()
         self.is_due = False
-        self._pace.cut()
+        self._pace.begin_save()
         if self._touching is not None:
             self._touching.join()
         parts, state = self._contents()
@@ -216,7 +216,7 @@ class Saver(Listener):
         """This rank's part in writing these files, of which copies are taken."""
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
-        # A name on which the ranks agree: they have all cut as many checkpoints.
+        # A name on which the ranks agree: they have all saved as many checkpoints.
         is_best = manifest.kind == "weights"
         return Job(
             manifest=manifest,
@@ -304,42 +304,42 @@ class Saver(Listener):
                 return not some_failed
             self._writer.wait(_LOOK_EVERY_S)
 
-    def cut_end(self, position: Position, step: int, epoch: int) -> bool:
-        """All epochs are over: cut what may be the last checkpoint, and wait for it, since a process may leave without a word.
+    def save_end(self, position: Position, step: int, epoch: int) -> bool:
+        """All epochs are over: save what may be the last checkpoint, and wait for it, since a process may leave without a word.
         Every rank must call it. Whether it was written."""
         if self._pace.is_off or step == 0:
             return False
-        self.cut(position, step, epoch)
+        self.save(position, step, epoch)
         return self.settle()
 
     def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> None:
-        """The script is over: cut the last checkpoint. Unless the script failed, every rank must call it.
+        """The script is over: save the last checkpoint. Unless the script failed, every rank must call it.
 
         Args:
             position: where the run is.
             step: the last one.
             epoch: the last one.
             failed: whether the script has.
-            is_saved: whether nothing has changed since ``cut_end``.
+            is_saved: whether nothing has changed since ``save_end``.
         """
         try:
             if is_saved and not failed and self.settle():
                 if self._is_main:
                     self._store.mark_finished(step)
             elif failed:
-                self._writer.wait(_LAST_WORDS_S)  # what was cut before the failure is sound
+                self._writer.wait(_LAST_WORDS_S)  # what was saved before the failure is sound
                 self._read_results()
             else:
-                self._cut_last(position, step, epoch)
+                self._save_last(position, step, epoch)
         finally:
             self._writer.close()
 
-    def _cut_last(self, position: Position, step: int, epoch: int) -> None:
+    def _save_last(self, position: Position, step: int, epoch: int) -> None:
         if self._pace.is_off or step == 0:  # nothing but the best weights can be under way, which rank 0 writes alone
             self._writer.wait()
             self._read_results()
             return
-        if not self._cut_for_good(position, step, epoch, finished=True) and self._is_main:
+        if not self._save_for_good(position, step, epoch, finished=True) and self._is_main:
             _print(
                 f"the end of the run could not be saved in {self._store.directory}. The same command resumes from the newest "
                 "checkpoint when there is room."
@@ -389,23 +389,3 @@ def _apart(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     value, found = take_apart(tree, name)
     tensors.update(found)
     return value
-
-
-def version() -> str:
-    """Of lockstep."""
-    try:
-        return metadata.version("torch-lockstep")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "unknown"
-
-
-def numerics() -> dict[str, Any]:
-    """PyTorch's own switches that can change the last bits of an answer."""
-    return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "default_dtype": str(torch.get_default_dtype()),
-    }

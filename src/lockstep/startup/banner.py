@@ -12,7 +12,7 @@ import torch
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.machine.cores import num_cores
-from lockstep.recovery.saving import version
+from lockstep.recovery.software import version
 from lockstep.world import World
 
 

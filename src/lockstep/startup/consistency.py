@@ -13,7 +13,7 @@ import torch
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import ConfigError, MismatchError
-from lockstep.recovery.saving import version
+from lockstep.recovery.software import version
 from lockstep.rundir.birth import NO_SCRIPT
 from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
 from lockstep.world import World
