@@ -15,9 +15,9 @@ from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
 from lockstep.config import RunConfig
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.share import Share
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
@@ -35,7 +35,7 @@ from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
-from lockstep.recovery.position import Route
+from lockstep.recovery.position import ScriptCursor
 from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
@@ -121,8 +121,10 @@ class Parts:
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
         parted = PartedRanks(self.state, self.collectives)
-        route = Route() if checkpoint is None else Route(checkpoint.position, is_end=checkpoint.manifest.finished)
-        journey = Journey(route, self.restorer, self.saver, parted, is_main=is_main)
+        cursor = (
+            ScriptCursor() if checkpoint is None else ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
+        )
+        journey = Journey(cursor, self.restorer, self.saver, parted, is_main=is_main)
 
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
@@ -148,13 +150,13 @@ class Parts:
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
         self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(
-            config, devices, self.share, self.sync, self.loop, self.collectives, watched, self.state
+            config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
         )
         self.preparation.recorder = self.recorder
         if scaling is not None:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
-        self.evaluated = EvaluatedLoaders(lambda: self.share(0), config.workers)
+        self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
         self._announced = False
         self._say_start()
 
@@ -230,9 +232,9 @@ class Parts:
         if found != before:
             self.phases.seed = derive(self.phases.seed, found) >> 1
 
-    def share(self, loader: int) -> Share:
+    def assignment(self, loader: int) -> ShardAssignment:
         """What is this process's of the loader of this number."""
-        return Share(
+        return ShardAssignment(
             rank=self.world.rank,
             world_size=self.world.world_size,
             num_shards=self.phases.num_shards,

@@ -12,7 +12,7 @@ import torch
 from lockstep.errors import unknown_name
 
 
-class Reach(Enum):
+class CastScope(Enum):
     """How much of a training is in the 16-bit format of a precision."""
 
     OPERATIONS = "the operations that gain by it, as PyTorch's autocast chooses"
@@ -27,7 +27,7 @@ class Precision:
     name: str
     narrow: torch.dtype | None = None
     """The 16-bit format; None: everything is computed in the format that it has."""
-    reach: Reach = Reach.OPERATIONS
+    reach: CastScope = CastScope.OPERATIONS
     scales_loss: bool = False
     """Whether the loss is scaled, so that small gradients do not vanish."""
 
@@ -43,10 +43,10 @@ _TABLE = {
     for row in (
         Precision(name="32-true"),
         Precision(name="16-mixed", narrow=torch.float16, scales_loss=True),
-        Precision(name="16-master", narrow=torch.float16, reach=Reach.PASSES, scales_loss=True),
-        Precision(name="16-true", narrow=torch.float16, reach=Reach.WEIGHTS),
+        Precision(name="16-master", narrow=torch.float16, reach=CastScope.PASSES, scales_loss=True),
+        Precision(name="16-true", narrow=torch.float16, reach=CastScope.WEIGHTS),
         Precision(name="bf16-mixed", narrow=torch.bfloat16),
-        Precision(name="bf16-true", narrow=torch.bfloat16, reach=Reach.WEIGHTS),
+        Precision(name="bf16-true", narrow=torch.bfloat16, reach=CastScope.WEIGHTS),
     )
 }
 

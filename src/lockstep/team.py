@@ -13,8 +13,8 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from lockstep.comm.collectives import Collectives
+from lockstep.comm.dtensors import full_tensor
 from lockstep.comm.group import default_group
-from lockstep.comm.spread import whole
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import PeerError, UsageError
@@ -211,7 +211,7 @@ class Team(Collectives):
         """
         self._phases.check_outside("team.clip_grad_norm_()")
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        return whole(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+        return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the run's precision, for computation outside of a prepared model's forward pass."""
@@ -249,14 +249,14 @@ class Team(Collectives):
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
-        source, occasion = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
+        source, evaluation = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
         return Evaluation(
             models,
             source,
             self._parts.collectives,
             self.device,
             self._evaluated,
-            occasion,
+            evaluation,
             metrics,
             together=self._parts.sync.forward_is_collective and self.world_size > 1,
         )

@@ -47,7 +47,7 @@ def _run(rank, size, url, **settings):
 def _sum(team):
     world = team.world
     places = (world.local_rank, world.local_world_size, world.node_rank, world.num_nodes)
-    return team.all_reduce(torch.tensor(2.0**team.rank)).item(), places, team._meeting.interface
+    return team.all_reduce(torch.tensor(2.0**team.rank)).item(), places, team._transport.interface
 
 
 def _told(call):

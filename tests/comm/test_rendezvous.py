@@ -240,7 +240,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_timeout(crew, place, kind
     assert "for rank 2" in first[0]
     # Over TCP, rank 0 keeps the store, and may give up first.
     assert re.search(
-        r"PeerError: .*(timed out: it waited .* for ranks? (0, )?2|rank 0, which keeps it, has ended)", second[0]
+        r"PeerError: .*(timed out: it waited .* for ranks? (0, )?2|rank 0, which keeps its store, has ended)", second[0]
     ), second[0]
     assert all(2.5 < took_s < 10 for _, took_s in (first, second))
 
@@ -353,7 +353,7 @@ def pause_for_ever(waiter):
 
 
 def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
-    monkeypatch.setattr("lockstep.comm.waiting._TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("lockstep.comm.waiter._TELL_AFTER_S", 0.05)
     waiter = Waiter(1, 20, "tcp://h:1", 0.3)
     with pytest.raises(PeerError, match=r"timed out: it waited 0.3 s at tcp://h:1 for ranks 0, 3 \(a hint\).*timeout_s="):
         pause_for_ever(waiter)

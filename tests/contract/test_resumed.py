@@ -32,7 +32,7 @@ def killed_after(step, task, *args):
 
     def dying_begin_step(self, plan):
         if self.step == step:
-            saver, here = self._journey._saver, self._journey._route.here()
+            saver, here = self._journey._saver, self._journey._cursor.here()
             saver.save(here, self.step, self.epoch)
             saver.settle()
             os._exit(7)

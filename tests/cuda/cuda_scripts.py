@@ -60,7 +60,7 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
                     batches.add(accuracy=model(inputs).argmax(1) == targets)
         found = {
             "device": str(team.device),
-            "backend": team._meeting.backend,
+            "backend": team._transport.backend,
             "devices": sorted({str(t.device) for t in [inputs, outputs, *model.state_dict().values()]}),
             "output": str(outputs.dtype),
             "state": {name: tensor.cpu() for name, tensor in model.state_dict().items()},

@@ -6,8 +6,8 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.share import Share
 from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
 
@@ -104,12 +104,12 @@ class FakeDriver:
             self.told.append(("leave", "exhausted" if exhausted else "failed" if failed else "left"))
 
 
-def share(rank=0, world_size=1, num_shards=1, seed=0, loader=1):
-    return Share(rank=rank, world_size=world_size, num_shards=num_shards, seed=seed, loader=loader)
+def assignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1):
+    return ShardAssignment(rank=rank, world_size=world_size, num_shards=num_shards, seed=seed, loader=loader)
 
 
 def prepared(batches, rank=0, world_size=1, num_shards=1, driver=None, **place):
-    place = share(rank, world_size, num_shards, **place)
+    place = assignment(rank, world_size, num_shards, **place)
     return PreparedLoader(batches, place, driver or FakeDriver(place.seed), CPU)
 
 
@@ -120,7 +120,7 @@ def deal_all(make, world_size, num_shards, epochs=1, **place):
     """
     seen, steps = {}, []
     for rank in range(world_size):
-        source = choose_source(make(), share(rank, world_size, num_shards, **place))
+        source = choose_source(make(), assignment(rank, world_size, num_shards, **place))
         counted, first = [], 1
         for epoch in range(epochs):
             last = first - 1

@@ -6,14 +6,14 @@ import random
 import numpy
 import pytest
 import torch
-from data_helpers import CPU, Noisy, NoisyStream, Numbers, draw, noisy_collate, share
+from data_helpers import CPU, Noisy, NoisyStream, Numbers, assignment, draw, noisy_collate
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
 from lockstep.data.evaluation import Evaluation, EvaluationSource
-from lockstep.data.occasions import Occasion
+from lockstep.data.evaluation_keys import EvaluationKey
 from lockstep.errors import ConfigError, DataError, UsageError
 
 pytestmark = pytest.mark.timeout(90)
@@ -42,9 +42,9 @@ class Ranks:
 
 
 def evaluation(batches, *models, source=None, done=lambda results: None, collectives=None, metrics=()):
-    source = source or EvaluationSource(batches, share())
+    source = source or EvaluationSource(batches, assignment())
     return Evaluation(
-        models or [nn.Linear(1, 1)], source, collectives or Alone(), CPU, done, Occasion(step=0, number=0), metrics
+        models or [nn.Linear(1, 1)], source, collectives or Alone(), CPU, done, EvaluationKey(step=0, number=0), metrics
     )
 
 
@@ -192,12 +192,12 @@ def test_a_distributed_sampler_is_refused_because_samples_would_be_lost():
         DataLoader(Numbers(9), batch_sampler=BatchSampler(sampler, 4, False)),
     ):
         with pytest.raises(DataError, match="DistributedSampler"):
-            EvaluationSource(refused, share())
+            EvaluationSource(refused, assignment())
 
 
 def test_workers_change_nothing_and_persist_if_asked():
     def drawn(**options):
-        source = EvaluationSource(DataLoader(Noisy(9), 2, collate_fn=noisy_collate, **options), share())
+        source = EvaluationSource(DataLoader(Noisy(9), 2, collate_fn=noisy_collate, **options), assignment())
         found = []
         for _ in range(2):
             with evaluation(None, source=source) as batches:
@@ -292,7 +292,7 @@ def test_evaluation_does_not_disturb_the_streams_of_training(crew):
 
 
 def test_a_loop_may_be_left_early_and_started_again():
-    source = EvaluationSource(DataLoader(table(), 2, num_workers=1, persistent_workers=True), share())
+    source = EvaluationSource(DataLoader(table(), 2, num_workers=1, persistent_workers=True), assignment())
     for length in (2, 5):
         with evaluation(None, source=source) as batches:
             for number, (values,) in enumerate(batches, 1):

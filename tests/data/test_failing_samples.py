@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from data_helpers import Noisy, Numbers, same, share
+from data_helpers import Noisy, Numbers, assignment, same
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import lockstep
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation import EvaluationSource
+from lockstep.data.evaluation_keys import EvaluationKey
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
-from lockstep.data.occasions import Occasion
-from lockstep.data.share import Share
 from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError, LaunchError
@@ -75,10 +75,10 @@ class Order(list):
 
 def told(loader, place=None, evaluate=False):
     """The error that a pass ends with; None if there is none."""
-    place = place or share()
+    place = place or assignment()
     try:
         if evaluate:
-            list(EvaluationSource(loader, place).deal(Occasion(step=0, number=0)))
+            list(EvaluationSource(loader, place).deal(EvaluationKey(step=0, number=0)))
         else:
             list(choose_source(loader, place).deal(1, 0))
     except DataError as error:
@@ -119,7 +119,7 @@ def test_the_owner_of_the_sample_is_told_and_no_other_rank(seed, kind):
     length, batch_size, bad = a_case(seed)
     step, shard = place_of(bad, length, batch_size, 4)
     for rank in range(3):
-        error = told(DataLoader(kind(length, bad), batch_size), share(rank, 3, 4))
+        error = told(DataLoader(kind(length, bad), batch_size), assignment(rank, 3, 4))
         if shard not in block(rank, 3, 4):
             assert error is None
             continue
@@ -141,7 +141,7 @@ def test_the_message_is_the_same_with_workers_and_the_users_traceback_is_shown(c
     found = []
     for num_workers in (0, 2):
         loader = DataLoader(Broken(length, bad), batch_size, sampler=Order(order), num_workers=num_workers)
-        message, shown = crew(1, told_in_full, loader, share(1, 2, 2) if evaluate else share(), evaluate)[0]
+        message, shown = crew(1, told_in_full, loader, assignment(1, 2, 2) if evaluate else assignment(), evaluate)[0]
         if message != "None":
             assert 'raise self.error(f"no picture {index}")' in shown
             assert "in __getitem__" in shown
@@ -227,7 +227,7 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(crew, seed, nu
     length, batch_size, bad = a_case(seed)
     loader = DataLoader(BrokenStream(length, bad), batch_size, num_workers=num_workers)
     for rank, evaluate in ((0, False), (1, False), (1, True)):
-        message, shown = crew(1, told_in_full, loader, share(rank, 2, 2), evaluate)[0]
+        message, shown = crew(1, told_in_full, loader, assignment(rank, 2, 2), evaluate)[0]
         batch = bad // batch_size
         where = f"in batch {batch} of an evaluation" if evaluate else f"in step {batch + 1}"
         assert message == (
@@ -238,7 +238,7 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(crew, seed, nu
 
 
 def test_a_sample_of_a_stream_is_counted_through_all_batches_of_a_step():
-    place = Share(rank=0, world_size=1, num_shards=2, seed=0, loader=1, accumulate=3)
+    place = ShardAssignment(rank=0, world_size=1, num_shards=2, seed=0, loader=1, accumulate=3)
     assert str(told(DataLoader(BrokenStream(40, 31), 4), place)).startswith(
         "sample 31 of BrokenStream failed on rank 0, in step 3, with "
     )
@@ -251,13 +251,13 @@ def test_a_sample_of_a_stream_is_counted_through_all_batches_of_a_step():
 @pytest.mark.parametrize("kind", [Broken, BrokenItems, BrokenStream])
 def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(crew, num_workers, kind):
     loader = DataLoader(kind(12, None), 6, collate_fn=BrokenCollate(10), num_workers=num_workers)
-    message, shown = crew(1, told_in_full, loader, share(1, 2, 2))[0]
+    message, shown = crew(1, told_in_full, loader, assignment(1, 2, 2))[0]
     assert message == (
         f"collating samples 9, 10, 11 of {kind.__name__} failed on rank 1, in step 2, shard 1, with LookupError: no room for "
         "10. Look at those samples: `collate_fn([...])` in a shell should give the same error"
     )
     assert "in __call__" in shown
-    message, _ = crew(1, told_in_full, loader, share(1, 2, 2), True)[0]
+    message, _ = crew(1, told_in_full, loader, assignment(1, 2, 2), True)[0]
     assert message.startswith(
         f"collating samples 6, 7, 8, 9, 10, 11 of {kind.__name__} failed on rank 1, in batch 1 of an evaluation, with "
     )

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from data_helpers import CPU, FakeDriver, Noisy, Numbers, draw, noisy_collate, prepared, same, share
+from data_helpers import CPU, FakeDriver, Noisy, Numbers, assignment, draw, noisy_collate, prepared, same
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -284,10 +284,10 @@ def test_a_loader_of_unknown_length_can_be_listed():
 
 
 def test_batches_are_on_the_device():
-    loader = PreparedLoader([{"x": torch.arange(4)}], share(), FakeDriver(), torch.device("meta"))
+    loader = PreparedLoader([{"x": torch.arange(4)}], assignment(), FakeDriver(), torch.device("meta"))
     ((samples,),) = samples_of(loader)
     assert samples["x"].device.type == "meta"
-    ((samples,),) = samples_of(PreparedLoader([torch.arange(4)], share(), FakeDriver(), CPU))
+    ((samples,),) = samples_of(PreparedLoader([torch.arange(4)], assignment(), FakeDriver(), CPU))
     assert samples.device == CPU
 
 

@@ -11,11 +11,11 @@ from data_helpers import (
     NoisyStream,
     Numbers,
     Stream,
+    assignment,
     deal_all,
     epoch_of,
     noisy_collate,
     same,
-    share,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lockstep.data.share import Share
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.sources import choose_source
 from lockstep.errors import DataError
 
@@ -79,7 +79,7 @@ def test_drop_last_drops_the_ragged_global_batch_and_not_a_ragged_shard(length, 
     seen, counted = deal_all(lambda: loader(length, 8, drop_last=True), 2, 3)
     assert counted == [steps]
     assert sorted(flat(seen.values())) == list(range(steps * 8))
-    assert choose_source(loader(length, 8, drop_last=True), share(0, 2, 3)).num_steps() == steps
+    assert choose_source(loader(length, 8, drop_last=True), assignment(0, 2, 3)).num_steps() == steps
 
 
 def test_an_empty_data_set_has_no_steps():
@@ -212,7 +212,7 @@ def test_a_distributed_sampler_is_refused_with_the_remedy_wherever_it_hides():
         DataLoader(Numbers(9), batch_size=None, sampler=sampler),
     ):
         with pytest.raises(DataError, match=r"DistributedSampler.*shuffle=True"):
-            choose_source(refused, share())
+            choose_source(refused, assignment())
 
 
 # Random numbers in user code
@@ -228,7 +228,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, wo
     if world_size == 4 and num_workers:
         seen, _ = {}, None
         for rank in (0, 3):  # few processes: these two have the first and the last shard
-            source = choose_source(build(num_workers), share(rank, 4, 4))
+            source = choose_source(build(num_workers), assignment(rank, 4, 4))
             for plan, data in itertools.chain(source.deal(1, 0), source.deal(5, 1)):
                 seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_steps, data, strict=True)})
         expected = {key: batch for key, batch in expected.items() if key[1] in (0, 3)}
@@ -254,12 +254,12 @@ def test_persistent_workers_serve_epochs_as_new_ones_do(num_workers):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 def test_an_epoch_left_early_does_not_change_the_next(options):
-    source = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate, **options), share(0, 1, 2))
+    source = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate, **options), assignment(0, 1, 2))
     left = source.deal(1, 0)
     for _ in range(3):
         next(left)
     left.close()
-    expected = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate), share(0, 1, 2))
+    expected = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate), assignment(0, 1, 2))
     assert same([data for _, data in source.deal(4, 1)], [data for _, data in expected.deal(4, 1)])
 
 
@@ -294,7 +294,7 @@ def test_of_a_stream_every_sample_is_used_once_and_alike_for_every_world_and_num
 def test_a_stream_with_a_ragged_end_drops_it_if_asked_and_knows_no_length():
     assert deal_all(lambda: DataLoader(Stream(10), 4, collate_fn=list, drop_last=True), 3, 3)[1] == [2]
     with pytest.raises(TypeError):
-        choose_source(DataLoader(Stream(10), 4), share()).num_steps()
+        choose_source(DataLoader(Stream(10), 4), assignment()).num_steps()
 
 
 def test_a_stream_may_hold_none_and_split_itself_by_worker():
@@ -379,13 +379,13 @@ def test_a_loader_that_iterates_in_its_own_way_is_taken_at_its_word():
 
 def test_a_generator_is_refused_because_the_second_epoch_would_be_empty():
     with pytest.raises(DataError, match="generator can be read only once"):
-        choose_source((batch for batch in ready()), share())
+        choose_source((batch for batch in ready()), assignment())
     with pytest.raises(DataError, match="can be read only once"):
-        choose_source(iter(ready()), share())
+        choose_source(iter(ready()), assignment())
 
 
 def test_a_ready_batch_that_cannot_be_cut_is_refused_when_it_comes():
-    source = choose_source([{"text": "abc"}], share(0, 1, 2))
+    source = choose_source([{"text": "abc"}], assignment(0, 1, 2))
     with pytest.raises(DataError, match="batch of type dict holds no tensor"):
         list(source.deal(1, 0))
 
@@ -395,7 +395,7 @@ def test_a_ready_batch_that_cannot_be_cut_is_refused_when_it_comes():
 
 @pytest.mark.parametrize("build", [lambda: loader(5, 4), lambda: DataLoader(Stream(5), 4), lambda: ready((4, 1))])
 def test_a_process_without_samples_has_the_step_too_and_knows_its_size_and_who_has_samples(build):
-    (first, data), (last, nothing) = choose_source(build(), share(2, 3, 3)).deal(10, 0)
+    (first, data), (last, nothing) = choose_source(build(), assignment(2, 3, 3)).deal(10, 0)
     assert (last.number, last.num_samples, last.micro_steps, last.num_active_ranks, nothing) == (11, 1, [], 1, [])
     assert (first.number, first.num_samples, first.num_active_ranks, len(data)) == (10, 4, 3, 1)
     assert [micro.shard for micro in first.micro_steps] == [2]
@@ -405,7 +405,7 @@ def test_a_process_without_samples_has_the_step_too_and_knows_its_size_and_who_h
 def test_every_process_has_every_step_in_its_place_also_those_without_samples_of_its_own(batches):
     sizes = [size for size in map(len, batches) if size]
     for rank in range(5):
-        source = choose_source(DataLoader(Numbers(17), batch_sampler=batches, collate_fn=list), share(rank, 5, 5))
+        source = choose_source(DataLoader(Numbers(17), batch_sampler=batches, collate_fn=list), assignment(rank, 5, 5))
         plans = [plan for plan, _ in source.deal(1, 0)]
         assert [(plan.number, plan.num_samples) for plan in plans] == list(enumerate(sizes, 1))
         assert [bool(plan.micro_steps) for plan in plans] == [size > rank for size in sizes]
@@ -415,7 +415,7 @@ def test_every_process_has_every_step_in_its_place_also_those_without_samples_of
 
 
 def test_what_must_be_equal_on_all_ranks_is_described():
-    lines = choose_source(loader(23, 8, shuffle=True), share()).describe()
+    lines = choose_source(loader(23, 8, shuffle=True), assignment()).describe()
     assert lines == [
         "samples of Numbers",
         "sampler RandomSampler, batch sampler BatchSampler",
@@ -423,9 +423,9 @@ def test_what_must_be_equal_on_all_ranks_is_described():
         "data set of length 23",
         "global batches of length 3",
     ]
-    assert "data set of unknown length" in choose_source(DataLoader(Stream(3), 2), share()).describe()
-    assert choose_source(ready(), share()).describe() == ["ready batches of list", "global batches of length 4"]
-    assert choose_source(DataLoader(TensorDataset(torch.arange(3)), batch_size=None), share()).num_steps() == 3
+    assert "data set of unknown length" in choose_source(DataLoader(Stream(3), 2), assignment()).describe()
+    assert choose_source(ready(), assignment()).describe() == ["ready batches of list", "global batches of length 4"]
+    assert choose_source(DataLoader(TensorDataset(torch.arange(3)), batch_size=None), assignment()).num_steps() == 3
 
 
 # Accumulated
@@ -453,7 +453,7 @@ def test_ready_batches_are_drawn_anew_in_every_step_and_epoch_also_when_they_are
     batches = DrawnStream() if kind == "stream" else DrawnBatches()
     if kind != "iterable":
         batches = DataLoader(batches, batch_size=None)
-    share_of_all = Share(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=2)
+    share_of_all = ShardAssignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=2)
     source = choose_source(batches, share_of_all)
     drawn = [batch for epoch in range(2) for _, data in source.deal(1 + 3 * epoch, epoch) for batch in data]
     assert len({tuple(batch.tolist()) for batch in drawn}) == len(drawn) == 12

@@ -11,7 +11,7 @@ from data_helpers import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.streams import Purpose, derive, reseed, set_aside
+from lockstep.data.streams import Purpose, derive, preserve_rng, reseed
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -65,7 +65,7 @@ def test_every_seed_that_a_run_can_have_is_one_for_all_generators(seed):
 def test_numpy_need_not_have_been_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "numpy")
     reseed(0, Purpose.TRAIN, 1, 1)
-    with set_aside():
+    with preserve_rng():
         reseed(0, Purpose.TRAIN, 1, 2)
 
 
@@ -79,11 +79,11 @@ def test_streams_set_aside_go_on_where_they_were_also_after_an_error():
     expected = [draw() for _ in range(3)]
     reseed(0, Purpose.TRAIN, 1, 0)
     found = [draw()]
-    with set_aside():
+    with preserve_rng():
         reseed(0, Purpose.EVALUATE, 9)
         draw()
     found.append(draw())
-    with pytest.raises(ZeroDivisionError), set_aside():
+    with pytest.raises(ZeroDivisionError), preserve_rng():
         reseed_and_fail()
     found.append(draw())
     assert found == expected
@@ -101,6 +101,6 @@ def test_the_gpu_draws_from_the_place_too_and_goes_on_where_it_was():
     assert on_gpu() != one
     reseed(0, Purpose.TRAIN, 1, 0)
     assert on_gpu() == one
-    with set_aside():
+    with preserve_rng():
         on_gpu()
     assert on_gpu() == two

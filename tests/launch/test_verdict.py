@@ -38,7 +38,7 @@ def test_the_first_failure_is_told_whole_once_and_in_a_line_by_the_others():
         "rank 2 of 3 on two failed: ValueError: boom\n\nwhole ValueError\n\nfailed after it:\n  rank 0 on one"
     )
     assert found.brief == "rank 2 of 3 on two failed: ValueError: boom (the launcher on one shows all)"
-    assert (found.status, found.teller) == (7, 0)
+    assert (found.status, found.reporter) == (7, 0)
 
 
 def test_an_error_that_all_ranks_have_is_told_once():
@@ -109,7 +109,7 @@ def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stop
     reports = [FOLLOWED, FOLLOWED]
     reports[stopped] = Report(why="stopped", order=1, signal=15)
     found = judged(reports, is_elastic=is_elastic)
-    assert (found.goes_on, found.counts, found.teller) == (goes_on, False, 1 - stopped)
+    assert (found.goes_on, found.counts, found.reporter) == (goes_on, False, 1 - stopped)
     assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or goes_on
     assert found.status == (0 if goes_on else 128 + 15)
     if is_elastic and stopped == 0:
@@ -137,7 +137,7 @@ def test_a_run_that_has_saved_itself_ends_on_all_nodes_with_its_status_and_is_no
 
 def test_where_nodes_come_and_go_those_that_were_not_told_go_on_if_they_are_enough():
     found = judged([SAVED, LEAVES], is_elastic=True)
-    assert (found.goes_on, found.counts, found.teller) == (True, False, 0)
+    assert (found.goes_on, found.counts, found.reporter) == (True, False, 0)
     assert found.text == "the run is saved, and two leaves: the others meet again"
     assert not judged([SAVED, LEAVES], is_elastic=True, least=2).goes_on
     assert not judged([LEAVES, LEAVES], is_elastic=True).goes_on

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import UsageError
-from lockstep.recovery.position import Position, Route
+from lockstep.recovery.position import Position, ScriptCursor
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,15 +32,15 @@ class Launch:
 
     def __init__(self, script, cut=None):
         target = None if cut is None else Position.from_json(json.loads(json.dumps(cut.position.as_json())))
-        self.route, self.saved = Route(target), cut
+        self.cursor, self.saved = ScriptCursor(target), cut
         self.steps, self.cuts, self.num_resumed = [], [], 0
         self._skip, self._running = 0, False
         for number, part in enumerate(script):
             part(self, number)
-        self._cut(self.route.end())
+        self._cut(self.cursor.end())
 
     def _cut(self, position, skip=0):
-        if self.route.target is None:
+        if self.cursor.target is None:
             self.cuts.append(Cut(position, list(self.steps), skip))
 
     def _resume(self, *, final):
@@ -48,50 +48,50 @@ class Launch:
         self.num_resumed += final
 
     def _arrive(self):
-        if self.route.arrives():
+        if self.cursor.arrives():
             self._resume(final=True)
 
     def epochs(self, num_epochs):
         self._arrive()
-        first = self.route.enter_epochs(num_epochs)
-        if self.route.arrives(num_epochs):
+        first = self.cursor.enter_epochs(num_epochs)
+        if self.cursor.arrives(num_epochs):
             self._resume(final=True)
-        elif self.route.target is not None and self.route.target.in_pass and first < num_epochs:
+        elif self.cursor.target is not None and self.cursor.target.in_pass and first < num_epochs:
             self._resume(final=False)
         completed = False
         try:
             for epoch in range(first, num_epochs):
-                self.route.begin_epoch(epoch)
+                self.cursor.begin_epoch(epoch)
                 self._arrive()
                 yield epoch
                 if not self._running:
-                    self._cut(self.route.after_epoch(epoch))
+                    self._cut(self.cursor.after_epoch(epoch))
             completed = True
         finally:
-            self.route.leave_epochs(max(first, num_epochs) if completed else None)
+            self.cursor.leave_epochs(max(first, num_epochs) if completed else None)
             if completed:
                 self._arrive()
 
     def one_pass(self, length):
         """The steps of a pass over a training loader, by number."""
-        if self.route.skips():
+        if self.cursor.skips():
             self._arrive()
             return
         done = 0
-        if self.route.begin_pass():
+        if self.cursor.begin_pass():
             self._resume(final=True)
             done, self._skip = self._skip, 0
         self._running, exhausted = True, False
         try:
             for number in range(done, length):
-                self._cut(self.route.here(), number)
+                self._cut(self.cursor.here(), number)
                 yield number
             exhausted = True
         finally:
             self._running = False
-            self.route.end_pass()
-            if exhausted and self.route.here().section % 2 == 0:
-                self._cut(self.route.here())
+            self.cursor.end_pass()
+            if exhausted and self.cursor.here().section % 2 == 0:
+                self._cut(self.cursor.here())
 
 
 def train(launch, passes, name):
@@ -153,7 +153,7 @@ def test_from_every_place_and_from_there_again_just_the_steps_that_were_left_are
     undisturbed = Launch(script)
     for cut in undisturbed.cuts:
         again = Launch(script, cut)
-        if again.route.target is not None:  # nothing was trained, and nothing is
+        if again.cursor.target is not None:  # nothing was trained, and nothing is
             assert not undisturbed.steps
             continue
         assert again.num_resumed == 1

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.rundir.lock import RunLock, holder_of, last_launch
-from lockstep.rundir.names import set_aside
+from lockstep.rundir.names import rename_old_run
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -137,7 +137,7 @@ def test_who_waits_while_the_directory_is_set_aside_gets_the_lock_of_the_new_one
     lock = RunLock(run_dir)
     with another_process(run_dir, patience_s=20) as second:
         time.sleep(0.5)  # it has opened the file that is about to go
-        aside = set_aside(run_dir)
+        aside = rename_old_run(run_dir)
         run_dir.mkdir()
         new = RunLock(run_dir)
         lock.release()
@@ -154,7 +154,7 @@ def test_a_directory_that_is_set_aside_at_the_worst_moment_does_not_lead_to_its_
 
     def set_aside_before(*args):
         monkeypatch.undo()
-        aside.append(set_aside(run_dir))
+        aside.append(rename_old_run(run_dir))
         run_dir.mkdir()
         take(*args)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
+from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -53,7 +53,7 @@ def test_a_run_that_is_set_aside_is_whole_and_takes_nobodys_place(tmp_path):
     for number in (1, 2, 3):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "content").write_text(str(number))
-        assert set_aside(tmp_path / "run") == tmp_path / f"run.old-{number}"
+        assert rename_old_run(tmp_path / "run") == tmp_path / f"run.old-{number}"
     assert {path.name: (path / "content").read_text() for path in tmp_path.iterdir()} == {
         "run.old-1": "1",
         "run.old-2": "2",
@@ -66,5 +66,5 @@ def test_a_directory_without_a_name_of_its_own_cannot_be_set_aside(tmp_path, mon
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
     with pytest.raises(ConfigError, match=r"cannot be set aside.*--run-dir"):
-        set_aside(Path(path))
+        rename_old_run(Path(path))
     assert [entry.name for entry in tmp_path.iterdir()] == ["inner"]

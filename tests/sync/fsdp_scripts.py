@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.comm.spread import is_spread, own_part, whole
+from lockstep.comm.dtensors import full_tensor, is_dtensor, to_local
 
 NUM_STEPS = 8
 
@@ -58,9 +58,9 @@ def data():
 
 def numbers(model, optimizer):
     """All values of a model and its optimizer, whole."""
-    found = {name: whole(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    found = {name: full_tensor(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]}
     for index, slots in optimizer.state_dict()["state"].items():
-        found.update({f"{index}.{name}": whole(value).tolist() for name, value in slots.items()})
+        found.update({f"{index}.{name}": full_tensor(value).tolist() for name, value in slots.items()})
     return found
 
 
@@ -85,8 +85,8 @@ def train(die_after=None, weight=None):
             with team.evaluate(model, DataLoader(data(), 10)) as batches:
                 for x, y in batches:
                     batches.add(loss=nn.functional.mse_loss(model(x), y))
-        parts = sum(own_part(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
-        spread = [name for name, p in model.named_parameters() if not is_spread(p)]
+        parts = sum(to_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        spread = [name for name, p in model.named_parameters() if not is_dtensor(p)]
         return {
             "numbers": numbers(model, optimizer),
             "norms": norms,
@@ -117,7 +117,7 @@ def keep_best():
             optimizer.step()
             optimizer.zero_grad()
         team.best(1.0)
-        weights = {name: whole(value.detach()).tolist() for name, value in model.state_dict().items()}
+        weights = {name: full_tensor(value.detach()).tolist() for name, value in model.state_dict().items()}
         run_dir = team.run_dir
     return weights, {name: value.tolist() for name, value in lockstep.load_weights(run_dir / "best").items()}
 

@@ -86,9 +86,9 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
                     sync.begin_shard(micro)
                     first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
                     x = samples(step, size)[first : first + micro.num_samples]
-                    for number, (factor, weights, reduction) in enumerate(calls):
-                        share = ledger.call(None if weights is None else weights[micro.shard], reduction, micro)
-                        sync.backward(factor * forward(x).sum(1).mean(), number, share, {})
+                    for number, (scale, weights, reduction) in enumerate(calls):
+                        factor = ledger.call(None if weights is None else weights[micro.shard], reduction, micro)
+                        sync.backward(scale * forward(x).sum(1).mean(), number, factor, {})
                         if not micro.is_last:
                             assert model.weight.grad is None
                     sync.end_shard()

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lockstep.sync.buffers import ShardBuffers
-from lockstep.sync.gradients import ShardSums, install, put_back, set_aside
+from lockstep.sync.gradients import ShardSums, detach_grads, install, put_back
 
 
 class Buffers(nn.Module):
@@ -141,7 +141,7 @@ def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
 def test_gradients_set_aside_are_added_back():
     with_one, without = Parameter(torch.zeros(1)), Parameter(torch.zeros(1))
     with_one.grad = torch.tensor([1.0])
-    aside = set_aside([with_one, without])
+    aside = detach_grads([with_one, without])
     assert with_one.grad is None
     with_one.grad, without.grad = torch.tensor([2.0]), torch.tensor([5.0])
     put_back(aside)

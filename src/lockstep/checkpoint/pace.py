@@ -56,7 +56,7 @@ class Pace:
         Args:
             step: that has ended.
             is_busy: whether this rank still writes the last checkpoint.
-            asked: more than 0 if this rank was asked to stop: then the next checkpoint is saved at once, with whatever interval.
+            asked: more than 0 if this rank was asked to stop: then the next checkpoint is saved at once, whatever the interval.
 
         Returns:
             Whether to save now, and whether some rank could not write the last one: the same on every rank.

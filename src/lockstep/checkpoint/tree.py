@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.checkpoint.kinds import IN_NUMPY, KINDS, TAGS, RefusedError, is_plain
-from lockstep.comm.spread import is_spread
+from lockstep.comm.dtensors import is_dtensor
 from lockstep.errors import ConfigError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -100,7 +100,7 @@ class _Taker:
         if is_plain(value):
             return value
         kind = type(value)
-        if kind in _TENSORS or is_spread(value):
+        if kind in _TENSORS or is_dtensor(value):
             if id(value) not in self._shared:
                 self._shared[id(value)] = self._tensor(value, where, name)
             return self._shared[id(value)]
@@ -158,7 +158,7 @@ class _Taker:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             _refuse(where, f"a {layout} tensor of {dtype} on the device {value.device}")
         node = {tag: name, "device": value.device.type}
-        if is_spread(value):  # whoever writes it brings it together before
+        if is_dtensor(value):  # whoever writes it brings it together before
             self.tensors[name] = value.detach()
             return node
         strides = torch.empty_like(value, device="meta").stride()  # as clone() has them: without gaps, in the same order

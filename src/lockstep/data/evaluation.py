@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.comm.collectives import Collectives
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, map_tensors, to_device
 from lockstep.data.culprit import Culprit
+from lockstep.data.evaluation_keys import FIRST_LOADER, EvaluationKey
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
-from lockstep.data.occasions import FIRST_LOADER, Occasion
 from lockstep.data.reader import StreamReader
-from lockstep.data.share import Share
-from lockstep.data.streams import Purpose, reseed, set_aside
+from lockstep.data.streams import Purpose, preserve_rng, reseed
 from lockstep.data.torch_loader import is_torch_loader, refuse_split
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
@@ -35,13 +35,13 @@ Numbered = Iterator[tuple[int, int | None, Any]]
 class _DealingReader(StreamReader):
     """Collates every batch of a stream that is this process's."""
 
-    def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        super().__init__(loader, share.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), share.rank)
-        self._share = share
+    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
+        super().__init__(loader, assignment.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), assignment.rank)
+        self._assignment = assignment
         self._ready = loader.batch_size is None
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Numbered:
-        if batch % self._share.world_size == self._share.rank:
+        if batch % self._assignment.world_size == self._assignment.rank:
             num_samples = 1 if self._ready else len(parts[0])
             positions = range(first_sample, first_sample + num_samples)
             yield batch, None if self._ready else num_samples, self.collate(parts[0], positions, batch)
@@ -54,7 +54,7 @@ class EvaluationSource:
         DataError: the loader is already split for several processes.
     """
 
-    def __init__(self, batches: Iterable[Any], share: Share) -> None:
+    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
         refuse_split(batches)
         if not isinstance(batches, DataLoader) and iter(batches) is batches:
             raise DataError(
@@ -62,54 +62,54 @@ class EvaluationSource:
                 "DataLoader, a list, or an object whose __iter__ starts anew"
             )
         self._batches = batches
-        self._share = share
+        self._assignment = assignment
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             if isinstance(batches.dataset, IterableDataset):
-                self._reader = _DealingReader(batches, share)
+                self._reader = _DealingReader(batches, assignment)
             else:
-                self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
+                self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
-    def deal(self, occasion: Occasion) -> Numbered:
+    def deal(self, evaluation: EvaluationKey) -> Numbered:
         """One pass."""
         if self._reader is not None:
-            self._reader.key = (occasion.loader, 0)
-            return self._reader.read(self._batches, 0, occasion.step)  # type: ignore[arg-type]
-        return self._deal_ready(occasion) if self._pool is None else self._deal_indexed(occasion, self._pool)
+            self._reader.key = (evaluation.loader, 0)
+            return self._reader.read(self._batches, 0, evaluation.step)  # type: ignore[arg-type]
+        return self._deal_ready(evaluation) if self._pool is None else self._deal_indexed(evaluation, self._pool)
 
-    def reseed(self, occasion: Occasion, batch: int) -> None:
+    def reseed(self, evaluation: EvaluationKey, batch: int) -> None:
         """Start the stream of the evaluation code of a batch."""
-        reseed(self._share.seed, Purpose.EVALUATE, occasion.loader, batch, 1)
+        reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, 1)
 
-    def reseed_replay(self, occasion: Occasion) -> None:
+    def reseed_replay(self, evaluation: EvaluationKey) -> None:
         """Start the stream of what is computed from all batches together."""
-        reseed(self._share.seed, Purpose.EVALUATE, occasion.loader, 0, 2)
+        reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, 0, 2)
 
-    def _deal_indexed(self, occasion: Occasion, pool: FetchPool) -> Numbered:
-        share, loader = self._share, self._batches
+    def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Numbered:
+        assignment, loader = self._assignment, self._batches
         assert isinstance(loader, DataLoader)
-        reseed(share.seed, Purpose.SAMPLER, occasion.loader, occasion.step, occasion.repeat)
+        reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
         batches = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
-        mine = deal(len(batches), share.rank, share.world_size)
-        requests = (Request(Purpose.EVALUATE, (occasion.loader, batch, 0), batches[batch]) for batch in mine)
+        mine = deal(len(batches), assignment.rank, assignment.world_size)
+        requests = (Request(Purpose.EVALUATE, (evaluation.loader, batch, 0), batches[batch]) for batch in mine)
         for batch, fetched in zip(mine, pool.run(requests), strict=True):
             yield batch, None if loader.batch_sampler is None else len(batches[batch]), fetched
 
-    def _deal_ready(self, occasion: Occasion) -> Numbered:
-        share = self._share
-        reseed(share.seed, Purpose.SAMPLER, occasion.loader, occasion.step, occasion.repeat)
+    def _deal_ready(self, evaluation: EvaluationKey) -> Numbered:
+        assignment = self._assignment
+        reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
         batches, one_thread = iter(self._batches), single_threaded()
         for batch in itertools.count():
-            reseed(share.seed, Purpose.EVALUATE, occasion.loader, batch, 0)
+            reseed(assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, 0)
             try:
                 with one_thread:
                     found = next(batches, _END)
             except Exception as error:
-                raise Culprit(self._batches, share.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
+                raise Culprit(self._batches, assignment.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
             if found is _END:
                 return
-            if batch % share.world_size == share.rank:
+            if batch % assignment.world_size == assignment.rank:
                 yield batch, None, found
 
 
@@ -138,7 +138,7 @@ class Evaluation:
         collectives: Collectives,
         device: torch.device,
         done: Callable[[dict[str, float]], None],
-        occasion: Occasion,
+        evaluation: EvaluationKey,
         metrics: Sequence[Any] = (),
         *,
         together: bool = False,
@@ -148,7 +148,7 @@ class Evaluation:
         self._collectives = collectives
         self._device = device
         self._done = done
-        self._occasion = occasion
+        self._evaluation = evaluation
         self._together = together
         """Whether all ranks must run the model equally often."""
         self._is_extra = False
@@ -166,7 +166,7 @@ class Evaluation:
         if self._stack is not None:
             raise UsageError("an evaluation can be entered once: call team.evaluate() again for the next one")
         stack = contextlib.ExitStack()
-        stack.enter_context(set_aside())
+        stack.enter_context(preserve_rng())
         for model in self._models:
             stack.callback(_set_modes, [(module, module.training) for module in model.modules()])
             model.eval()
@@ -187,14 +187,14 @@ class Evaluation:
         if self._stack is None or self._over:
             raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as batches:`")
         try:
-            batches = self._source.deal(self._occasion)
+            batches = self._source.deal(self._evaluation)
             for number, num_samples, batch in self._in_step(batches) if self._together else batches:
                 self._batch, self._num_samples = number, num_samples
                 if num_samples is None:
                     with contextlib.suppress(DataError):
                         self._num_samples = count_samples(batch)
                 batch = to_device(batch, self._device)
-                self._source.reseed(self._occasion, number)
+                self._source.reseed(self._evaluation, number)
                 yield batch
         finally:
             self._batch, self._is_extra = None, False
@@ -290,7 +290,7 @@ class Evaluation:
             )
         for metric in self._metrics:
             _has_seen_all(metric)
-        self._source.reseed_replay(self._occasion)
+        self._source.reseed_replay(self._evaluation)
         for first in range(0, num_batches, size):
             mine = [(index, args) for batch, index, args in self._updates if batch == first + rank]
             for index, args in itertools.chain.from_iterable(self._collectives.all_gather_object(mine)):

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
-from lockstep.data.share import Share
 from lockstep.data.sources import Deal, choose_source
 from lockstep.errors import UsageError
 from lockstep.plan.shards import StepPlan
@@ -57,15 +57,15 @@ class PreparedLoader:
     ``len()`` counts steps. Other attributes are those of the user's loader.
     """
 
-    def __init__(self, batches: Iterable[Any], share: Share, driver: Driver, device: torch.device) -> None:
+    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, driver: Driver, device: torch.device) -> None:
         self.wrapped = batches
         """The loader as the user made it."""
-        self._source = choose_source(batches, share)
+        self._source = choose_source(batches, assignment)
         self._driver = driver
         self._device = None if device.type == "cpu" else device
         self._epoch = 0
         """Number of the next pass."""
-        self._is_compared = share.world_size == 1
+        self._is_compared = assignment.world_size == 1
         """Whether this rank reads what the others do."""
         self._pass: object = None
         self._is_running = False

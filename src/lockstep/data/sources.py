@@ -22,11 +22,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut, length_of
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
-from lockstep.data.share import Share
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import is_torch_loader, refuse_split, samplers_of, set_epoch
@@ -69,11 +69,11 @@ _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRan
 class SampleSource:
     """A DataLoader over a data set that can be indexed."""
 
-    def __init__(self, loader: DataLoader[Any], share: Share) -> None:
+    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         self._loader = loader
-        self._share = share
+        self._assignment = assignment
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
-        self._pool = FetchPool(choose_fetcher(share.seed, loader, share.rank), loader)
+        self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
         # PyTorch's samplers draw from the global generators only before their first index.
         self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
         self._stateful = [loader, *samplers_of(loader)]
@@ -82,30 +82,30 @@ class SampleSource:
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
-        share = self._share
+        assignment = self._assignment
         plans: deque[StepPlan] = deque()
 
         def requests() -> Iterator[Request]:
-            for step, batches in enumerate(share.group(self._draw(epoch)), first_step):
+            for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
                 if step < first_step + skip:
                     continue
-                plan = share.plan(step, tuple(map(len, batches)))
+                plan = assignment.plan(step, tuple(map(len, batches)))
                 plans.append(plan)
                 if compared and step == first_step + skip:
                     plan.digest = digest(batches)
-                    if share.rank > 0:  # the first shard is rank 0's, and the one that all fetch
-                        samples = batches[0][shard_slice(0, len(batches[0]), share.num_shards)]
-                        yield Request(Purpose.FETCH, (share.loader, step, 0, 0), samples, epoch)
+                    if assignment.rank > 0:  # the first shard is rank 0's, and the one that all fetch
+                        samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
+                        yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
                     micro.samples = batches[micro.part][micro.rows]
-                    key = (share.loader, step, micro.shard, micro.part)
+                    key = (assignment.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
 
         data: list[Any] = []
         for number, fetched in enumerate(self._pool.run(requests())):
             if compared and number == 0:
                 plans[0].digest = digest([plans[0].digest, fetched])
-                if share.rank > 0:
+                if assignment.rank > 0:
                     continue
             while not plans[0].micro_steps:
                 yield plans.popleft(), []
@@ -118,13 +118,13 @@ class SampleSource:
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
-        share = self._share
+        assignment = self._assignment
         self._at_begin = list(map(take_state, self._stateful))
-        share.reseed(Purpose.SAMPLER, epoch, 0)
+        assignment.reseed(Purpose.SAMPLER, epoch, 0)
         batches = iter(self._batch_sampler)
         for number in itertools.count():
             if number and not self._draws_once:
-                share.reseed(Purpose.SAMPLER, epoch, number)
+                assignment.reseed(Purpose.SAMPLER, epoch, number)
             indices = next(batches, None)
             if indices is None:
                 return
@@ -142,7 +142,7 @@ class SampleSource:
 
     def num_steps(self) -> int:
         """See Source."""
-        return self._share.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
+        return self._assignment.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
         """See Source."""
@@ -157,21 +157,21 @@ class SampleSource:
 class _ShardReader(StreamReader):
     """Collates the samples of this process's shards."""
 
-    def __init__(self, loader: DataLoader[Any], share: Share) -> None:
-        key = (share.loader, share.num_shards)
-        super().__init__(loader, share.seed, Purpose.FETCH, key, share.rank, share.accumulate)
-        self._share = share
+    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
+        key = (assignment.loader, assignment.num_shards)
+        super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate)
+        self._assignment = assignment
         self.compared = False
         """Whether the first step is to have a digest."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Deal]:
-        share = self._share
+        assignment = self._assignment
         sizes = tuple(map(len, parts))
-        plan = share.plan(batch, sizes)
+        plan = assignment.plan(batch, sizes)
         data = []
         for micro in plan.micro_steps:
             micro.samples = _positions(first_sample, sizes, micro)
-            share.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
+            assignment.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
         if self.compared and batch == self._first + self._skip:
             plan.digest = digest(parts)
@@ -187,10 +187,10 @@ def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> r
 class StreamSource:
     """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part."""
 
-    def __init__(self, loader: DataLoader[Any], share: Share) -> None:
+    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         self._loader = loader
-        self._share = share
-        self._reader = _ShardReader(loader, share)
+        self._assignment = assignment
+        self._reader = _ShardReader(loader, assignment)
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
@@ -208,7 +208,7 @@ class StreamSource:
 
     def num_steps(self) -> int:
         """See Source."""
-        return self._share.num_steps(len(self._loader))
+        return self._assignment.num_steps(len(self._loader))
 
     def describe(self) -> list[str]:
         """See Source."""
@@ -230,9 +230,9 @@ class _ReadyReader(StreamReader):
 class ReadySource:
     """Any iterable of ready batches: every rank takes each batch, and keeps its rows."""
 
-    def __init__(self, batches: Iterable[Any], share: Share) -> None:
+    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
         self._batches = batches
-        self._share = share
+        self._assignment = assignment
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
         self._stateful = [batches, *(samplers_of(batches) if isinstance(batches, DataLoader) else [])]
@@ -246,14 +246,16 @@ class ReadySource:
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
             # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
-                key = (share.loader, share.num_shards)
-                self._reader = _ReadyReader(batches, share.seed, Purpose.FETCH, key, share.rank, share.accumulate)
+                key = (assignment.loader, assignment.num_shards)
+                self._reader = _ReadyReader(
+                    batches, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate
+                )
             else:
-                self._pool = FetchPool(choose_fetcher(share.seed, batches, share.rank), batches)
+                self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
-        share = self._share
+        assignment = self._assignment
         resumed, self._resumed = self._resumed, None
         first_sample, self._number, begin = 0, 0, first_step
         if resumed is not None and skip:  # the batches of the first steps do not come again
@@ -261,9 +263,9 @@ class ReadySource:
         elif self._reader is None:
             self._at_begin = list(map(take_state, self._stateful))
         counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch, resumed is not None))
-        for step, parts in enumerate(share.group(pair for pair in counted if pair[1] > 0), begin):
+        for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), begin):
             sizes = tuple(num_samples for _, num_samples in parts)
-            plan = share.plan(step, sizes)
+            plan = assignment.plan(step, sizes)
             if self._has_state:
                 self._after = {step - 1: self._after.get(step - 1), step: self._state_after(first_sample + sum(sizes))}
             if step >= first_step + skip:
@@ -302,7 +304,7 @@ class ReadySource:
             self._resumed = {} if self._has_state else None
 
     def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
-        share, batches = self._share, self._batches
+        assignment, batches = self._assignment, self._batches
         samplers = samplers_of(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
         set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
         if self._reader is not None:
@@ -311,10 +313,10 @@ class ReadySource:
         if self._pool is not None:
             yield from self._pool.run(self._requests(first_step, epoch))
             return
-        share.reseed(Purpose.SAMPLER, epoch)
+        assignment.reseed(Purpose.SAMPLER, epoch)
         found = iter(batches)
         for number in itertools.count(self._number):
-            share.reseed(Purpose.FETCH, *self._key(first_step, number))
+            assignment.reseed(Purpose.FETCH, *self._key(first_step, number))
             try:
                 batch = next(found, _END)
                 if batch is _END and is_resumed and number == 0:
@@ -322,33 +324,33 @@ class ReadySource:
                     found = iter(batches)
                     batch = next(found, _END)
             except Exception as error:
-                raise Culprit(batches, share.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
+                raise Culprit(batches, assignment.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
             if batch is _END:
                 return
             self._number = number + 1
             yield batch
 
     def _requests(self, first_step: int, epoch: int) -> Iterator[Request]:
-        share = self._share
-        share.reseed(Purpose.SAMPLER, epoch, 0)
+        assignment = self._assignment
+        assignment.reseed(Purpose.SAMPLER, epoch, 0)
         indices = iter(self._batches.sampler)  # type: ignore[attr-defined]
         for number in itertools.count():
             if number:
-                share.reseed(Purpose.SAMPLER, epoch, number)
+                assignment.reseed(Purpose.SAMPLER, epoch, number)
             try:
                 index = next(indices)
             except StopIteration:
                 return
-            yield Request(Purpose.FETCH, (share.loader, *self._key(first_step, number)), index, epoch)
+            yield Request(Purpose.FETCH, (assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
         """Where in the run a batch of this pass is drawn: in its step, beside the shards."""
-        steps, part = divmod(number, self._share.accumulate)
-        return first_step + steps, self._share.num_shards, part
+        steps, part = divmod(number, self._assignment.accumulate)
+        return first_step + steps, self._assignment.num_shards, part
 
     def num_steps(self) -> int:
         """See Source."""
-        return self._share.num_steps(len(self._batches))  # type: ignore[arg-type]
+        return self._assignment.num_steps(len(self._batches))  # type: ignore[arg-type]
 
     def describe(self) -> list[str]:
         """See Source."""
@@ -360,7 +362,7 @@ def _lengths(*named: tuple[str, object]) -> list[str]:
     return [f"{name} of {'unknown length' if length is None else f'length {length}'}" for name, length in lengths]
 
 
-def choose_source(batches: Iterable[Any], share: Share) -> Source:
+def choose_source(batches: Iterable[Any], assignment: ShardAssignment) -> Source:
     """The source for what the user gave to ``prepare``.
 
     Raises:
@@ -373,9 +375,9 @@ def choose_source(batches: Iterable[Any], share: Share) -> Source:
                 f"a {type(batches).__name__} can be read only once, so a second epoch would be empty: "
                 "give prepare() a list, or an object whose __iter__ starts anew"
             )
-        return ReadySource(batches, share)
+        return ReadySource(batches, assignment)
     if not is_torch_loader(batches) or (batches.batch_size is None and batches.batch_sampler is None):
-        return ReadySource(batches, share)
+        return ReadySource(batches, assignment)
     if isinstance(batches.dataset, IterableDataset):
-        return StreamSource(batches, share)
-    return SampleSource(batches, share)
+        return StreamSource(batches, assignment)
+    return SampleSource(batches, assignment)

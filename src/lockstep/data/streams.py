@@ -94,7 +94,7 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
 
 
 @contextlib.contextmanager
-def set_aside() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Whatever is reseeded or drawn inside, the streams go on afterwards from where they were."""
     cpu = torch.default_generator.get_state()
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

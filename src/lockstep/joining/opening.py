@@ -16,7 +16,7 @@ from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
 from lockstep.rundir.lock import PATIENCE_S, RunLock, last_job, last_launch
-from lockstep.rundir.names import default_run_dir, earlier_run_dirs, set_aside
+from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world import World
 
 _PARENT = Path("runs")
@@ -131,7 +131,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
         notices: list[str] = []
         if begins_anew:
             if _holds_something(path):
-                other = set_aside(path)
+                other = rename_old_run(path)
                 notices.append(f"the run that was in {path} is now in {other}")
                 path.mkdir()
             lock.release()

@@ -18,7 +18,7 @@ from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched, parameters_of
-from lockstep.sync.gradients import Gradients, put_back, set_aside
+from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
 
 
@@ -171,7 +171,7 @@ class Phases:
                 "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
             )
         self._batch, self._is_said = batch, False
-        self._carried = set_aside(self._watched.parameters)
+        self._carried = detach_grads(self._watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
         self._watched.begin_phase()
@@ -254,13 +254,13 @@ class Phases:
                     f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Say so: "
                     "team.backward(loss, reduction='sum'); or use a mean. (If it is none: reduction='mean'.)"
                 )
-        share = self._ledger.call(weight, reduction, micro)
+        factor = self._ledger.call(weight, reduction, micro)
         self._listeners.before_backward(loss, weight)
         self._watched.before_backward()
         run: Callable[..., None] = self._sync.backward
-        for formats in self._watched.formats:
-            run = functools.partial(formats.backward, run)
-        run(self._watched.scale(loss), call, share, options)
+        for precision in self._watched.model_precisions:
+            run = functools.partial(precision.backward, run)
+        run(self._watched.scale(loss), call, factor, options)
         self._watched.after_backward()
         self._listeners.after_backward()
 

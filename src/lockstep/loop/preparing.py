@@ -14,16 +14,16 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.config import STRATEGIES, RunConfig
+from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import length_of
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.share import Share
 from lockstep.errors import UsageError
 from lockstep.loop.loop import Loop
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
-from lockstep.prepare.formats import Formats, check_scaler, fit_optimizer
 from lockstep.prepare.model import stand_in
+from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.remap import remap
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_formats, refuse_inside
 from lockstep.recovery.run_state import RunState
@@ -47,7 +47,7 @@ class Preparation:
     Args:
         config: the settings of the run, definite.
         devices: of this process.
-        share: what is this process's of a loader, by the loader's number.
+        assignment: what is this process's of a loader, by the loader's number.
         sync: how gradients meet.
         loop: drives loaders, and says what may act.
         collectives: of all ranks.
@@ -59,7 +59,7 @@ class Preparation:
         self,
         config: RunConfig,
         devices: Sequence[torch.device],
-        share: Callable[[int], Share],
+        assignment: Callable[[int], ShardAssignment],
         sync: Sync,
         loop: Loop,
         collectives: Collectives,
@@ -74,7 +74,7 @@ class Preparation:
         is_split = len(devices) > 1 and STRATEGIES[config.strategy].devices == "several"
         self._places = devices if is_split else ()
         """The devices that the script puts the parts of its models on; none: models are moved to the one there is."""
-        self._make_share = share
+        self._assign = assignment
         self._sync = sync
         self._loop = loop
         self._collectives = collectives
@@ -144,11 +144,11 @@ class Preparation:
     def _prepare_model(self, model: nn.Module) -> Any:
         if not self._sync.forward_is_collective:  # else it may be too large for one GPU as a whole
             self._move(model)
-        formats = Formats(model, self._precision, self._device)
+        model_precision = ModelPrecision(model, self._precision, self._device)
         forward = self._sync.attach(model)
-        self._watched.add_model(model, formats)
+        self._watched.add_model(model, model_precision)
         self.keep(model)
-        return stand_in(model, forward, formats, self._loop.phases.check_outside)
+        return stand_in(model, forward, model_precision, self._loop.phases.check_outside)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
@@ -171,7 +171,7 @@ class Preparation:
         set_workers(batches, self._config.workers)
         if self.recorder is not None:
             self.recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
-        return PreparedLoader(batches, self._make_share(number), self._loop, self._device)
+        return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
     def keep(self, thing: Any) -> None:
         """Make an object's state part of the run's."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.spread import is_spread
+from lockstep.comm.dtensors import is_dtensor
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import ModelError, UsageError
 
@@ -81,7 +81,7 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     if next(model.parameters(), None) is None:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
     for name, parameter in model.named_parameters():
-        if is_spread(parameter):
+        if is_dtensor(parameter):
             raise ModelError(
                 f"parameter {name!r} of {type(model).__name__} is dealt out to processes already (fully_shard?): prepare the "
                 "plain model instead, and let strategy='fsdp' do that"

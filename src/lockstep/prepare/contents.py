@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.spread import own_part, spread_like
+from lockstep.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
 
@@ -94,7 +94,7 @@ class ModelContent(Content):
         model: nn.Module = self.thing
         inner = innermost(model)
         own = inner.state_dict()
-        values = {name: spread_like(value, own.get(name, value)) for name, value in weights.items()}
+        values = {name: distribute_like(value, own.get(name, value)) for name, value in weights.items()}
         for name, value in values.items():
             _make_buffer(inner, name, value)
         inner.load_state_dict({**values, **state["extra"]})
@@ -104,7 +104,7 @@ class ModelContent(Content):
         for name, parameter in model.named_parameters():
             gradient = state["gradients"].get(name)
             parameter.grad = (
-                None if gradient is None else spread_like(_gradient_together(gradient), parameter).to(parameter.device)
+                None if gradient is None else distribute_like(_gradient_together(gradient), parameter).to(parameter.device)
             )
             parameter.requires_grad_(name not in frozen)
         for name, module in model.named_modules():
@@ -247,7 +247,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    tensor = own_part(tensor)
+    tensor = to_local(tensor)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -272,7 +272,7 @@ def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
     owner_name, _, last = name.rpartition(".")
     owner = module.get_submodule(owner_name)
     now = {**owner._buffers, **owner._parameters}.get(last)
-    value = value if now is None else spread_like(value, now)
+    value = value if now is None else distribute_like(value, now)
     if now is not None and now.shape == value.shape and now.dtype == value.dtype and not _is_expanded(now):
         now.copy_(value)
         return
@@ -318,7 +318,7 @@ def _spread(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         **state,
         "state": {
             index: {
-                name: spread_like(value, parameters[index])
+                name: distribute_like(value, parameters[index])
                 if isinstance(value, Tensor) and value.shape == parameters[index].shape
                 else value
                 for name, value in slots.items()

@@ -7,7 +7,7 @@ import re
 from torch import nn
 
 from lockstep.errors import LockstepError, ModelError
-from lockstep.precision import Precision, Reach
+from lockstep.precision import CastScope, Precision
 
 _NO_KERNEL = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype (Half|BFloat16)|Low precision dtypes")
 _MIXED_UP = re.compile(r"(same dtype|same type|scalar type|should be the same|dtypes match).*", re.IGNORECASE)
@@ -37,7 +37,7 @@ def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
             f"precision={precision.name!r}. Compute it in float32 there, and continue as before: "
             "`x = operation(x.float()).to(x.dtype)`; or use precision='32-true'."
         ) from error
-    if precision.reach is not Reach.OPERATIONS and _MIXED_UP.search(said) and _NARROW.search(said):
+    if precision.reach is not CastScope.OPERATIONS and _MIXED_UP.search(said) and _NARROW.search(said):
         raise ModelError(
             f"{_where(error, model)} met tensors of two formats ({said}). With precision={precision.name!r} weights, buffers "
             f"and inputs are {str(precision.narrow).removeprefix('torch.')}; a tensor that is made in the forward pass, or is "

@@ -11,7 +11,7 @@ from torch import nn
 
 from lockstep.data.batch import Batch
 from lockstep.prepare.explain import explain
-from lockstep.prepare.formats import Formats
+from lockstep.prepare.model_precision import ModelPrecision
 
 
 class PreparedModel(nn.Module):
@@ -23,12 +23,12 @@ class PreparedModel(nn.Module):
     Args:
         model: the user's model, on its device.
         forward: what to call for a forward pass with gradients.
-        formats: in which formats passes are computed.
+        model_precision: in which formats passes are computed.
         guard: called with the name of what does not belong into ``batch.shards``.
     """
 
     def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], formats: Formats, guard: Callable[[str], None]
+        self, model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
     ) -> None:
         super().__init__()
         own = self.__dict__
@@ -37,7 +37,7 @@ class PreparedModel(nn.Module):
             own[registry] = model.__dict__[registry]
         own["_wrapped"] = model
         own["_forward"] = forward
-        own["_formats"] = formats
+        own["_model_precision"] = model_precision
         own["_guard"] = guard
         own.pop("training", None)
 
@@ -48,9 +48,9 @@ class PreparedModel(nn.Module):
         # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy stays out of it.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
-            return self._formats.forward(run, args, kwargs)
+            return self._model_precision.forward(run, args, kwargs)
         except (ValueError, RuntimeError) as error:
-            explain(error, self._wrapped, self._formats.precision)
+            explain(error, self._wrapped, self._model_precision.precision)
             raise
 
     @property
@@ -111,7 +111,9 @@ class PreparedModel(nn.Module):
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
 
 
-def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats, guard: Callable[[str], None]) -> PreparedModel:
+def stand_in(
+    model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
+) -> PreparedModel:
     """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
     classes only.)"""
 
@@ -120,7 +122,7 @@ def stand_in(model: nn.Module, forward: Callable[..., Any], formats: Formats, gu
 
     methods = {name: pass_on(name) for name in _CONTAINER_METHODS if hasattr(model, name)}
     kind = type(PreparedModel.__name__, (PreparedModel,), methods) if methods else PreparedModel
-    made: PreparedModel = kind(model, forward, formats, guard)
+    made: PreparedModel = kind(model, forward, model_precision, guard)
     return made
 
 

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.spread import is_spread
+from lockstep.comm.dtensors import is_dtensor
 from lockstep.errors import ModelError, UsageError
-from lockstep.prepare.formats import Formats
+from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.sync.buffers import version
 
@@ -27,7 +27,7 @@ class Watched:
     """
 
     def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
-        self.formats: list[Formats] = []
+        self.model_precisions: list[ModelPrecision] = []
         """Of the prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
         """Those of all prepared models, with their names. (A dict, since it keeps their order.)"""
@@ -42,12 +42,12 @@ class Watched:
         """The first parameter of each model: stands for all gradients that are not there yet."""
         self._before: Any = None
 
-    def add_model(self, model: nn.Module, formats: Formats) -> None:
+    def add_model(self, model: nn.Module, model_precisions: ModelPrecision) -> None:
         """A model takes part."""
-        if formats.reaches_backward:
-            self.formats.append(formats)
+        if model_precisions.reaches_backward:
+            self.model_precisions.append(model_precisions)
         first = next(model.parameters())
-        if not self._is_plain and first.requires_grad and not is_spread(first):
+        if not self._is_plain and first.requires_grad and not is_dtensor(first):
             self._marked.append(first)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)

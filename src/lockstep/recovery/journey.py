@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from lockstep.recovery.parted import PartedRanks
-from lockstep.recovery.position import Route
+from lockstep.recovery.position import ScriptCursor
 from lockstep.recovery.resuming import Restorer
 from lockstep.recovery.saving import Saver
 from lockstep.stopping import say
 
 
 class Journey:
-    """Brings together where the run is (``Route``), what it resumes with, and what it saves.
+    """Brings together where the run is (``ScriptCursor``), what it resumes with, and what it saves.
 
     Args:
-        route: counts what the script passes.
+        cursor: counts what the script passes.
         restorer: of the checkpoint that the run resumes from; None: it is new.
         saver: cuts checkpoints.
         parted: sees that the ranks have not parted before one is saved.
         is_main: whether this is rank 0, which speaks.
     """
 
-    def __init__(self, route: Route, restorer: Restorer | None, saver: Saver, parted: PartedRanks, *, is_main: bool) -> None:
+    def __init__(
+        self, cursor: ScriptCursor, restorer: Restorer | None, saver: Saver, parted: PartedRanks, *, is_main: bool
+    ) -> None:
         self.step_reached: int | None = None
         """The step that the run has resumed after, until the loop has taken it over."""
-        self._route = route
+        self._cursor = cursor
         self._restorer = restorer
         self._saver = saver
         self._parted = parted
@@ -40,12 +42,12 @@ class Journey:
     @property
     def section(self) -> int:
         """Number of the part of the script: odd in a loop over ``team.epochs()``."""
-        return self._route.here().section
+        return self._cursor.here().section
 
     @property
     def is_replaying(self) -> bool:
         """Whether what runs was done already before the interruption."""
-        return self._route.target is not None or self._is_at_end
+        return self._cursor.target is not None or self._is_at_end
 
     @property
     def is_due(self) -> bool:
@@ -55,9 +57,9 @@ class Journey:
     def enter_epochs(self, num_epochs: int) -> int:
         """A loop over ``team.epochs()`` begins: returns its first epoch."""
         self._arrive()  # at the end of an earlier launch that had not come here
-        first = self._route.enter_epochs(num_epochs)
+        first = self._cursor.enter_epochs(num_epochs)
         is_over = self._arrive(num_epochs)
-        target = self._route.target
+        target = self._cursor.target
         if not is_over and target is not None and target.in_pass and first < num_epochs:
             self._restore(
                 is_final=False
@@ -67,7 +69,7 @@ class Journey:
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins."""
         self._epoch = epoch
-        self._route.begin_epoch(epoch)
+        self._cursor.begin_epoch(epoch)
         self._leave_end()
         self._arrive()
         self._is_at_end = False  # what the script does before the pass is new
@@ -77,19 +79,19 @@ class Journey:
         self._saver.ask()
         if not is_in_pass and self._saver.is_due:
             self._parted.before_save(step)
-            self._saver.save_due(self._route.after_epoch(epoch), step, self._epoch)
+            self._saver.save_due(self._cursor.after_epoch(epoch), step, self._epoch)
 
     def leave_epochs(self, num_epochs: int | None, step: int) -> None:
         """The loop over epochs has come to its end; or it was left before, with None."""
-        self._route.leave_epochs(num_epochs)
+        self._cursor.leave_epochs(num_epochs)
         if num_epochs is not None and not self._arrive() and not self.is_replaying and step > self._resumed_after:
             self._parted.before_save(step)
-            if self._saver.save_end(self._route.end(), step, self._epoch):
+            if self._saver.save_end(self._cursor.end(), step, self._epoch):
                 self._end = (step, self._parted.digest())
 
     def skips(self) -> bool:
         """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
-        if not self._route.skips():
+        if not self._cursor.skips():
             return False
         if not self._told_of_skipping and self._is_main and self.section % 2 == 0:
             say(
@@ -103,12 +105,12 @@ class Journey:
     def begin_pass(self) -> None:
         """A pass over a training loader begins."""
         self._leave_end()
-        if self._route.begin_pass():
+        if self._cursor.begin_pass():
             self._restore(is_final=True)
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """It is over."""
-        self._route.end_pass()
+        self._cursor.end_pass()
         if exhausted and self.section % 2 == 0:
             self.save_if_due(step)  # in a loop over team.epochs() that waits until the epoch's tail is over
 
@@ -116,13 +118,13 @@ class Journey:
         """Between two steps: the batch of the next one is there, and nothing of it has been done."""
         if self._saver.is_due:
             self._parted.before_save(step)
-            self._saver.save_due(self._route.here(), step, self._epoch)
+            self._saver.save_due(self._cursor.here(), step, self._epoch)
 
     def close(self, step: int, *, failed: bool) -> None:
         """The script is over. Unless it failed, every rank must call it."""
-        if self._route.target is not None and not failed and self._is_main:
+        if self._cursor.target is not None and not failed and self._is_main:
             say(
-                f"WARNING: the run was interrupted at {self._route.target}, and the script did not come there: it has not "
+                f"WARNING: the run was interrupted at {self._cursor.target}, and the script did not come there: it has not "
                 "resumed, and no checkpoint is written."
             )
         failed = failed or self._parted.have_parted
@@ -130,14 +132,14 @@ class Journey:
             if not failed and step > 0:
                 self._parted.before_save(step)
             is_saved = not failed and self._end is not None and self._end == (step, self._parted.digest())
-            self._saver.close(self._route.end(), step, self._epoch, failed=failed, is_saved=is_saved)
+            self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
 
     def _arrive(self, num_epochs: int | None = None) -> bool:
-        """At the place to resume from, if this is one: see ``Route.arrives``."""
-        if not self._route.arrives(num_epochs):
+        """At the place to resume from, if this is one: see ``ScriptCursor.arrives``."""
+        if not self._cursor.arrives(num_epochs):
             return False
         self._restore(is_final=True)
-        self._is_at_end = self._route.is_end
+        self._is_at_end = self._cursor.is_end
         return True
 
     def _leave_end(self) -> None:

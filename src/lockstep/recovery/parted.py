@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.spread import is_spread
+from lockstep.comm.dtensors import is_dtensor
 from lockstep.errors import MismatchError
 from lockstep.listener import Listener
 from lockstep.recovery.run_state import RunState
@@ -102,7 +102,7 @@ class PartedRanks(Listener):
         for name, value in self._state.compared():
             if not isinstance(value, Tensor):
                 yield name, _text(value)
-            elif not is_spread(value):
+            elif not is_dtensor(value):
                 tensors.append((name, value))
         if with_stream:
             yield "the random stream outside of batch.shards", _stream()

@@ -44,7 +44,7 @@ class Position:
         return f"{where}, {'in' if self.in_pass else 'before'} pass {self.passes + 1} over a training loader"
 
 
-class Route:
+class ScriptCursor:
     """The way of this launch through the script, and the place that it is to go on from.
 
     Args:

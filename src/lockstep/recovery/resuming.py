@@ -16,7 +16,7 @@ from lockstep.checkpoint.weights import Tensors
 from lockstep.checkpoint.writer import STATE
 from lockstep.errors import CheckpointError, MismatchError
 from lockstep.precision import find_precision
-from lockstep.prepare.formats import fit_state
+from lockstep.prepare.model_precision import fit_state
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.software import numerics

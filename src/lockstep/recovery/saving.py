@@ -15,17 +15,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from lockstep.checkpoint.gathered import gather_full
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.pace import Pace
 from lockstep.checkpoint.parts import deal_out
 from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.store import Store
 from lockstep.checkpoint.tree import take_apart
-from lockstep.checkpoint.whole import bring_together
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.spread import is_spread
+from lockstep.comm.dtensors import is_dtensor
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.listener import Listener
@@ -134,7 +134,7 @@ class Saver(Listener):
         shapes = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in tensors.items()
-            if is_spread(tensor) or not tensor.is_cuda
+            if is_dtensor(tensor) or not tensor.is_cuda
         }
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()
@@ -190,7 +190,7 @@ class Saver(Listener):
         if self._touching is not None:
             self._touching.join()
         parts, state = self._contents()
-        mine = bring_together(parts, self._collectives.rank)
+        mine = gather_full(parts, self._collectives.rank)
         manifest = Manifest(
             step=step,
             epoch=epoch,
@@ -368,7 +368,7 @@ class Saver(Listener):
             **self._origin(),
         )
         parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
-        weights = bring_together(parts, self._collectives.rank)
+        weights = gather_full(parts, self._collectives.rank)
         if self._is_main:  # alone: the weights are the same everywhere, and nobody need agree on trying again
             job = self._job(manifest, weights, {}, self._staging_of_best)
             self._best_job = replace(job, world_size=1)

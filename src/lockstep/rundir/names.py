@@ -53,7 +53,7 @@ def _number(path: Path) -> int:
     return int(match[1])
 
 
-def set_aside(path: Path) -> Path:
+def rename_old_run(path: Path) -> Path:
     """Give a run's directory another name, ``<name>.old-<n>``, so that a new run can have its own. Returns it.
 
     Raises:

@@ -31,7 +31,7 @@ class BucketSum:
         self.used: set[int] = set()
         """The slots of which one of this process's shards has a gradient."""
 
-    def take(self, slot: int, gradient: Tensor, share: float) -> None:
+    def take(self, slot: int, gradient: Tensor, factor: float) -> None:
         """Weight a gradient, and put it into the leaf."""
         if self._leaf is None:
             self._leaf = self._bucket.take()
@@ -39,9 +39,9 @@ class BucketSum:
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
         if slot in self._in_leaf:
-            view.add_(gradient.mul_(share))
+            view.add_(gradient.mul_(factor))
         else:
-            torch.mul(gradient, share, out=view)
+            torch.mul(gradient, factor, out=view)
             self._in_leaf.add(slot)
 
     def end_shard(self, shard: int) -> None:

@@ -26,7 +26,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
-from lockstep.sync.gradients import Gradients, add_weighted, set_aside, widen
+from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -104,7 +104,7 @@ class DDPSync(ShardedSync):
         self._gathered: dict[int, Gradients] = {}
         """Those of the phase at hand that have met so, by backward call."""
         self._engines: list[_Engine] = []
-        self._share = 1.0
+        self._factor = 1.0
         self._earlier: Gradients = {}
         self._is_weighted = False
         """Whether some backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
@@ -142,20 +142,20 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.overlaps = micro.is_last and engine.may_overlap
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         if not any(engine.overlaps for engine in self._engines):
-            super().backward(loss, call, share, options)
+            super().backward(loss, call, factor, options)
             return
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
-        self._share, self._earlier = share, self._sums.take(call)
+        self._factor, self._earlier = factor, self._sums.take(call)
         with self._buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
         # What DDP has reduced is whole, and already weighted.
-        reduced = set_aside(p for engine in self._overlapped[call] for p in engine.trainable)
-        add_weighted(self._parameters, self._earlier, share)
+        reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
+        add_weighted(self._parameters, self._earlier, factor)
         self._sums.put(call, {**self._earlier, **reduced})
         self._earlier = {}
 
@@ -259,10 +259,10 @@ class DDPSync(ShardedSync):
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
         total = widen(buffer)
-        if self._share == 0:
+        if self._factor == 0:
             total = torch.zeros_like(total)  # and not 0 * NaN
-        elif self._share != 1.0:
-            total.mul_(self._share)
+        elif self._factor != 1.0:
+            total.mul_(self._factor)
         total = self._add_earlier(total, bucket.parameters())
         work = dist.all_reduce(total, async_op=True)
         assert work is not None

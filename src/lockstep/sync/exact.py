@@ -101,7 +101,7 @@ class ExactSync:
         self._listening = False
         self._one_at_a_time = threading.Lock()
         """Autograd has a thread for each GPU, and the parts of a model may be on several."""
-        self._call, self._share = 0, 1.0
+        self._call, self._factor = 0, 1.0
         keep_freed_memory()
         self._forget_phase()
 
@@ -149,7 +149,7 @@ class ExactSync:
         self._micro = micro
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         micro = self._micro
         assert micro is not None
@@ -160,7 +160,7 @@ class ExactSync:
             )
         for index, bucket in enumerate(self._layout.buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
-        self._call, self._share = call, share
+        self._call, self._factor = call, factor
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
         try:
@@ -306,8 +306,8 @@ class ExactSync:
                 "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
                 "use_reentrant=False."
             )
-        if self._share != 0:  # without weight a shard is absent: its gradient may be NaN, of a mean over nothing
-            self._sum(self._call, index).take(slot, gradient, self._share)
+        if self._factor != 0:  # without weight a shard is absent: its gradient may be NaN, of a mean over nothing
+            self._sum(self._call, index).take(slot, gradient, self._factor)
         missing = self._missing[index]
         missing.discard(slot)
         if not missing:

@@ -80,15 +80,15 @@ class FSDPSync(ShardedSync):
             )
         super().begin_phase(plan, phase)
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         # The sum over the ranks comes within the backward pass, so the weight must be in the loss by then.
-        if share == 0 and not math.isfinite(loss.item()):
+        if factor == 0 and not math.isfinite(loss.item()):
             raise LossError(
                 f"a shard of weight 0 has the loss {loss.item()}, which strategy='fsdp' cannot leave out of the sum over the "
                 "processes: make it finite (divide by max(1, number of tokens), say)"
             )
-        super().backward(loss if share == 1.0 else loss * share, call, 1.0, options)
+        super().backward(loss if factor == 1.0 else loss * factor, call, 1.0, options)
 
     def close(self) -> None:
         """See Sync."""

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 Gradients = dict[Parameter, Tensor]
 
 
-def set_aside(parameters: Iterable[Parameter]) -> Gradients:
+def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
     """Take away the gradients that parameters have, so that the next backward pass begins with none.
 
     (Autograd then makes each gradient anew, in the same way on every process; adding to an old one rounds differently.)
@@ -39,7 +39,7 @@ def widen(gradient: Tensor) -> Tensor:
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
     """Move the gradients of the shard that has just run into sums."""
-    for parameter, gradient in set_aside(parameters).items():
+    for parameter, gradient in detach_grads(parameters).items():
         if weight == 0:
             continue
         part = widen(gradient)

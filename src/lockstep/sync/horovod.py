@@ -53,7 +53,7 @@ class HorovodSync(ShardedSync):
         self._hooks: list[RemovableHandle] = []
         self._listening = False
         """Whether gradients leave as they come."""
-        self._share = 1.0
+        self._factor = 1.0
         self._earlier: Gradients = {}
         self._call = 0
         self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
@@ -85,13 +85,13 @@ class HorovodSync(ShardedSync):
         super().begin_phase(plan, phase)
         self._sent = {}
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         assert self._micro is not None
         if not self._micro.is_last or self._world_size == 1:
-            super().backward(loss, call, share, options)
+            super().backward(loss, call, factor, options)
             return
-        self._call, self._share, self._earlier = call, share, self._sums.take(call)
+        self._call, self._factor, self._earlier = call, factor, self._sums.take(call)
         self._listening = True
         try:
             with self._buffers.held():
@@ -99,7 +99,7 @@ class HorovodSync(ShardedSync):
         finally:
             self._listening = False
         # What has not left stays with the sum of its call.
-        add_weighted(list(self._names), self._earlier, share)
+        add_weighted(list(self._names), self._earlier, factor)
         self._sums.put(call, self._earlier)
         self._earlier = {}
 
@@ -114,7 +114,7 @@ class HorovodSync(ShardedSync):
                 "use_reentrant=False."
             )
         sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
-        add_weighted([parameter], sums, self._share)
+        add_weighted([parameter], sums, self._factor)
         if sums:  # without weight the shard is absent, and there may be nothing to send
             self._send(self._call, parameter, sums[parameter])
 

@@ -48,8 +48,8 @@ class OrderedExchange:
             incoming = nodes[0].new_empty(sum(sizes))
             dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
             stack: list[Node[Tensor]] = []
-            roots = (place for roots in self._roots for place in roots)
-            for (start, size), part in zip(roots, torch.split(incoming, width), strict=True):
+            subtrees = (subtree for roots in self._roots for subtree in roots)
+            for (start, size), part in zip(subtrees, torch.split(incoming, width), strict=True):
                 push(stack, Node(start, size, part), torch.add)
             total = nodes[0].new_empty(num_ranks * width)
             all_gather_flat(total, fold(stack, torch.add))

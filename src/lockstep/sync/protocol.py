@@ -49,13 +49,13 @@ class Sync(Protocol):
     def begin_shard(self, micro: MicroStep) -> None:
         """A micro-step begins. Local."""
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """Run a backward pass. ``.grad`` of every parameter is None afterwards, or not yet what it will be.
 
         Args:
             loss: a scalar.
             call: which of this micro-step's backward passes it is, from 0.
-            share: what its gradients are multiplied by.
+            factor: what its gradients are multiplied by.
             options: for ``Tensor.backward``.
         """
 
@@ -80,8 +80,8 @@ class Sync(Protocol):
     def end_phase(self, outcome: Outcome) -> None:
         """Bring together what the shards of all ranks have given. Every rank must call it.
 
-        Afterwards ``.grad`` is, summed over the backward calls, ``sum(share * gradient) / total`` over all shards of all ranks:
-        the same on every rank; None if no shard used the parameter. Buffers are the same on every rank too.
+        Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total`` over all shards of all
+        ranks: the same on every rank; None if no shard used the parameter. Buffers are the same on every rank too.
         """
 
     def drop(self) -> None:

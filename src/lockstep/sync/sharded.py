@@ -56,11 +56,11 @@ class ShardedSync(ABC):
         self._micro = micro
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         with self._buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        self._sums.add(call, self._parameters, share)
+        self._sums.add(call, self._parameters, factor)
 
     def end_shard(self) -> None:
         """See Sync."""

@@ -37,12 +37,12 @@ class SingleSync(ShardedSync):
         if not self.is_plain:
             super().begin_phase(plan, phase)
 
-    def backward(self, loss: Tensor, call: int, share: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
         if self.is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
-            super().backward(loss, call, share, options)
+            super().backward(loss, call, factor, options)
 
     def end_shard(self) -> None:
         """See Sync."""

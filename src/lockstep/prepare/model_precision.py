@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from lockstep.data.batches import map_tensors
 from lockstep.errors import ConfigError, UsageError
-from lockstep.precision import Precision, Reach
+from lockstep.precision import CastScope, Precision
 from lockstep.prepare.contents import innermost
 from lockstep.sync.buffers import NORMALISATIONS
 
 
-class Formats:
+class ModelPrecision:
     """How the passes of one model are computed.
 
     Args:
@@ -40,24 +40,24 @@ class Formats:
         self._holder = _Holder(model)
         self._copies: dict[str, Tensor] | None = None
         """Those of the last forward pass with gradients, until a backward pass is over."""
-        if precision.reach is not Reach.OPERATIONS:
+        if precision.reach is not CastScope.OPERATIONS:
             self._narrow_what_is_kept()
 
     @property
     def reaches_backward(self) -> bool:
         """Whether backward passes must go through ``backward``."""
-        return self.precision.reach is Reach.PASSES
+        return self.precision.reach is CastScope.PASSES
 
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """``run(*args, **kwargs)``, in these formats. Floating results are float32, for the loss."""
         narrow = self.precision.narrow
         if narrow is None:
             return run(*args, **kwargs)
-        if self.precision.reach is Reach.OPERATIONS:
+        if self.precision.reach is CastScope.OPERATIONS:
             with self.precision.autocast(self._device):
                 return map_tensors(_widen, run(*args, **kwargs))
         args, kwargs = map_tensors(lambda one: one.to(narrow) if one.is_floating_point() else one, (args, kwargs))
-        if self.precision.reach is Reach.PASSES:
+        if self.precision.reach is CastScope.PASSES:
             copies = self._make_copies()
             if torch.is_grad_enabled():
                 self._copies = copies
@@ -71,8 +71,8 @@ class Formats:
 
     def _narrow_what_is_kept(self) -> None:
         for module in self._model.modules():
-            stays = self.precision.reach is Reach.PASSES and isinstance(module, NORMALISATIONS)
-            parameters = module.parameters(recurse=False) if self.precision.reach is Reach.WEIGHTS else ()
+            stays = self.precision.reach is CastScope.PASSES and isinstance(module, NORMALISATIONS)
+            parameters = module.parameters(recurse=False) if self.precision.reach is CastScope.WEIGHTS else ()
             for tensor in (*parameters, *module.buffers(recurse=False)):
                 if tensor.is_floating_point() and not stays:
                     tensor.data = tensor.data.to(self.precision.narrow)
@@ -110,7 +110,7 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
         ConfigError: it divides by ``eps``, which is 0 in that format.
     """
     narrow = precision.narrow
-    if narrow is None or precision.reach is not Reach.WEIGHTS:
+    if narrow is None or precision.reach is not CastScope.WEIGHTS:
         return
     for group in optimizer.param_groups:
         eps = float(group.get("eps") or 0.0)
@@ -164,7 +164,7 @@ def check_scaler(precision: Precision) -> None:
         raise UsageError(
             f"a GradScaler with precision={precision.name!r}: the run scales the loss by itself, so leave it out"
         )
-    if precision.narrow is torch.float16 and precision.reach is Reach.WEIGHTS:
+    if precision.narrow is torch.float16 and precision.reach is CastScope.WEIGHTS:
         raise UsageError(
             f"a GradScaler with precision={precision.name!r}: gradients are float16 here, which it refuses, since they may "
             "vanish when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and scaled "

@@ -9,7 +9,7 @@ FIRST_LOADER = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occasion:
+class EvaluationKey:
     """Which evaluation of the run one is. Its random streams start from that, and from nothing that a launch counts: a run
     that was interrupted comes to the same evaluations again."""
 
@@ -26,14 +26,14 @@ class Occasion:
         return FIRST_LOADER + self.number
 
 
-class Occasions:
+class EvaluationKeys:
     """Numbers the evaluations of a run."""
 
     def __init__(self) -> None:
         self._since: tuple[int, bool] = (0, False)
         self._repeats: dict[int, int] = {}
 
-    def next(self, loader: int, step: int, *, in_step: bool) -> Occasion:
+    def next(self, loader: int, step: int, *, in_step: bool) -> EvaluationKey:
         """Of the evaluation that begins now.
 
         Args:
@@ -45,4 +45,4 @@ class Occasions:
             self._since = (step, in_step)
             self._repeats.clear()
         repeat = self._repeats[loader] = self._repeats.get(loader, -1) + 1
-        return Occasion(step=step, number=list(self._repeats).index(loader), repeat=repeat)
+        return EvaluationKey(step=step, number=list(self._repeats).index(loader), repeat=repeat)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lockstep.comm.spread import is_spread, whole
+from lockstep.comm.dtensors import full_tensor, is_dtensor
 
 Files = Mapping[str, Mapping[str, Tensor]]
 """The tensors of each file, by name."""
 
 
-def bring_together(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Tensor]]:
+def gather_full(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Tensor]]:
     """A rank's files, with all of their tensors whole. Every rank must call it, with equal parts.
 
     Those that lie spread over the ranks are brought together one at a time, and go to the CPU of the rank that writes them.
@@ -25,8 +25,8 @@ def bring_together(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Ten
     for owner, files in enumerate(parts):
         for file, tensors in files.items():
             for name, tensor in tensors.items():
-                if is_spread(tensor):
-                    found = whole(tensor)
+                if is_dtensor(tensor):
+                    found = full_tensor(tensor)
                     if owner == rank:
                         mine[file][name] = found.cpu()
     return mine

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class ShardAssignment:
     """Which shards are this process's, and where its random streams start."""
 
     rank: int
