@@ -55,8 +55,8 @@ class RunConfig:
         "auto",
         group=TRAINING,
         metavar=one_of(STRATEGIES),
-        help="How gradients are synchronized. Default: auto, which is exact with --shards, else ddp, or single for one "
-        "process.",
+        help="How gradients are synchronized.  [default: auto, which is exact with --shards, else ddp, or single for one "
+        "process]",
     )
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
     ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
@@ -73,20 +73,20 @@ class RunConfig:
         None,
         group=TRAINING,
         metavar="V",
-        help="Parts that every global batch is cut into: runs with the same V give the same answer. Default: the number of "
-        "processes.",
+        help="Parts that every global batch is cut into: runs with the same V give the same answer.  [default: the number of "
+        "processes]",
     )
     """Number of shards V that every global batch is cut into, and so the largest world size that the run can have. None:
     the world size at the run's birth."""
     accumulate: int = option(
-        1, group=TRAINING, metavar="K", help="Consecutive global batches that make one step. Default: 1."
+        1, group=TRAINING, metavar="K", help="Consecutive global batches that make one step.  [default: 1]"
     )
     """How many consecutive global batches make one step."""
     seed: int | None = option(
         None,
         group=TRAINING,
         metavar="N",
-        help="Root of all random streams. Default: the script's torch.manual_seed(), else 0.",
+        help="Root of all random streams.  [default: the script's torch.manual_seed(), else 0]",
     )
     """Root of every random stream of the run. None: the script's own (``torch.manual_seed``, below 2**32, before ``join``),
     else 0. What the script gives to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
@@ -94,20 +94,20 @@ class RunConfig:
         None,
         group=PROCESSES,
         metavar="N",
-        help="Threads of each process. Default: OMP_NUM_THREADS, else the cores, divided.",
+        help="Threads of each process.  [default: OMP_NUM_THREADS, else the cores, divided]",
     )
     """Threads of each process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if the user has set it, else the
     cores of this machine divided by the shards (so that the number of processes and machines does not matter: threads can
     change the last bits)."""
     device: str = option(
-        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Where to train. Default: a GPU where there is one."
+        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Where to train.  [default: a GPU where there is one]"
     )
     """``cpu``, ``cuda``, or ``auto`` (a GPU where there is one)."""
     devices_per_process: int | None = option(
         None,
         group=PROCESSES,
         metavar="N",
-        help="Devices that each process drives. Default: one; with strategy dp, all GPUs.",
+        help="Devices that each process drives.  [default: one; with strategy dp, all GPUs]",
     )
     """Devices of each process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one (and
     another strategy than ``dp``) the script places the parts of its models on them. On the CPU they are all the same one."""
@@ -115,14 +115,14 @@ class RunConfig:
         0,
         group=TRAINING,
         metavar="N",
-        help="With strategy dp: the dimension of inputs and results that is cut into a part for each GPU. Default: 0.",
+        help="With strategy dp: the dimension of inputs and results that is cut into a part for each GPU.  [default: 0]",
     )
     """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each GPU."""
     backend: str = option(
         "auto",
         group=PROCESSES,
         metavar=one_of(BACKENDS),
-        help="Library for communication between processes. Default: nccl where each process has its own GPU, else gloo.",
+        help="Library for communication between processes.  [default: nccl where each process has its own GPU, else gloo]",
     )
     """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a GPU of its own, else Gloo), or ``mpi``, which
     needs a PyTorch that was built with it."""
@@ -130,7 +130,7 @@ class RunConfig:
         None,
         group=PROCESSES,
         metavar="URL",
-        help="Where processes meet: tcp://HOST:PORT, file:///PATH, env://. Default: a private file.",
+        help="Where processes meet: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
     )
     """Where the processes meet: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
     them share; whatever earlier runs have left there does no harm), ``env://`` (what MASTER_ADDR and MASTER_PORT say), or
@@ -140,22 +140,22 @@ class RunConfig:
         "--timeout",
         group=PROCESSES,
         metavar="SECONDS",
-        help="How long a process may wait for the others in a collective. Default: 600.",
+        help="How long a process may wait for the others in a collective.  [default: 600]",
     )
     """Seconds that a collective may wait for the other ranks."""
     run_dir: str | None = option(
-        None, group=TRAINING, metavar="DIR", help="Directory of the run. Default: the next free runs/SCRIPT-N."
+        None, group=TRAINING, metavar="DIR", help="Directory of the run.  [default: the next free runs/SCRIPT-N]"
     )
     """Directory of the run; None: the next free ``runs/<script>-<n>``."""
     on_nan: str = option(
         "stop",
         group=TRAINING,
         metavar=one_of(NAN_POLICIES),
-        help="What to do when a loss is NaN: stop with an error, warn, or ignore it. Default: stop.",
+        help="What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]",
     )
     """What a loss that is not a number does: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
     log_every: int = option(
-        20, group=TRAINING, metavar="STEPS", help="Steps between two exchanges of logged values. Default: 20."
+        20, group=TRAINING, metavar="STEPS", help="Steps between two exchanges of logged values.  [default: 20]"
     )
     """Steps between two exchanges of logged values among the ranks."""
     find_unused_parameters: bool = option(
@@ -166,7 +166,7 @@ class RunConfig:
     progress: str = option("auto", group=TRAINING, metavar=one_of(PROGRESS_STYLES), help="How to show progress.")
     """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
     workers: int | None = option(
-        None, group=TRAINING, metavar="N", help="Loader workers of each process. Default: as the script says."
+        None, group=TRAINING, metavar="N", help="Loader workers of each process.  [default: as the script says]"
     )
     """Loader workers of each process, in place of what the script's DataLoaders say; None: as they say. The answer does not
     depend on it."""
@@ -187,14 +187,14 @@ class RunConfig:
         "10m",
         group=CHECKPOINTS,
         metavar="STEPS|TIME",
-        help="Save the run's state every so many steps, or every 30s, 10m, 2h; or off. Default: 10m, and at the end.",
+        help="Save the run's state every so many steps, or every 30s, 10m, 2h; or off.  [default: 10m, and at the end]",
     )
     """When the run's state is saved, besides at its end: every so many steps (a whole number), every so often (a
     ``timedelta``, or a text such as ``30s``, ``10m``, ``2h``), or ``off`` (never, and not at the end either)."""
-    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="How many checkpoints stay. Default: 2.")
+    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="How many checkpoints stay.  [default: 2]")
     """How many checkpoints stay: the newest ones. (The best one, see ``Team.best``, stays besides.)"""
     fresh: bool = option(
-        False, group=CHECKPOINTS, help="Start a new run. Default: resume the newest interrupted run of the same command."
+        False, group=CHECKPOINTS, help="Start a new run.  [default: resume the newest interrupted run of the same command]"
     )
     """Start a new run, also where an interrupted one could be resumed. A run that is already in ``run_dir`` is set
     aside under another name, never deleted."""

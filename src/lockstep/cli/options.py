@@ -73,7 +73,8 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
-        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
         for title in GROUPS:
             with formatter.section(title):
                 formatter.write_dl([records.pop(name) for name in self._order if self._groups[name] == title])

@@ -58,10 +58,10 @@ Looking changes nothing, and needs no right to write; running runs are not distu
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Only what has been idle for so long: 12h, 30d. Default: everything; with --prune, 7d.",
+    help="Only what has been idle for so long: 12h, 30d.  [default: everything; with --prune, 7d]",
 )
 @click.option(
-    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: the newest N of each script stay. Default: 1."
+    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: the newest N of each script stay.  [default: 1]"
 )
 @click.option("--interrupted", is_flag=True, help="With --prune: also interrupted runs, which could be resumed.")
 @click.option("--yes", is_flag=True, help="With --prune: delete without asking.")

@@ -25,7 +25,7 @@ class LaunchOptions:
         "--nproc",
         group=PROCESSES,
         metavar="N",
-        help="Number of processes, or auto, cpu, gpu. Default: one for each CUDA GPU, else one.",
+        help="Number of processes, or auto, cpu, gpu.  [default: one for each CUDA GPU, else one]",
     )
     is_module: bool = option(
         False, "-m", "--module", group=PROCESSES, help="SCRIPT is the name of a module, as for python -m."
@@ -34,13 +34,13 @@ class LaunchOptions:
         0,
         group=PROCESSES,
         metavar="N",
-        help="How often all processes are started again, at most, when one has failed. Default: 0.",
+        help="How often all processes are started again, at most, when one has failed.  [default: 0]",
     )
     bind: str = option(
         "none",
         group=PROCESSES,
         metavar=one_of(BINDINGS),
-        help="Bind each process, and its loader workers, to cores of its own or to a NUMA node. Default: none.",
+        help="Bind each process, and its loader workers, to cores of its own or to a NUMA node.  [default: none]",
     )
     pass_local_rank: str = option(
         "auto",
@@ -61,7 +61,7 @@ class LaunchOptions:
         group=MACHINES,
         metavar="N|MIN:MAX",
         help="Number of machines; the same command on each, but for --node-rank. With MIN:MAX they may come and go. "
-        "Default: 1.",
+        " [default: 1]",
     )
     node_rank: int | None = option(None, group=MACHINES, metavar="R", help="Which machine this is, from 0.")
     master_addr: str | None = option(
@@ -71,8 +71,8 @@ class LaunchOptions:
         None,
         group=MACHINES,
         metavar="PORT",
-        help="TCP port on machine 0 where the others connect. Default: 29500; with one machine, a free one, which scripts "
-        "find in MASTER_PORT.",
+        help="TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, which scripts "
+        "find in MASTER_PORT]",
     )
     rdzv_endpoint: str | None = option(
         None,
@@ -84,7 +84,7 @@ class LaunchOptions:
         None,
         group=MACHINES,
         metavar="NAME",
-        help="Name of the run, for runs that share one rendezvous endpoint. Default: none.",
+        help="Name of the run, for runs that share one rendezvous endpoint.  [default: none]",
     )
     rdzv_backend: str | None = option(
         None,
@@ -96,8 +96,8 @@ class LaunchOptions:
         None,
         group=MACHINES,
         metavar="FILE",
-        help="A file with the secret that the launchers of the run share (or set LOCKSTEP_SECRET). Default: one is made, in a "
-        "file beside the run directory, which all machines must see.",
+        help="A file with the secret that the launchers of the run share (or set LOCKSTEP_SECRET).  [default: one is made, in "
+        "a file beside the run directory, which all machines must see]",
     )
     rdzv_conf: str | None = option(
         None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous: see docs/clusters.md."
