@@ -48,7 +48,7 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
     """Meet the other ranks. Every rank must call it; it blocks until all have, except under launchers that watch over that.
 
     Raises:
-        ConfigError: the place cannot be used, or nobody has said which rank this is.
+        ConfigError: the endpoint cannot be used, or nobody has said which rank this is.
         PeerError: a rank has not come in time.
     """
     timeout = datetime.timedelta(seconds=config.timeout_s)

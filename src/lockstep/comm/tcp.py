@@ -1,4 +1,4 @@
-"""TCP stores that rank 0 keeps: one a process for each place, for the life of the process."""
+"""TCP stores that rank 0 keeps: one a process for each endpoint, for the life of the process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Waiter:
         if waited_s > self.timeout_s:
             raise PeerError(
                 f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.endpoint} for "
-                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same place and with the same "
+                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same endpoint and with the same "
                 "number of processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
             )
         if waited_s > _TELL_AFTER_S and not self._has_told:

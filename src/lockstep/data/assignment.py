@@ -42,5 +42,5 @@ class ShardAssignment:
         return -(-num_batches // self.accumulate)
 
     def reseed(self, purpose: Purpose, *key: int) -> None:
-        """Start the streams of a place of this loader."""
+        """Start the streams of a key of this loader."""
         reseed(self.seed, purpose, self.loader, *key)

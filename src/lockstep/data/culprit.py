@@ -33,7 +33,7 @@ class Culprit:
     def read(
         self, error: Exception, index: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
     ) -> DataError:
-        """A sample (or ready batch) could not be read: the one of this index, or at this place of a stream."""
+        """A sample (or ready batch) could not be read: the one of this index, or at this position of a stream."""
         number, name = _shown(index), "dataset" if isinstance(self.dataset, Dataset) else "batches"
         can_index = isinstance(self.dataset, Dataset) and not isinstance(self.dataset, IterableDataset)
         again = f"{name}[{number}]" if can_index else f"next(itertools.islice({name}, {number}, None))"

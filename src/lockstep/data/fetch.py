@@ -1,6 +1,6 @@
 """Fetching and collating samples: here, or in loader workers, with the same result.
 
-A request names its place in the run, and the random streams of that place are started before the user's data set and
+A request has the key of its random streams, which are started before the user's data set and
 ``collate_fn`` are called, wherever that happens.
 """
 

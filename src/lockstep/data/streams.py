@@ -1,8 +1,8 @@
-"""Random streams that belong to a place in the run, not to a process.
+"""Random streams that belong to a key, which names a point in the run, and not to a process.
 
 Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``, ``random``) is reseeded at
-each place: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what
-user code draws depends on the run's seed and on the place, and on nothing else: not on the rank, nor on how many
+each key: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what
+user code draws depends on the run's seed and on the key, and on nothing else: not on the rank, nor on how many
 processes or loader workers there are.
 """
 
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for: streams for different purposes at one place must not be alike."""
+    """What a stream is for: streams for different purposes with one key must not be alike."""
 
     START = 0
     TRAIN = 1
@@ -44,7 +44,7 @@ def _mix(value: int) -> int:
 
 
 def derive(*key: int) -> int:
-    """A 64-bit seed for a place, given as integers: equal places give equal seeds, and others differ in all bits."""
+    """A 64-bit seed for a key, given as integers: equal keys give equal seeds, and others differ in all bits."""
     value = 0
     for part in key:
         value = _mix((value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
@@ -74,7 +74,7 @@ _root = functools.lru_cache(maxsize=64)(derive)
 
 
 def reseed(seed: int, purpose: Purpose, *key: int) -> None:
-    """Start the streams of a place, in this process. Cheap enough for every micro-step (some 7 µs)."""
+    """Start the streams of a key, in this process. Cheap enough for every micro-step (some 7 µs)."""
     value = _root(seed, purpose)
     for part in key:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
@@ -84,7 +84,7 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(value)  # of the current GPU, which is this process's first
-        for number, gpu in enumerate(_gpus[1:], 1):  # others by their place, not by who they are
+        for number, gpu in enumerate(_gpus[1:], 1):  # others by their number, not by who they are
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")

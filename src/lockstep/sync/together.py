@@ -49,12 +49,12 @@ def gather_parts(
     head = torch.tensor(row, dtype=torch.float64)
     sizes = [head.nbytes, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
     message = torch.zeros(sum(sizes), dtype=torch.uint8)
-    for place, part in zip(torch.split(message, sizes), (head, *parts), strict=True):
-        place[: part.nbytes] = part.view(torch.uint8)
+    for space, part in zip(torch.split(message, sizes), (head, *parts), strict=True):
+        space[: part.nbytes] = part.view(torch.uint8)
     messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
     all_gather_flat(messages, message)
     heads, *rest = torch.split(messages.view(world_size, -1), sizes, dim=1)
-    found = [[data[: part.nbytes].view(part.dtype) for data in places] for places, part in zip(rest, parts, strict=True)]
+    found = [[data[: part.nbytes].view(part.dtype) for data in of_ranks] for of_ranks, part in zip(rest, parts, strict=True)]
     return heads.view(torch.float64).tolist(), found
 
 
@@ -87,12 +87,12 @@ def gather_together(
         for other in others:
             total += other
         sizes = [parameter.numel() for parameter in alike] * len(calls)
-        for place, data in enumerate(torch.split(total, sizes)):
-            parameter = alike[place % len(alike)]
+        for index, data in enumerate(torch.split(total, sizes)):
+            parameter = alike[index % len(alike)]
             gradient = torch.empty_like(parameter, dtype=dtype).copy_(data.view(parameter.shape))
-            found[place // len(alike)][parameter] = gradient
-    places = [(gradients, parameter) for gradients in found for parameter in parameters]
-    for (gradients, parameter), is_used in zip(places, used, strict=True):
+            found[index // len(alike)][parameter] = gradient
+    pairs = [(gradients, parameter) for gradients in found for parameter in parameters]
+    for (gradients, parameter), is_used in zip(pairs, used, strict=True):
         if not is_used:
             del gradients[parameter]
     return [theirs[: len(row)] for theirs in numbers], found
