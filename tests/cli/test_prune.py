@@ -273,5 +273,10 @@ def test_verifications_and_comparisons_beside_the_runs_are_told_of(call):
 
 def test_the_help_teaches_what_goes_and_what_stays(call):
     text = " ".join(call("--help").out.split())
-    for told in ("--prune --older-than 12h --keep 3 --yes", "What is running never goes", "[default: 1]", "with --prune, 7d"):
+    for told in (
+        "--prune --older-than 12h --keep 3 --yes",
+        "What is running never goes",
+        "[default: 1]",
+        "with --prune, 7d",
+    ):
         assert told in text

@@ -10,7 +10,7 @@ from table import ROWS, Documented, Equal, Refused
 
 WORLDS = (1, 2, 3, 4)
 SHARDS = (4, 6)
-PLACES = [(shards, nproc) for nproc in WORLDS[1:] for shards in SHARDS]
+SETTINGS = [(shards, nproc) for nproc in WORLDS[1:] for shards in SHARDS]
 """Numbers of shards and of processes that are compared with one process."""
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,10 +68,16 @@ def test_every_script_says_in_its_first_line_what_its_row_says():
         assert first == f'"""{row.what[0].upper()}{row.what[1:]}."""', row.name
 
 
-@pytest.mark.parametrize("number", range(len(PLACES)), ids=[f"{v} shards on {w}" for v, w in PLACES])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=f"{v} shards on {w}", marks=[] if w == 3 else pytest.mark.long)
+        for number, (v, w) in enumerate(SETTINGS)
+    ],
+)
 def test_each_idiom_is_equal_to_the_bit_at_one_of_all_places(results, number):
-    shards, nproc = PLACES[number]
-    assert_equal(results, every(number, len(PLACES)), shards, (1, nproc))
+    shards, nproc = SETTINGS[number]
+    assert_equal(results, every(number, len(SETTINGS)), shards, (1, nproc))
 
 
 @pytest.mark.long
@@ -99,7 +105,7 @@ def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(result
     assert wrong == {}
 
 
-@pytest.mark.parametrize("nproc", WORLDS)
+@pytest.mark.parametrize("nproc", [1, 3, *(pytest.param(nproc, marks=pytest.mark.long) for nproc in (2, 4))])
 def test_what_cannot_be_equal_is_refused_with_words(results, nproc):
     shards = SHARDS[nproc % 2]
     rows = rows_of(Refused)

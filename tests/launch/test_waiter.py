@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize("hints", [True, False])
-def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_vain(monkeypatch, capsys, hints):
+def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_has_timed_out(monkeypatch, capsys, hints):
     monkeypatch.setattr(waiter, "_TELL_AFTER_S", 0.0)
     monkeypatch.setattr(waiter, "_TELL_EVERY_S", 0.0)
     one = Waiter("host0:29500", 60, Stop(), "Is node 1 there?", hints=hints)
@@ -20,7 +20,7 @@ def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_was_in_va
     assert all(line.startswith("lockstep: waits at host0:29500 for node 1, for 0 s now, until ") for line in told)
     assert [line.endswith("(60 s in all). Ctrl-C ends it") for line in told] == [True, not hints, True]
     assert ["Is node 1 there?" in line for line in told] == [False, hints, False]
-    assert str(one.in_vain()) == "timed out: waited 60 s at host0:29500 for node 1. Is node 1 there?"
+    assert str(one.timed_out()) == "timed out: waited 60 s at host0:29500 for node 1. Is node 1 there?"
 
 
 def test_it_ends_with_its_time():

@@ -9,7 +9,7 @@ from lockstep.measure.events import read_events
 
 pytestmark = pytest.mark.timeout(90)
 
-EVERY = 1
+EVERY, STEPS = 1, 60
 # Much to write, in quick steps. Rank 0 notes which checkpoints the journal tells of, in every step.
 SCRIPT = """
 import json, time
@@ -40,16 +40,17 @@ if team.is_main:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_one_that_is_due_while_the_last_is_written_is_cut_at_the_first_step_it_can_and_stands_for_all(
+def test_one_that_is_due_while_the_last_is_written_is_saved_at_the_first_step_it_can_and_stands_for_all(
     run_script, tmp_path, nproc
 ):
     ended = run_script(SCRIPT, "--nproc", str(nproc), "--checkpoint-every", str(EVERY), "--run-dir", "run")
     assert ended.returncode == 0, ended.stderr
     written = {int(step): after for step, after in json.loads((tmp_path / "seen.json").read_text()).items()}
-    cuts = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "checkpoint"]
+    steps = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "checkpoint"]
     late = 0
-    for cut, following in pairwise(cuts[:-1]):  # (the last one is that of the end)
-        due = (cut // EVERY + 1) * EVERY
-        assert following == max(due, written[cut]), (cuts, written)
+    for saved, following in pairwise(steps[:-1]):  # (the last one is that of the end)
+        due = (saved // EVERY + 1) * EVERY
+        # (One that was written while the last step ran is seen in none, and followed at the end of the epoch.)
+        assert following == max(due, written.get(saved, STEPS)), (steps, written)
         late += following > due
-    assert late, (cuts, written)
+    assert late, (steps, written)

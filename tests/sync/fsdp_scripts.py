@@ -58,7 +58,9 @@ def data():
 
 def numbers(model, optimizer):
     """All values of a model and its optimizer, whole."""
-    found = {name: full_tensor(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    found = {
+        name: full_tensor(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]
+    }
     for index, slots in optimizer.state_dict()["state"].items():
         found.update({f"{index}.{name}": full_tensor(value).tolist() for name, value in slots.items()})
     return found
