@@ -204,6 +204,8 @@ def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> N
 
 def _read_world(environ: Mapping[str, str]) -> World:
     row, job = next((row for row in _LAUNCHERS if row.mark in environ), None), read_job(environ)
+    if row is not None and row.launcher == "submitit" and environ.get(row.world_size) == "1":
+        row = None  # a job of one task: whatever starts processes in it is their launcher
     cores = None if job is None else job.num_cores(num_cores())
     if job is not None and job.step is not None and (row is None or _is_of_slurm(row, environ, job)):
         return _task_of(job, environ, cores)

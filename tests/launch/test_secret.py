@@ -1,6 +1,7 @@
 """The secret of a run: whoever keeps the store makes it, others find it or are told what to do."""
 
 import re
+import socket
 
 import pytest
 
@@ -35,6 +36,7 @@ def test_the_file_is_beside_the_run_for_its_user_alone_and_goes_at_the_end(tmp_p
     with keeper.kept():
         assert keeper.path == tmp_path / ".lockstep-host0-4000.secret"
         assert keeper.path.stat().st_mode & 0o777 == 0o600
+        assert [path.name for path in tmp_path.iterdir()] == [keeper.path.name]
         assert other.look().open("name", keeper.look().sign("name", b"value")) == b"value"
     assert not list(tmp_path.iterdir())
 
@@ -52,6 +54,33 @@ def test_each_launch_has_a_secret_of_its_own_and_the_last_one_counts(tmp_path):
 def test_without_a_run_directory_it_is_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert found().path.parent == tmp_path
+
+
+def test_a_file_that_others_could_have_written_or_read_is_none(tmp_path):
+    secret = found(tmp_path / "run")
+    secret.path.write_text(LONG)
+    secret.path.chmod(0o644)
+    assert secret.look() is None
+    secret.path.chmod(0o600)
+    assert secret.look() == Secret(LONG.encode())
+    secret.path.rename(tmp_path / "elsewhere")
+    secret.path.symlink_to(tmp_path / "elsewhere")
+    assert secret.look() is None
+    secret.path.unlink()
+    secret.path.touch(0o600)
+    assert secret.look() is None
+
+
+def test_machines_that_mean_themselves_by_an_address_have_files_of_their_own(tmp_path):
+    nodes = plan_nodes(nnodes="2", node_rank=1, master_addr="localhost", master_port=4000)
+    path = shared_secret(nodes, str(tmp_path / "run"), None, None).path
+    assert path.name == f".lockstep-localhost-of-{socket.gethostname()}-4000.secret"
+
+
+def test_a_secret_is_derived_anew_for_each_store():
+    secret = Secret(LONG.encode())
+    assert secret.derived(b"1") == Secret(LONG.encode()).derived(b"1")
+    assert secret.derived(b"1") != secret.derived(b"2") != secret
 
 
 def test_a_secret_that_was_given_needs_no_file(tmp_path):
@@ -77,9 +106,7 @@ def test_what_cannot_be_a_secret_is_refused(tmp_path):
 def test_a_directory_that_cannot_be_written_is_said_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     secret = found(tmp_path / "file" / "run")
-    with pytest.raises(
-        ConfigError, match=r"cannot be written \(Not a directory\).* LOCKSTEP_SECRET or by --rdzv-secret-file"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot be written \(File exists\).* LOCKSTEP_SECRET or by --rdzv-secret-file"):
         secret.kept().__enter__()
 
 

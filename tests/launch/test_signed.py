@@ -65,6 +65,23 @@ def test_numbers_are_counted_however_many_do_it_at_once(view):
     assert view.add("never", 0) == 0
 
 
+def test_a_number_whose_name_was_removed_meanwhile_is_counted_from_zero(store, inner):
+    store.add("n", 5)
+    taken = inner.compare_set
+
+    class Removing:
+        """PyTorch's TCP store answers what was expected where there is no such name."""
+
+        def compare_set(self, key, before, after):
+            if before and inner.check([key]):
+                inner.delete_key(key)
+                return before
+            return taken(key, before, after)
+
+    store._inner = Removing()
+    assert store.add("n", 1) == 1
+
+
 @pytest.mark.parametrize(
     "read",
     [

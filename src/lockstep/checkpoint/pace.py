@@ -43,7 +43,7 @@ class Pace:
         self._due = False
         self._next_exchange = 0
         self._last_exchange: tuple[int, float] | None = None
-        self._cut_at = clock()
+        self._saved_at = clock()
         self._retry_at: float | None = None
         self._retry_s = _FIRST_RETRY_S
         self._failed = False
@@ -67,7 +67,7 @@ class Pace:
             return False, False
         now = self._clock()
         wants = self._retry_at is not None and now >= self._retry_at
-        wants = wants or self._due or (self._every_s is not None and now - self._cut_at >= self._every_s)
+        wants = wants or self._due or (self._every_s is not None and now - self._saved_at >= self._every_s)
         if self._is_alone and not wants and not self._failed and not asked:
             return False, False
         numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), asked]
@@ -84,9 +84,9 @@ class Pace:
         return self.asked > 0
 
     def begin_save(self) -> None:
-        """A checkpoint has been saved."""
+        """A checkpoint is about to be saved."""
         self._due = False
-        self._cut_at = self._clock()
+        self._saved_at = self._clock()
         self._retry_at = None
 
     def written(self, *, well: bool) -> None:

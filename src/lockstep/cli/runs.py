@@ -275,16 +275,16 @@ def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
 
 def _how_to_go_on(interrupted: Sequence[Run]) -> str:
     last = interrupted[-1].path
-    parent = last if last.name else last.absolute()
+    directory = last if last.name else last.absolute()
     return (
         "An interrupted run resumes when its command is run again, in the same directory, with any number of processes up "
         "to its shards. Of several runs of one command the newest resumes; another one with --run-dir and its directory: "
-        f"lockstep run --run-dir {shlex.quote(str(parent))} ..."
+        f"lockstep run --run-dir {shlex.quote(str(directory))} ..."
     )
 
 
 def _nothing(looked_in: Path, others: Sequence[Path]) -> str:
-    parent = looked_in.absolute()
+    directory = looked_in.absolute()
     if not looked_in.is_dir():
         why = "there is no such directory"
     elif others:
@@ -296,7 +296,7 @@ def _nothing(looked_in: Path, others: Sequence[Path]) -> str:
         remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
     else:
         remedy = "A run makes runs/SCRIPT-N where it is started; lockstep runs DIR looks in another directory."
-    return f"no runs in {parent}: {why}. {remedy}"
+    return f"no runs in {directory}: {why}. {remedy}"
 
 
 def _tell_others(others: Sequence[Path], console: Console) -> None:

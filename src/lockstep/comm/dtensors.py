@@ -17,7 +17,7 @@ def is_dtensor(tensor: object) -> TypeGuard[Any]:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, on this rank's device. Of a spread one every rank must call it; others are returned themselves."""
+    """All of a tensor, on this rank's device. Of a DTensor every rank must call it; others are returned themselves."""
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return found
 

@@ -29,7 +29,7 @@ class EvaluatedLoaders:
         self._evaluation_keys = EvaluationKeys()
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
-        """The source and the occasion of the evaluation that begins now, after this step, or in the body of its loop."""
+        """The source and the key of the evaluation that begins now, after this step, or in the body of its loop."""
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         if id(batches) not in self._kept:
             set_workers(batches, self._workers)

@@ -147,7 +147,7 @@ class StreamReader(IterableDataset[Any]):
         return found
 
     def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
-        """What the user's ``collate_fn`` makes of some samples, or of a ready batch: those at these places of the pass."""
+        """What the user's ``collate_fn`` makes of some samples, or of a ready batch: those at these positions of the pass."""
         try:
             return self._collate_fn(samples)
         except Exception as error:

@@ -57,7 +57,8 @@ def check_script(
     """Parse the script; returns what the workers are to run.
 
     ``source`` is what ``find_script`` found. ``spawns`` says whether the script starts its processes itself (see ``SPAWNS``).
-    A script that could do either is started by us where somebody said in how many processes: ``nproc_given``.
+    A script that could do either is started by us where somebody said in how many processes, or on how many machines:
+    ``nproc_given``.
 
     Raises:
         ConfigError: it does not parse, or cannot be read.

@@ -66,7 +66,7 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
         args=args,
         pass_local_rank=options.local_rank_option,
         spawns=options.spawns,
-        nproc_given=options.nproc_per_node is not None,
+        nproc_given=options.nproc_per_node is not None or nodes is not None,
     )
     starts_itself = options.nproc_per_node is None and script.starter is not None
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)

@@ -12,6 +12,9 @@ import hashlib
 import hmac
 import os
 import secrets
+import socket
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
+from lockstep.machine.addresses import is_loopback
 from lockstep.world import SECRET
 
 OPTION = "--rdzv-secret-file"
@@ -33,6 +37,10 @@ class Secret:
     """Signs values, each for the name that it stands under."""
 
     key: bytes = field(repr=False)
+
+    def derived(self, nonce: bytes) -> Secret:
+        """Another secret, which everybody who has this one derives from the same nonce."""
+        return Secret(hmac.new(self.key, b"derived" + nonce, hashlib.sha256).digest())
 
     def sign(self, name: str, value: bytes) -> bytes:
         """The value with its signature in front of it."""
@@ -59,13 +67,16 @@ class SharedSecret:
     """The file of whoever keeps the store."""
 
     def look(self) -> Secret | None:
-        """The secret as it is known now; None: there is no such file, or this user may not read it."""
+        """The secret as it is known now; None: there is no such file of this user's that nobody else can read or write."""
         if self.given is not None:
             return self.given
         try:
-            return Secret(self.path.read_bytes())
+            with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
+                status, key = os.fstat(file.fileno()), file.read()
         except OSError:
             return None
+        is_private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+        return Secret(key) if is_private and key else None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -78,11 +89,9 @@ class SharedSecret:
             yield
             return
         key = secrets.token_hex(32).encode()
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
-            with open(unfinished, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(key)
-            unfinished.replace(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _write(self.path, key)
         except OSError as error:
             raise ConfigError(
                 f"{self.path}, which would tell the other launchers the secret of this run, cannot be written "
@@ -102,8 +111,8 @@ class SharedSecret:
         else:
             why = f"has a secret that this launcher does not know: {self.path} is not here, or another file than on its machine"
         return ConfigError(
-            f"{keeper} {why}. Launchers of one run need the same: start them as one user in a directory that all nodes see, or "
-            f"{_how_to_give()}"
+            f"{keeper} {why}. Launchers of one run need the same: start them as one user in a directory that all nodes see, "
+            f"with the endpoint written alike (the file is named after it), or {_how_to_give()}"
         )
 
 
@@ -122,22 +131,37 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
     given = None
     if file is not None:
         try:
-            given = _checked(Path(file).read_text().strip(), f"{OPTION} {file}")
-        except (OSError, UnicodeDecodeError) as error:
+            given = _checked(Path(file).read_bytes(), f"{OPTION} {file}")
+        except OSError as error:
             raise ConfigError(f"{OPTION} {file} cannot be read ({error})") from error
     elif text:
-        given = _checked(text, SECRET)
+        given = _checked(os.fsencode(text), SECRET)
     parent = Path.cwd() if run_dir is None else Path(run_dir).absolute().parent
-    return SharedSecret(given=given, path=parent / f".lockstep-{nodes.host}-{nodes.port}.secret")
+    # By an address of loopback each machine means itself, and others may do so in the same directory.
+    host = f"{nodes.host}-of-{socket.gethostname()}" if is_loopback(nodes.host) else nodes.host
+    return SharedSecret(given=given, path=parent / f".lockstep-{host}-{nodes.port}.secret")
 
 
-def _checked(text: str, name: str) -> Secret:
-    if len(text) < _SHORTEST:
+def _write(path: Path, key: bytes) -> None:
+    """For this user alone, and whole or not at all."""
+    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(key)
+        os.replace(unfinished, path)  # noqa: PTH105 - the atomic one, by its usual name
+    except OSError:
+        os.unlink(unfinished)  # noqa: PTH108
+        raise
+
+
+def _checked(content: bytes, name: str) -> Secret:
+    key = content.strip()
+    if len(key) < _SHORTEST:
         raise ConfigError(
-            f"{name}: a secret of {len(text)} characters can be guessed, {_SHORTEST} or more are needed: `openssl rand -hex "
+            f"{name}: a secret of {len(key)} characters can be guessed, {_SHORTEST} or more are needed: `openssl rand -hex "
             "32` prints one"
         )
-    return Secret(text.encode())
+    return Secret(key)
 
 
 def _how_to_give() -> str:

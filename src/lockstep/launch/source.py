@@ -86,7 +86,8 @@ class Source:
                 continue
             name = _full_name(node.func, names)
             is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
-            if is_theirs and any(keyword.arg in ("devices", "num_nodes") for keyword in node.keywords):
+            said = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in ("devices", "num_nodes")}
+            if is_theirs and any(getattr(value, "value", None) not in (1, "1") for value in said.values()):
                 return f"{name} in {self.path}, line {node.lineno}"
         return None
 

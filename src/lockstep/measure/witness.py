@@ -252,7 +252,7 @@ class Witness:
         if not self._stack:
             return
         name, (watched, inputs) = self._stack[-1]
-        self._note_changes(watched, self._where())
+        self._note_changes(watched, self._scope())
         self._stack.pop()
         if self._in_shard:
             self._layers.append([name, type(module).__name__, inputs, digest(output)])
@@ -297,7 +297,7 @@ class Witness:
     def _follow(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
         for generator in self._generators.drawn():
             if self._last is not None:
-                scope = "data" if is_fetching(frame) or os.getpid() != self._pid else self._where()
+                scope = "data" if is_fetching(frame) or os.getpid() != self._pid else self._scope()
                 file, line = self._last
                 self._write("generator", what(generator), file, line, scope)
         if self._in_shard and os.getpid() == self._pid:
@@ -313,17 +313,17 @@ class Witness:
             file, line = self._last or (None, None)
             self._write("weights", f"the weight {name} changes", file, line, "shard")
 
-    def _where(self) -> str:
+    def _scope(self) -> str:
         return "shard" if self._in_shard else "outside"
 
     def _note(self, kind: str, what: str, frame: types.FrameType | None) -> None:
-        scope = location_of(frame)
-        if scope is None:
+        location = location_of(frame)
+        if location is None:
             return
-        where = "data" if os.getpid() != self._pid or is_fetching(frame) else self._where()
-        if kind == "collective" and where == "outside":
+        scope = "data" if os.getpid() != self._pid or is_fetching(frame) else self._scope()
+        if kind == "collective" and scope == "outside":
             return  # where it belongs
-        self._write(kind, what, scope[0], scope[1], where)
+        self._write(kind, what, location[0], location[1], scope)
 
     def _write(self, kind: str, what: str, file: str | None, line: int | None, scope: str) -> None:
         layer = self._stack[-1][0] if self._stack else None
@@ -349,9 +349,8 @@ class Witness:
             if found is None:
                 show(message, category, *rest, **options)
                 return
-            scope = location_of(sys._getframe(1))
-            file, line = scope or (None, None)
-            self._write("kernel", found["kernel"], file, line, self._where())
+            file, line = location_of(sys._getframe(1)) or (None, None)
+            self._write("kernel", found["kernel"], file, line, self._scope())
 
         warnings.showwarning = note
 

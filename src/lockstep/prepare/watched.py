@@ -42,10 +42,10 @@ class Watched:
         """The first parameter of each model: stands for all gradients that are not there yet."""
         self._before: Any = None
 
-    def add_model(self, model: nn.Module, model_precisions: ModelPrecision) -> None:
+    def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
         """A model takes part."""
-        if model_precisions.reaches_backward:
-            self.model_precisions.append(model_precisions)
+        if precision.reaches_backward:
+            self.model_precisions.append(precision)
         first = next(model.parameters())
         if not self._is_plain and first.requires_grad and not is_dtensor(first):
             self._marked.append(first)

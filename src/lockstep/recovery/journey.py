@@ -15,7 +15,7 @@ class Journey:
     Args:
         cursor: counts what the script passes.
         restorer: of the checkpoint that the run resumes from; None: it is new.
-        saver: cuts checkpoints.
+        saver: saves checkpoints.
         parted: sees that the ranks have not parted before one is saved.
         is_main: whether this is rank 0, which speaks.
     """

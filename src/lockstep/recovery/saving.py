@@ -92,7 +92,7 @@ class Saver(Listener):
         self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
         self._held_s: dict[int, float] = {}
-        self._num_cuts = 0
+        self._num_saved = 0
         self._best_job: Job | None = None
         """On rank 0: the best weights, as long as they are not written."""
         self._best_retry_at = 0.0
@@ -142,7 +142,7 @@ class Saver(Listener):
     # What
 
     def save_due(self, position: Position, step: int, epoch: int) -> None:
-        """Cut the checkpoint that is due. Every rank must call it.
+        """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
             Stopped: the run was asked to stop, and the checkpoint is on the disk (or could not be written, which is said).
@@ -171,7 +171,7 @@ class Saver(Listener):
         raise Stopped(status)
 
     def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
-        """Cut the last checkpoint of this launch, and wait for it; whether it was written. Every rank must call it."""
+        """Save the last checkpoint of this launch, and wait for it; whether it was written. Every rank must call it."""
         self._retry_best()
         for attempt in range(_FINAL_TRIES):
             self.save(position, step, epoch, finished=finished)
@@ -201,7 +201,7 @@ class Saver(Listener):
             **self._state.describe(),
             **self._origin(),
         )
-        self._num_cuts += 1
+        self._num_saved += 1
         self._writer.submit(self._job(manifest, mine, state, self._staging))
         self._held_s[step] = time.perf_counter() - began
 
@@ -220,7 +220,7 @@ class Saver(Listener):
         is_best = manifest.kind == "weights"
         return Job(
             manifest=manifest,
-            token=f"{self._token}-{'best' if is_best else self._num_cuts}",
+            token=f"{self._token}-{'best' if is_best else self._num_saved}",
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 import time
 from dataclasses import dataclass
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from lockstep.errors import ConfigError
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.elastic.waiter import Stop, Waiter
 from lockstep.launch.nodes import LOST_S, Endpoint, Nodes
@@ -19,7 +21,7 @@ OTHERS_S = 5.0
 ALL_RUNS = "lockstep"
 """Prefix of what launchers write into the store."""
 _KNOWN_BY = f"{ALL_RUNS}/secret"
-"""What stands under this name is empty, and signed: who has another secret finds out by it."""
+"""Under this name whoever keeps the store signs a number that he has drawn: who has another secret finds out by it."""
 _SEEN_S = 10.0
 """How long a file that another machine has written may take to be seen on this one (NFS keeps what it knows for seconds)."""
 _STORE_S = 60.0
@@ -97,18 +99,30 @@ def open_connection(nodes: Nodes, endpoint: Endpoint, shared: SharedSecret, time
 
 
 def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter, *, is_keeper: bool) -> Secret:
-    """The secret, if it is that of whoever keeps the store, who says it is his."""
+    """The secret of this store: derived from that of the run, and from a number that whoever keeps the store has drawn for it.
+
+    What was recorded of an earlier store can so not be played into this one.
+    """
     deadline = time.monotonic() + _SEEN_S
     while True:
-        secret = shared.look()
+        secret, is_told = shared.look(), False
         if secret is not None and is_keeper:
-            SignedStore(client, secret, nodes.endpoint).set(_KNOWN_BY, "")
-            return secret
-        if secret is not None and client.check([_KNOWN_BY]) and secret.open(_KNOWN_BY, client.get(_KNOWN_BY)) is not None:
-            return secret
-        if is_keeper or (shared.given is not None and client.check([_KNOWN_BY])) or time.monotonic() > deadline:
-            raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
-        waiter.pause(f"the secret of the run, in {shared.path}")
+            nonce = secrets.token_hex(16).encode()
+            client.set(_KNOWN_BY, secret.sign(_KNOWN_BY, nonce).decode())
+            return secret.derived(nonce)
+        if client.check([_KNOWN_BY]):
+            is_told = True
+            found = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
+            if secret is not None and found is not None:
+                return secret.derived(found)
+        if is_keeper or (is_told and shared.given is not None) or time.monotonic() > deadline:
+            if is_told or is_keeper:
+                raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
+            raise ConfigError(
+                f"what listens at {nodes.endpoint} is a store of PyTorch's, and not that of a launcher of this lockstep: give "
+                "the run a port of its own, and all nodes the same version"
+            )
+        waiter.pause("the secret of the run" + ("" if shared.given else f", in {shared.path}"))
 
 
 def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:

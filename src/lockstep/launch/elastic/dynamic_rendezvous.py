@@ -96,8 +96,36 @@ class DynamicRendezvous(NodeRendezvous):
         finally:
             self._waiter = None
 
+    def look(self) -> int:
+        """See NodeRendezvous.
+
+        Raises:
+            ForgedError: somebody else writes into the store.
+            DistError: it does not answer any more.
+        """
+        try:
+            return self._inner.num_nodes_waiting()
+        except RendezvousConnectionError as error:
+            raise _cause(error) from error
+
+    def get_backend(self) -> str:
+        """See NodeRendezvous."""
+        return self._inner.get_backend()
+
+    def is_closed(self) -> bool:
+        """See NodeRendezvous."""
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        """See NodeRendezvous."""
+        self._inner.set_closed()
+
+    def shutdown(self) -> bool:
+        """See NodeRendezvous."""
+        return self._inner.shutdown()
+
     def close(self) -> None:
-        """This launcher ends."""
+        """See NodeRendezvous."""
         if self._clock is not None:
             self._clock.close()
 

@@ -19,7 +19,7 @@ class Liveness:
         self._store = store
         self._answered_at = time.monotonic()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lockstep-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lockstep-liveness", daemon=True)
         self._thread.start()
 
     def silence_s(self) -> float:
@@ -34,7 +34,7 @@ class Liveness:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self._store.check(["pulse"])
+                self._store.check(["liveness"])
                 self._answered_at = time.monotonic()
                 self._closed.wait(_EVERY_S)
         except Exception:  # it is closed, and will not answer again

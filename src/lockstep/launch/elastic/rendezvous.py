@@ -1,4 +1,4 @@
-"""torchelastic's rendezvous, as lockstep's agent asks for it."""
+"""A rendezvous of nodes, as torchelastic's agent and lockstep's ask for it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from lockstep.launch.elastic.connection import Connection
 
 
 class NodeRendezvous(RendezvousHandler):
-    """One of torchelastic's rendezvous handlers, in words for the user."""
-
-    _inner: RendezvousHandler
+    """A rendezvous handler, in words for the user. As it is here, no node comes or goes once all have met."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def look(self) -> int:
         """How many nodes wait to take part: asks the store, which ``num_nodes_waiting`` does not."""
-        return self._inner.num_nodes_waiting()
+        return 0
 
     def is_over(self) -> None:
         """What has followed from the last rendezvous is at its end: whoever comes from now on comes to the next."""
@@ -27,15 +25,14 @@ class NodeRendezvous(RendezvousHandler):
 
     def get_backend(self) -> str:
         """torchelastic's name for it."""
-        return self._inner.get_backend()
+        return "static"
 
     def is_closed(self) -> bool:
         """Whether the run has ended."""
-        return self._inner.is_closed()
+        return False
 
     def set_closed(self) -> None:
         """Have no node come any more."""
-        self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
         """For torchelastic's agent, which would ask the store in the thread that must not wait: see ``Round``."""
@@ -47,4 +44,4 @@ class NodeRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """The run has ended."""
-        return self._inner.shutdown()
+        return True

@@ -1,8 +1,9 @@
 """The launchers' store, in which nothing counts but what a launcher of the run has written.
 
-Every value is signed for the name that it stands under (``launch.secret``), and its signature is checked before anything else
-looks at it. What is left to whoever reaches the port without the secret: to remove values, to write what is refused, to write
-again what stood under the same name before, and to make names exist. That can end a run, and no more.
+Every value is signed for the name that it stands under (``launch.secret``), with a key that is derived anew for each store, and
+its signature is checked before anything else looks at it. What is left to whoever reaches the port without the secret: to
+remove values, to write what is refused, to write again what stood under the same name earlier in the same launch, and to make
+names exist. That can end a run, or have it wait.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class SignedStore(Store):
             found = self._inner.compare_set(name, before, after)
             if found == after:
                 return number + amount
+            if found == before != b"":  # PyTorch's answer where there is no such name any more
+                before, number = b"", 0
+                continue
             before, number = found, int(self._open(name, found).split()[0])
             if amount == 0:
                 return number

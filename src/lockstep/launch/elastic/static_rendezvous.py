@@ -1,12 +1,11 @@
-"""Nodes with numbers meet, by torchelastic's static rendezvous; whoever waits says for whom."""
+"""Nodes with numbers meet: all of them, each with the rank that it was given; whoever waits says for whom."""
 
 from __future__ import annotations
 
 import contextlib
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.claim import Claim
@@ -25,16 +24,6 @@ class StaticRendezvous(NodeRendezvous):
         assert nodes.node_rank is not None
         self._rank = nodes.node_rank
         self._number = -1
-        parameters = RendezvousParameters(
-            "static",
-            f"{nodes.host}:{nodes.port}",
-            nodes.run_id,
-            nodes.least,
-            nodes.most,
-            rank=self._rank,
-            timeout=int(connection.timeout_s) or 1,
-        )
-        self._inner = get_rendezvous_handler(parameters)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet, for the first time or again. Every node must come; it waits for them, and says so.
@@ -54,10 +43,9 @@ class StaticRendezvous(NodeRendezvous):
                 store.delete_key(self._key(self._rank))  # so that it may come again
             raise
         store.set(f"off/{self._number}/{self._rank}", "")
-        info = self._inner.next_rendezvous()
+        nodes = self._connection.nodes
         own = self._connection.store.under(f"{self._connection.prefix}/rendezvous-{self._number}")
-        assert info.bootstrap_store_info is not None
-        return RendezvousInfo(own, info.rank, info.world_size, info.bootstrap_store_info)
+        return RendezvousInfo(own, self._rank, nodes.most, RendezvousStoreInfo(nodes.host, nodes.port))
 
     def is_over(self) -> None:
         """Have launchers that are started from now on come to the next rendezvous."""
