@@ -512,6 +512,19 @@ def test_what_a_stranger_writes_into_the_store_is_never_executed(coming, tmp_pat
     assert not done.exists()
 
 
+@pytest.mark.long
+def test_what_a_stranger_writes_while_a_run_goes_on_ends_it_with_the_reason(coming):
+    held = TALK.replace("dist.destroy_process_group()", "import time; time.sleep(30)\ndist.destroy_process_group()")
+    nodes = [coming(held, "--timeout", "20") for _ in range(2)]
+    until(lambda: all(node.out for node in nodes), 60)
+    store = TCPStore("127.0.0.1", coming.port, is_master=False, timeout=datetime.timedelta(seconds=20))
+    store.set("torch.rendezvous.none", "anything")
+    for node in nodes:
+        assert node.wait() == 1, node.err
+    said = [node for node in nodes if "was not written by a launcher of this run" in node.err]
+    assert said, [node.err for node in nodes]
+
+
 def test_what_a_stranger_writes_in_the_place_of_a_launcher_is_refused(numbered):
     first = numbered(TALK, 0, "--timeout", "20")
     until(lambda: "for node 1 of 2" in first.err)
