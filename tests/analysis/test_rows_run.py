@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.analysis import compare
-from lockstep.analysis.attempts import new_directory
+from lockstep.analysis.attempts import Asked, new_directory
 from lockstep.analysis.methods import Method, Row, parse_methods
 from lockstep.analysis.runner import run_to_end, start_of, start_under
 from lockstep.errors import ConfigError
@@ -44,7 +44,7 @@ class Silent:
 
 
 def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), **options):
-    plan = compare.plan(script=script, methods=parse_methods(methods), nprocs=nprocs, num_cores=4, **options)
+    plan = compare.plan(Asked(script=script, **options), parse_methods(methods), nprocs, num_cores=4)
     directory = new_directory(tmp_path / "comparison")
     return compare.run(plan, directory=directory, machine=machine, observer=observer or Silent())
 
@@ -218,7 +218,7 @@ def test_an_empty_directory_is_used_as_it_is(tmp_path):
 
 
 def make_plan(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):
-    return compare.plan(script=Path("s.py"), methods=parse_methods(methods), nprocs=nprocs, num_cores=num_cores, **options)
+    return compare.plan(Asked(script=Path("s.py"), **options), parse_methods(methods), nprocs, num_cores)
 
 
 def test_shards_and_threads_follow_the_largest_row_for_all_rows():

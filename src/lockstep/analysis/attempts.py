@@ -21,16 +21,16 @@ FILE_NAME = "results.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is run."""
+class Asked:
+    """What the user has asked for, whatever is done with it."""
 
     command: tuple[str, ...] = ()
-    """What the user typed, for the record."""
+    """What he typed, for the record."""
     script: Path
     """Or, with ``is_module``, the name of a module."""
     args: tuple[str, ...] = ()
     is_module: bool = False
-    shards: int
+    shards: int | None = None
     """One V for all runs: the answer depends on it."""
     threads: int | None = None
     """Of each process, in all runs; None: as the script and its launcher have it."""
@@ -38,6 +38,17 @@ class Task:
     """None: the script's own."""
     timeout_s: float | None = None
     """Of each run."""
+
+    def completed(self, **fields: Any) -> dict[str, Any]:
+        """All of it, with these fields in addition or instead."""
+        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(Asked)}, **fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Asked):
+    """What is run."""
+
+    shards: int
 
     @property
     def program(self) -> tuple[str, ...]:

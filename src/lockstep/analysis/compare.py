@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.analysis import advice, runner
-from lockstep.analysis.attempts import Observer, attempt, write_results
+from lockstep.analysis.attempts import Asked, Observer, attempt, write_results
 from lockstep.analysis.figures import Figures, figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Method, Row, expand
@@ -17,20 +17,7 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.measure.events import read_history
 
 
-def plan(
-    *,
-    command: Sequence[str] = (),
-    script: Path,
-    args: Sequence[str] = (),
-    is_module: bool = False,
-    methods: Sequence[Method],
-    nprocs: Sequence[int],
-    num_cores: int,
-    shards: int | None = None,
-    threads: int | None = None,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> Plan:
+def plan(asked: Asked, methods: Sequence[Method], nprocs: Sequence[int], num_cores: int) -> Plan:
     """Fill in what was not asked for. Pure.
 
     Raises:
@@ -38,22 +25,14 @@ def plan(
     """
     rows = expand(methods, nprocs)
     largest = max(row.num_processes for row in rows)
-    if shards is not None and shards < largest:
+    if asked.shards is not None and asked.shards < largest:
         raise ConfigError(
-            f"shards={shards} with rows of up to {largest} processes: a process without a shard would have nothing to "
+            f"shards={asked.shards} with rows of up to {largest} processes: a process without a shard would have nothing to "
             f"do. Ask for --shards {largest} or more, or for fewer processes with --nproc."
         )
-    return Plan(
-        command=tuple(command),
-        script=script,
-        args=tuple(args),
-        is_module=is_module,
-        rows=rows,
-        shards=largest if shards is None else shards,
-        threads=max(1, num_cores // largest) if threads is None else threads,
-        seed=seed,
-        timeout_s=timeout_s,
-    )
+    shards = largest if asked.shards is None else asked.shards
+    threads = max(1, num_cores // largest) if asked.threads is None else asked.threads
+    return Plan(**asked.completed(rows=rows, shards=shards, threads=threads))
 
 
 def run(plan: Plan, *, directory: Path, machine: Machine, observer: Observer) -> Comparison:

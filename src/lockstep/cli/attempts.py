@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-F = TypeVar("F", bound=Callable[..., Any])
+from lockstep.analysis.attempts import Asked
+
+Command = Callable[..., None]
 
 
-def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[F], F]:
+def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
     """The arguments and options of every verb that runs a script again and again.
+
+    The command is called with an ``Asked``, the directory for the results, and by name with what it has of its own.
 
     Args:
         run: what a run is called.
@@ -59,10 +66,13 @@ def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeou
         ),
     )
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(out: Path, **given: Any) -> None:
+            fields = {field.name: given.pop(field.name) for field in dataclasses.fields(Asked) if field.name in given}
+            command(Asked(command=("lockstep", *sys.argv[1:]), **fields), out, **given)
+
+        return functools.reduce(lambda made, option: option(made), reversed(options), called)
 
     return add
 

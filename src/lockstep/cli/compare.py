@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from lockstep.analysis import advice, compare, machine, methods, plot, table
-from lockstep.analysis.attempts import counted, new_directory
+from lockstep.analysis.attempts import Asked, counted, new_directory
 from lockstep.analysis.results import Comparison
 from lockstep.cli.attempts import Progress, options_of_attempts, say
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
@@ -59,18 +59,7 @@ Examples:
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Stop a row that takes longer, and continue with the next.",
 )
-def command(
-    script: Path,
-    args: tuple[str, ...],
-    is_module: bool,
-    method_names: str | None,
-    nproc: str | None,
-    shards: int | None,
-    seed: int | None,
-    threads: int | None,
-    out: Path,
-    timeout_s: float | None,
-) -> None:
+def command(asked: Asked, out: Path, method_names: str | None, nproc: str | None) -> None:
     """Run SCRIPT with ARGS under several methods, one after another, and compare them.
 
     Prints a table of speed (seconds per epoch, samples a second, speed-up, efficiency), use of the machine (cores or
@@ -90,27 +79,17 @@ def command(
       precision  32-true (if none is named), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
-    find_script(str(script), is_module=is_module)
+    find_script(str(asked.script), is_module=asked.is_module)
     cores, gpus = num_cores(), num_gpus_here()
     found = machine.find_components(num_gpus=gpus)
-    plan = compare.plan(
-        command=sys.argv,
-        script=script,
-        args=args,
-        is_module=is_module,
-        methods=methods.parse_methods(method_names or ",".join(methods.default_methods(found))),
-        nprocs=(methods.default_nprocs(num_gpus=gpus, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)),
-        num_cores=cores,
-        shards=shards,
-        threads=threads,
-        seed=seed,
-        timeout_s=timeout_s,
-    )
+    chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(found)))
+    nprocs = methods.default_nprocs(num_gpus=gpus, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)
+    plan = compare.plan(asked, chosen, nprocs, cores)
     console = open_console()
     directory = new_directory(out)
     say(
         console,
-        f"comparing {counted(len(plan.rows), 'run')} of {script}: V = {counted(plan.shards, 'shard')}, "
+        f"comparing {counted(len(plan.rows), 'run')} of {asked.script}: V = {counted(plan.shards, 'shard')}, "
         f"{counted(plan.threads, 'thread')} a process, results in {directory}",
     )
     here = machine.look(num_cores=cores, num_gpus=gpus)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from lockstep.analysis import machine, settings, verdict
-from lockstep.analysis.attempts import counted, new_directory
+from lockstep.analysis.attempts import Asked, counted, new_directory
 from lockstep.analysis.verification import Plan
 from lockstep.analysis.verify import verify
 from lockstep.cli.attempts import Progress, options_of_attempts, say
@@ -75,19 +75,13 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     timeout="--timeout-per-run: Stop a run that takes longer; its setting has failed.",
 )
 def command(
-    script: Path,
-    args: tuple[str, ...],
-    is_module: bool,
+    asked: Asked,
+    out: Path,
     world_sizes: str | None,
     workers: str | None,
     launchers: str | None,
     resumes: bool,
     one_device: bool,
-    shards: int | None,
-    seed: int | None,
-    threads: int | None,
-    out: Path,
-    timeout_s: float | None,
 ) -> None:
     """Run SCRIPT with ARGS under several settings, and show that it computes the same, to the bit, in all of them.
 
@@ -103,34 +97,26 @@ def command(
     SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. DIR holds every run's output
     and trace, and results.json.
     """
-    find_script(str(script), is_module=is_module)
+    find_script(str(asked.script), is_module=asked.is_module)
     cores, gpus = num_cores(), num_gpus_here()
     sizes = (
         settings.default_world_sizes(num_cores=cores, num_gpus=gpus)
         if world_sizes is None
         else settings.parse_world_sizes(world_sizes)
     )
-    num_shards = max(sizes) if shards is None else shards
+    num_shards = max(sizes) if asked.shards is None else asked.shards
+    numbers, names = settings.parse_workers(workers), settings.parse_launchers(launchers)
     plan = Plan(
-        command=("lockstep", *sys.argv[1:]),
-        script=script,
-        args=args,
-        is_module=is_module,
-        settings=settings.expand(
-            sizes, settings.parse_workers(workers), settings.parse_launchers(launchers), shards, resumes=resumes
-        ),
-        shards=num_shards,
-        shards_are_asked_for=shards is not None,
-        threads=threads,
-        seed=seed,
-        timeout_s=timeout_s,
+        **asked.completed(shards=num_shards),
+        settings=settings.expand(sizes, numbers, names, asked.shards, resumes=resumes),
+        shards_are_asked_for=asked.shards is not None,
         with_one_device=one_device and num_shards > 1,
     )
     console = open_console()
     directory = new_directory(out)
     say(
         console,
-        f"verifying {script} under {counted(len(plan.settings), 'setting')}: V = {counted(plan.shards, 'shard')}, "
+        f"verifying {asked.script} under {counted(len(plan.settings), 'setting')}: V = {counted(plan.shards, 'shard')}, "
         f"results in {directory}",
     )
     here = machine.look(num_cores=cores, num_gpus=gpus)
