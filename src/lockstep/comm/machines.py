@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import socket
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from lockstep.machine.identity import shared_by
 from lockstep.world import World
 
 
 def this_machine() -> str:
     """The same text for two processes if one can reach the other over the loopback interface."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # not Linux
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
-    return "/".join(parts)
+    return f"{socket.gethostname()}/{shared_by('net')}"
 
 
 def find_machines(world: World, store: Store) -> World:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import uuid
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import psutil
+
+from lockstep.machine.identity import shared_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,7 @@ class Claim:
     @staticmethod
     def own() -> Claim:
         """That of this process."""
-        where = ""
-        with contextlib.suppress(OSError):  # not Linux
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            where = f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=where, token=uuid.uuid4().hex)
+        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=shared_by("pid"), token=uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
