@@ -1,5 +1,7 @@
 """Lightning Fabric, which starts a process a device by itself, unless a launcher has started them."""
 
+import time
+
 import torch
 from lightning_fabric import Fabric
 
@@ -18,3 +20,5 @@ if __name__ == "__main__":
         f"rank {fabric.global_rank} of {fabric.world_size}: {sum(p.sum().item() for p in model.parameters()):.6f}",
         flush=True,
     )
+    time.sleep(0.5)  # see conftest.py
+    torch.distributed.destroy_process_group()
