@@ -122,7 +122,8 @@ def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Wa
                 f"what listens at {nodes.endpoint} is a store of PyTorch's, and not that of a launcher of this lockstep: give "
                 "the run a port of its own, and all nodes the same version"
             )
-        waiter.pause("the secret of the run" + ("" if shared.given else f", in {shared.path}"))
+        where = "" if shared.given else f", in {shared.path}"
+        waiter.pause(f"the secret of the run{where}, {_SEEN_S:g} s at most", ends=False)
 
 
 def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:

@@ -101,14 +101,14 @@ class Waiter:
         """What to raise when the time is over."""
         return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
 
-    def pause(self, whom: str) -> None:
+    def pause(self, whom: str, *, ends: bool = True) -> None:
         """The same, and sleep for a moment.
 
         Raises:
             StoppedError: somebody has stopped this launcher.
             LaunchError: the time is over.
         """
-        self.tell(whom)
+        self.tell(whom, ends=ends)
         if self.remaining_s == 0:
             raise self.timed_out()
         self._stop.wait(_PAUSE_S)
