@@ -25,6 +25,7 @@ from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threa
 from lockstep.data.reader import StreamReader
 from lockstep.data.streams import Purpose, preserve_rng, reseed
 from lockstep.data.torch_loader import is_torch_loader, refuse_split
+from lockstep.data.values import mean_of
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
 
@@ -230,7 +231,7 @@ class Evaluation:
         if weight is None:
             raise ConfigError("how many samples this batch has cannot be seen: give add(..., weight=number of samples)")
         for name, value in values.items():
-            self._added.append((self._batch, name, _average(name, value), float(weight)))
+            self._added.append((self._batch, name, mean_of(name, value), float(weight)))
 
     def update(self, metric: Any, *args: Any) -> None:
         """Have ``metric.update(*args)`` called, on every rank, with this batch's arguments and in batch order. Local.
@@ -314,16 +315,6 @@ def _has_seen_all(metric: Any) -> None:
 
 def _never() -> bool:
     return False
-
-
-def _average(name: str, value: Any) -> Any:
-    if hasattr(value, "__array__"):
-        value = torch.as_tensor(value)
-    if isinstance(value, Tensor):
-        return value.detach().double().mean()
-    if not hasattr(value, "__float__"):
-        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value a sample")
-    return float(value)
 
 
 def _keep(tensor: Tensor) -> Tensor:

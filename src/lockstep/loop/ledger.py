@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
+from lockstep.data.values import mean_of
 from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome, Sync
@@ -135,7 +136,7 @@ class Ledger:
         if weight is not None and not 0 <= float(weight) < math.inf:
             raise ConfigError(f"batch.add(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         for name, value in values.items():
-            self._added.append((name, _average(name, value), None if weight is None else float(weight)))
+            self._added.append((name, mean_of(name, value), None if weight is None else float(weight)))
 
     def end_shard(self) -> None:
         """The micro-step is over: its backward call, which says what it weighs, may have come after the values."""
@@ -272,13 +273,3 @@ def _refuse_kinds(call: int, kinds: set[str]) -> None:
         f"({' and '.join(sorted(kinds))}): token counts, sample counts and sums cannot be added up. Make it the same call in "
         "all shards."
     )
-
-
-def _average(name: str, value: Any) -> Any:
-    if hasattr(value, "__array__"):
-        value = torch.as_tensor(value)
-    if isinstance(value, Tensor):
-        return value.detach().double().mean()
-    if not hasattr(value, "__float__"):
-        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value a sample")
-    return float(value)
