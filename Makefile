@@ -53,10 +53,10 @@ soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and
 	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)
 
 soak-cluster: $(STAMP) ## the same on two hosts, with power lost and links cut (N=50; needs root)
-	PYTHONPATH=tests $(VENV)/bin/python tests/cluster/soak_hosts.py $(N) $(SOAK_ARGS)
+	PYTHONPATH=tests:tools $(VENV)/bin/python tests/cluster/soak_hosts.py $(N) $(SOAK_ARGS)
 
 cluster: $(STAMP) ## hosts on this machine with a prompt to work on them, until Ctrl-C (HOSTS=2, SLURM=1; needs root)
-	@$(VENV)/bin/python tests/cluster $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SLURM),--slurm) $(CLUSTER_ARGS)
+	@PYTHONPATH=tools $(VENV)/bin/python -m cluster $(if $(HOSTS),--hosts $(HOSTS)) $(if $(SLURM),--slurm) $(CLUSTER_ARGS)
 
 check: $(STAMP) ## ruff, mypy, the layers, and whether all tests can be collected
 	$(VENV)/bin/ruff check .

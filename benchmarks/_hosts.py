@@ -1,7 +1,6 @@
 """Two hosts on this machine, as separate as hosts are, and contenders that launchers start on both.
 
-The hosts are those of ``tests/cluster``, which is the only place that makes them; this is the only place here that knows where
-it is.
+The hosts are those of ``tools/cluster``.
 """
 
 from __future__ import annotations
@@ -16,31 +15,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from _crew import Turn, clean_environ
 
-CLUSTER = Path(__file__).parents[1] / "tests" / "cluster"
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from cluster import Cluster, Host, missing
+
 CANNOT_RUN = 77  # what `make bench` takes for "not on this machine"
 PORT = 29500  # of a host's own network: nobody else has it
 _READY_S, _TURN_S, _END_S, _LOOK_S = 120.0, 300.0, 20.0, 0.5
-
-
-class Host(Protocol):
-    """What is used here of a host: see ``tests/cluster/host.py``."""
-
-    name: str
-    address: str
-
-    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]: ...
-    def processes(self) -> list[Any]: ...
-    def limit(self, rate: str | None) -> None: ...
-    def kill(self) -> None: ...
-
-
-def missing() -> str | None:
-    """Why there can be no hosts on this machine; None if there can."""
-    return str(reason) if (reason := _cluster().missing()) else None
 
 
 @contextlib.contextmanager
@@ -49,7 +33,7 @@ def hosts(number: int = 2) -> Iterator[list[Host]]:
     if reason := missing():
         print(f"{reason}: nothing was measured", file=sys.stderr)
         raise SystemExit(CANNOT_RUN)
-    with _cluster().Cluster(hosts=number) as cluster:
+    with Cluster(hosts=number) as cluster:
         yield cluster.hosts
 
 
@@ -59,14 +43,6 @@ def start(
     """Start a command there, in the environment that every contender gets, and on the host's own network."""
     environ = clean_environ({"GLOO_SOCKET_IFNAME": "eth0", **(extra or {})})
     return host.start(["env", "-i", *(f"{name}={value}" for name, value in environ.items()), *command], **options)
-
-
-def _cluster() -> Any:
-    if str(CLUSTER) not in sys.path:
-        sys.path.append(str(CLUSTER))
-    import cluster
-
-    return cluster
 
 
 class LaunchedCrew:

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 from cluster import Cluster, missing
-from host import kill
-from slurm import missing as slurm_missing
+from cluster.host import kill
+from cluster.slurm import missing as slurm_missing
 
 GRACE_S = 5.0  # for what is on its way out when a test ends
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from random import Random
 
 import soaking
-from cluster import Cluster
+from cluster import Cluster, Command
+from cluster.host import kill
 from cluster_fixtures import wait_until_empty
-from host import Command, kill
 from soaking import STEPS
 
 PORT = "29500"

@@ -13,9 +13,8 @@ from pathlib import Path
 import cluster_fixtures
 import numpy as np
 import pytest
-from cluster import Cluster
+from cluster import LOCAL, Cluster, HostError
 from cluster_fixtures import lent
-from host import LOCAL, HostError
 
 PEER = Path(__file__).with_name("peer.py")
 SUMS = Path(__file__).with_name("sums.py")

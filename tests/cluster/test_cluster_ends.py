@@ -12,18 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, missing
-from guardian import HERE
-from host import HostError
-from slurm import missing as slurm_missing
+from cluster import Cluster, HostError, missing
+from cluster.guardian import HERE
+from cluster.slurm import missing as slurm_missing
 
-FOLDER = Path(__file__).parent
-README = FOLDER.parents[1] / "README.md"
-PAGE = FOLDER.parents[1] / "docs" / "clusters.md"
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "clusters.md")
+TOOL = [sys.executable, "-m", "cluster"]
 PROMPT = "cluster> "
 OWNER = """
 import subprocess, sys, time
-sys.path.insert(0, {folder!r})
 from cluster import Cluster
 with Cluster(hosts=2) as cluster:
     for host in cluster.hosts:
@@ -39,8 +38,10 @@ ENDS = {"an exception": "raise RuntimeError('on purpose')", "os._exit": "import 
 
 
 @pytest.fixture(autouse=True)
-def _possible(require):
+def _possible(require, monkeypatch):
     require("cluster", missing())
+    # For the processes that have a cluster here.
+    monkeypatch.setenv("PYTHONPATH", f"{TOOLS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep))
 
 
 def on_the_machine():
@@ -66,7 +67,7 @@ def owner(end, tmp_path):
     """A process that has a cluster, and ends in this way when it gets a line."""
     (temporary := tmp_path / "temporary").mkdir()
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    command = [sys.executable, "-c", OWNER.format(folder=str(FOLDER), end=end)]
+    command = [sys.executable, "-c", OWNER.format(end=end)]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}, **streams) as process:
         try:
             yield process, family(int(process.stdout.readline()))
@@ -129,7 +130,7 @@ def test_a_cluster_that_cannot_be_is_an_error_before_anything_is_made():
 )
 def test_what_a_machine_lacks_is_said(spoil, reason):
     source = f"import os, cluster; {spoil}; print(cluster.missing())"
-    done = subprocess.run([sys.executable, "-c", source], cwd=FOLDER, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=30)
     assert reason in done.stdout, done.stderr
 
 
@@ -137,8 +138,7 @@ def test_what_a_machine_lacks_is_said(spoil, reason):
 
 
 def tool(told, *options, cwd=None):
-    command = [sys.executable, FOLDER, *options]
-    return subprocess.run(command, input=told, capture_output=True, text=True, timeout=100, cwd=cwd)
+    return subprocess.run([*TOOL, *options], input=told, capture_output=True, text=True, timeout=100, cwd=cwd)
 
 
 def test_the_prompt_does_what_it_is_told_and_survives_what_it_does_not_understand():
@@ -162,7 +162,7 @@ def plain(line):
 
 def shown():
     """The talks with the prompt that the documentation shows: what is said, and the lines that come back. Each once."""
-    pages = "".join(page.read_text() for page in (README, PAGE))
+    pages = "".join(page.read_text() for page in PAGES)
     talks = {}
     for kind, block in re.findall(r"^```text cluster( slurm)?\n(.*?)^```", pages, re.M | re.S):
         lines = block.splitlines()
@@ -177,7 +177,7 @@ def shown():
 def test_the_prompt_answers_as_the_documentation_shows(kind, deeds, answers, require):
     if kind:
         require("slurm", slurm_missing())
-    done = tool("\n".join([*deeds, "quit", ""]), *(["--slurm"] if kind else ["--hosts", "3"]), cwd=FOLDER.parents[1])
+    done = tool("\n".join([*deeds, "quit", ""]), *(["--slurm"] if kind else ["--hosts", "3"]), cwd=ROOT)
     told = [plain(line) for line in done.stdout.splitlines()]
     assert [answer for answer in answers if answer not in told] == [], done.stdout
     assert len(set(digest.findall(done.stdout))) <= 1  # of a run and of one that was disturbed
@@ -185,9 +185,8 @@ def test_the_prompt_answers_as_the_documentation_shows(kind, deeds, answers, req
 
 
 def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
-    command = [sys.executable, FOLDER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(TOOL, start_new_session=True, **pipes) as process:
         process.stdin.write("run host0 echo on; exec sleep 600\n")
         while process.stdout.readline() != f"{PROMPT}on\n":
             assert process.poll() is None
@@ -200,15 +199,14 @@ def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
 @pytest.mark.parametrize("shell", ["/bin/bash", None], ids=["their shell", "no shell told"])
 def test_the_way_in_that_the_tool_prints_leads_to_a_host(shell, monkeypatch):
     monkeypatch.setenv("SHELL", shell) if shell else monkeypatch.delenv("SHELL", raising=False)
-    command = [sys.executable, FOLDER, "--hosts", "2"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*TOOL, "--hosts", "2"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
             told = [process.stdout.readline() for _ in range(5)]
             number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
             way = next(line for line in told if "nsenter" in line).replace("NUMBER", number)
             streams = {"input": "hostname; pwd; command -v lockstep", "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            found = subprocess.run(way, shell=True, cwd=FOLDER, text=True, timeout=20, check=False, **streams)
-            assert found.stdout == f"host1\n{FOLDER}\n{Path(sys.executable).parent}/lockstep\n"
+            found = subprocess.run(way, shell=True, cwd=TOOLS, text=True, timeout=20, check=False, **streams)
+            assert found.stdout == f"host1\n{TOOLS}\n{Path(sys.executable).parent}/lockstep\n"
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 128 + signal.SIGINT

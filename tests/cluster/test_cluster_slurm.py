@@ -3,8 +3,8 @@
 import time
 
 import pytest
+from cluster import HostError
 from cluster_fixtures import lent
-from host import HostError
 
 
 def wait_for_text(path, text, timeout_s=30.0):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from host import HostError
+from cluster import HostError
 
 from lockstep.job.hostlist import expand_hosts
 

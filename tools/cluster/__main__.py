@@ -1,4 +1,4 @@
-"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python tests/cluster --hosts 3 --slurm``."""
+"""A cluster on this machine until Ctrl-C, with a prompt to work on it: ``python -m cluster --hosts 3 --slurm``."""
 
 import argparse
 import cmd
@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from cluster import Cluster
-from host import Command, Host, HostError
+from cluster.cluster import Cluster
+from cluster.host import Command, Host, HostError
 
 INTRO = """
 {hosts}
@@ -136,7 +136,7 @@ def variables(cluster: Cluster) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     parser.add_argument("--hosts", type=int, default=2, help="how many (default: 2)")
     parser.add_argument("--slurm", action="store_true", help="with Slurm on all of them")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs a host that Slurm believes in (default: 0)")

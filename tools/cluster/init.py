@@ -24,7 +24,7 @@ mount -t proc proc /proc
 """
 
 
-def reap(*_) -> None:
+def reap(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from guardian import HERE
-from network import Switch
+
+from cluster.guardian import HERE
+from cluster.network import Switch
 
 LOCAL = Path(HERE, "local")  # on every host another directory; a host that comes back finds its own as it was
 CLOCK = Path(__file__).with_name("clock.c")

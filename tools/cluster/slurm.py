@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from guardian import HERE
-from host import LOCAL, Host, HostError
+
+from cluster.guardian import HERE
+from cluster.host import LOCAL, Host, HostError
 
 PROGRAMS = {"munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "srun": "slurm-wlm"}
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd"}

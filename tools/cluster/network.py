@@ -40,9 +40,9 @@ class Switch:
     def plug(self, name: str, host: int, own_address: str) -> None:
         """Lay the cable of a host; ``host`` is its first process."""
         _ip(self._pid, f"link add {name} type veth peer name eth0 netns {host}", f"link set {name} master {SWITCH} up")
-        # The same GPU whenever the host comes back, so that the others' tables of neighbours are right.
-        gpu = "02:00:" + ":".join(f"{int(number):02x}" for number in own_address.split("."))
-        _ip(host, "link set lo up", f"link set eth0 address {gpu} up", f"addr add {own_address}/24 dev eth0")
+        # The same MAC address whenever the host comes back, so that the others' tables of neighbours are right.
+        mac = "02:00:" + ":".join(f"{int(number):02x}" for number in own_address.split("."))
+        _ip(host, "link set lo up", f"link set eth0 address {mac} up", f"addr add {own_address}/24 dev eth0")
 
     def unplug(self, name: str) -> None:
         """Take the cable away, with both its ends."""

@@ -25,7 +25,7 @@ def boot(name: str, uptime_s: str) -> None:
     os.posix_spawnp(command[0], command, os.environ)
 
 
-def reap(*_) -> None:
+def reap(*_: object) -> None:
     """Take leave of children that have ended, adopted ones too."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from guardian import HERE
-from host import Host, HostError, end
-from network import Switch, address
-from slurm import Slurm
+
+from cluster.guardian import HERE
+from cluster.host import Host, HostError, end
+from cluster.network import Switch, address
+from cluster.slurm import Slurm
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
