@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "stopping", "digest", "option"),
+    ("errors", "stopping", "digest", "option", "atomic"),
     ("machine",),  # cores, threads, addresses
     ("config", "job"),
     ("plan",),
@@ -36,6 +36,7 @@ SPINE = (
 # Beside the run: what each of these may import, by prefix. "" is everything.
 ASIDE = {
     "launch": (
+        "atomic",
         "errors",
         "machine",
         "stopping",
@@ -44,6 +45,7 @@ ASIDE = {
         "world",
     ),  # starts a run, and knows nothing of what it computes
     "analysis": (
+        "atomic",
         "errors",
         "config",
         "world",
@@ -51,7 +53,7 @@ ASIDE = {
         "measure.trace",
         "launch",
     ),  # reads events and traces, the seams of running and reading
-    "slurm": ("errors", "config", "job.hostlist"),  # writes and submits jobs
+    "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
@@ -73,6 +75,7 @@ READ_ENVIRONMENT = {
 # Must be there at once: the command line, and what reads results. (The launch files named run inside
 # the fork server, or are imported where there are several machines.)
 WITHOUT_TORCH = (
+    "atomic",
     "errors",
     "machine.cores",
     "machine.threads",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from unittest.mock import patch
 
 import pytest
 
@@ -101,7 +102,8 @@ def test_a_birth_of_another_format_says_so(tmp_path, version):
 
 
 def test_a_launch_killed_while_it_saved_the_birth_does_no_harm(tmp_path):
-    (tmp_path / "birth.json.new").write_text('{"form')
+    with patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        write_birth(tmp_path, BORN, COMMAND)
     assert read_birth(tmp_path) is None
     write_birth(tmp_path, BORN, COMMAND)
     assert read_birth(tmp_path) == (BORN, COMMAND)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from lockstep.analysis import runner
 from lockstep.analysis.failure import first_error, whole_error
 from lockstep.analysis.machine import Machine
+from lockstep.atomic import write_atomic
 
 SCHEMA = 1
 FILE_NAME = "results.json"
@@ -154,9 +154,7 @@ def new_directory(out: Path) -> Path:
 def write_results(directory: Path, results: dict[str, Any]) -> Path:
     """Write ``results.json``, replacing an earlier one whole: a reader never finds half a file."""
     path = directory / FILE_NAME
-    draft = path.with_suffix(".json.new")
-    draft.write_text(json.dumps(results, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    os.replace(draft, path)  # noqa: PTH105 - the atomic one, by its usual name
+    write_atomic(path, json.dumps(results, indent=2, ensure_ascii=False, default=str) + "\n")
     return path
 
 

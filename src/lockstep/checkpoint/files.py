@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: flushed to the disk, put in place by a rename, and known by a checksum."""
+"""The files of a checkpoint: flushed to the disk, read again, and known by a checksum."""
 
 from __future__ import annotations
 
@@ -12,36 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.atomic import write_atomic
+
 Bytes = NDArray[np.uint8]
 """Some memory: a flat array."""
 
 _BLOCK_BYTES = 1 << 22
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.new")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)  # noqa: PTH105
-
-
 def write_json(path: Path, value: Any) -> bytes:
-    """The same for a JSON value. Returns what was written."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    write_text(path, text)
-    return text.encode()
-
-
-def flush(path: Path) -> None:
-    """Have the kernel bring a file, or the names in a directory, to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Write a JSON value, atomically and durably. Returns what was written."""
+    content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    write_atomic(path, content, durable=True)
+    return content
 
 
 def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:

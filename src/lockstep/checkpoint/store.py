@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep.checkpoint.files import flush, write_text
+from lockstep.atomic import UNFINISHED, flush, write_atomic
 from lockstep.checkpoint.manifest import FILE_NAME as MANIFEST
 from lockstep.checkpoint.manifest import Manifest, verify
 from lockstep.errors import CheckpointError
@@ -128,7 +128,7 @@ class Store:
         verify(unfinished, sizes_only=True)
         path = self.directory / f"step-{manifest.step:08d}"
         self._put(unfinished, path)
-        write_text(self.directory / _NEWEST, path.name + "\n")
+        write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True)
         flush(self.directory)
         others = [other for other in self.all() if other != path]
         # Those of later steps are left from before the run went back, because they were damaged: they go first.
@@ -168,7 +168,7 @@ class Store:
                 _remove(path)
             else:
                 self._rescue(path)
-        for path in self.directory.glob(".*.new"):
+        for path in self.directory.glob(UNFINISHED):
             path.unlink(missing_ok=True)
 
     def _put(self, unfinished: Path, path: Path) -> None:

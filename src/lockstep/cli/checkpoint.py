@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lockstep.checkpoint.files import copy, flush
+from lockstep.atomic import flush
+from lockstep.checkpoint.files import copy
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.cli import headers

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lockstep.atomic import write_atomic
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 
 _LAUNCH_DIR = str(Path(__file__).parent)
@@ -72,10 +73,7 @@ class Failure:
 
     def save(self, private_dir: str) -> None:
         """Write it where ``load`` finds it, whole or not at all."""
-        path = Path(private_dir, f"failure-{self.rank}.json")
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        partial.replace(path)
+        write_atomic(Path(private_dir, f"failure-{self.rank}.json"), json.dumps(asdict(self)))
 
     @staticmethod
     def load(private_dir: str, rank: int) -> Failure | None:
@@ -253,9 +251,7 @@ def mark_end(private_dir: str, rank: int, error: SystemExit | None = None) -> No
         frames = traceback.extract_tb(error.__traceback__)
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
-    partial = Path(private_dir, f"ended-{rank}.partial")
-    partial.write_text(json.dumps({"time_s": time.time(), "how": how}), encoding="utf-8")
-    partial.replace(partial.with_suffix(".json"))
+    write_atomic(Path(private_dir, f"ended-{rank}.json"), json.dumps({"time_s": time.time(), "how": how}))
 
 
 def early_end(

@@ -14,12 +14,12 @@ import os
 import secrets
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.atomic import write_atomic
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
 from lockstep.machine.addresses import is_loopback
@@ -91,7 +91,7 @@ class SharedSecret:
         key = secrets.token_hex(32).encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _write(self.path, key)
+            write_atomic(self.path, key, mode=0o600)
         except OSError as error:
             raise ConfigError(
                 f"{self.path}, which would tell the other launchers the secret of this run, cannot be written "
@@ -140,18 +140,6 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
     # By an address of loopback each machine means itself, and others may do so in the same directory.
     host = f"{nodes.host}-of-{socket.gethostname()}" if is_loopback(nodes.host) else nodes.host
     return SharedSecret(given=given, path=parent / f".lockstep-{host}-{nodes.port}.secret")
-
-
-def _write(path: Path, key: bytes) -> None:
-    """For this user alone, and whole or not at all."""
-    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(key)
-        os.replace(unfinished, path)  # noqa: PTH105 - the atomic one, by its usual name
-    except OSError:
-        os.unlink(unfinished)  # noqa: PTH108
-        raise
 
 
 def _checked(content: bytes, name: str) -> Secret:

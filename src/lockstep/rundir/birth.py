@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lockstep.atomic import write_atomic
 from lockstep.config import ALLOWABLE, RunConfig
 from lockstep.errors import ConfigError
 
@@ -76,13 +76,8 @@ class Command:
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:
     """Save the birth of a new run in its directory."""
-    unfinished = path / (_FILE_NAME + ".new")
     content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
-    with unfinished.open("w") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path / _FILE_NAME)
+    write_atomic(path / _FILE_NAME, json.dumps(content, indent=2) + "\n", durable=True)
 
 
 def read_birth(path: Path) -> tuple[Birth, Command] | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
+from lockstep.atomic import write_atomic
 from lockstep.errors import ConfigError
 
 
@@ -23,10 +23,7 @@ def write(file: Path, text: str) -> Path | None:
         else:
             kept = next(path for n in itertools.count(1) if not (path := file.with_name(f"{file.name}.old-{n}")).exists())
             file.rename(kept)
-        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-        unfinished.write_text(text)
-        unfinished.chmod(0o755)
-        unfinished.replace(file)
+        write_atomic(file, text, mode=0o777)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error}): name another with --file") from error
     return kept
