@@ -40,11 +40,21 @@ launchers then hand it on, and some clusters send both kinds. Only a later one i
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal, in whatever language."""
+    return _is_in_mask(pid, "SigCgt", number)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal."""
+    return _is_in_mask(pid, "SigIgn", number)
+
+
+def _is_in_mask(pid: int, mask: str, number: int) -> bool:
     with contextlib.suppress(OSError, ValueError):  # it has ended
+        # By hand, for psutil knows nothing of signal masks.
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            name, _, mask = line.partition(":")
-            if name == "SigCgt":
-                return bool(int(mask, 16) >> (number - 1) & 1)
+            name, _, bits = line.partition(":")
+            if name == mask:
+                return bool(int(bits, 16) >> (number - 1) & 1)
     return False
 
 

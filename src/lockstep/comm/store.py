@@ -176,6 +176,7 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
 
 def _job_of_parent() -> str:
     """For launchers that give their jobs no directory: the parent starts all ranks of this machine, and no other job."""
+    # In ticks since the machine's start: psutil adds when that was, which two ranks may see differently.
     started = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{tempfile.gettempdir()}/lockstep-job-{os.getppid()}-{started}"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 _LOOK_S = 1.0
 
@@ -23,7 +23,7 @@ class Standstill:
         """What is too long."""
         self._interval_s = min(_LOOK_S, timeout_s / 10) if nproc > 1 else math.inf
         self._looked_at = time.monotonic()
-        self._stopped: dict[int, tuple[float, int]] = {}  # by rank: for how many seconds; its processor time
+        self._stopped: dict[int, tuple[float, float]] = {}  # by rank: for how many seconds; its processor time
 
     @property
     def next_look(self) -> float:
@@ -47,10 +47,11 @@ class Standstill:
         return {rank: self._stopped[rank][0] for rank in ranks}
 
 
-def _cpu_if_stopped(pid: int) -> int | None:
-    """The processor time of a stopped process, in ticks; None if it is not. (One that a debugger holds is in state t.)"""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # it has ended
-        return None
-    return int(fields[11]) + int(fields[12]) if fields[0] == "T" else None
+def _cpu_if_stopped(pid: int) -> float | None:
+    """The processor time of a stopped process, in seconds; None if it is not. (One that a debugger holds is none.)"""
+    import psutil  # only here: it would delay the start of every launch
+
+    with contextlib.suppress(psutil.Error):  # it has ended
+        if (process := psutil.Process(pid)).status() == psutil.STATUS_STOPPED:
+            return sum(process.cpu_times()[:2])  # its own: of the user and of the system
+    return None

@@ -87,7 +87,8 @@ class UsageMeter:
 def peak_rss_bytes() -> int:
     """Largest resident memory of this process since it began (see ``Usage.peak_rss_bytes``)."""
     try:
-        # Not getrusage: its maximum survives exec, so that a small child of a large process looks large.
+        # Not getrusage: its maximum survives exec, so that a small child of a large process looks large. (Nor psutil 5.9, which
+        # has no maximum.)
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
