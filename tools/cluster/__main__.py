@@ -94,8 +94,9 @@ class Prompt(cmd.Cmd):
         print("it stays up until Ctrl-C", flush=True)
         signal.pause()
 
-    def emptyline(self) -> None:
+    def emptyline(self) -> bool:
         """An empty line does nothing: cmd would do the last deed again."""
+        return False
 
     def onecmd(self, line: str) -> bool:
         """Whatever goes wrong with a line, the cluster stays."""

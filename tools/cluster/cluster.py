@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -119,24 +120,31 @@ class Cluster:
         if self._pid is not None:
             end(self._pid)
         self._guardian.kill()
-        for stream in (self._guardian.stdin, self._guardian.stdout):
+        for stream in self._pipes:
             stream.close()
         self._guardian.wait(START_S)
+
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """To the guardian, and from it."""
+        assert self._guardian.stdin is not None
+        assert self._guardian.stdout is not None
+        return self._guardian.stdin, self._guardian.stdout
 
     def _start_guardian(self) -> subprocess.Popen[bytes]:
         owner = os.pidfd_open(os.getpid())
         namespaces = ["--pid", "--net", "--mount"]
         command = ["unshare", "--kill-child", *namespaces, sys.executable, "-I", "-S", str(GUARDIAN), str(owner)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        pipe = subprocess.PIPE
         try:
             # In a session of its own: Ctrl-C is for the owner.
-            return subprocess.Popen(command, pass_fds=[owner], start_new_session=True, **pipes)
+            return subprocess.Popen(command, pass_fds=[owner], start_new_session=True, stdin=pipe, stdout=pipe, bufsize=0)
         finally:
             os.close(owner)
 
     def _read(self) -> Iterator[str]:
         """The lines that the guardian and hosts say."""
-        stream, rest = self._guardian.stdout, b""
+        (_, stream), rest = self._pipes, b""
         while True:
             ready, _, _ = select.select([stream], [], [], START_S)
             told = os.read(stream.fileno(), 4096) if ready else b""
@@ -147,9 +155,10 @@ class Cluster:
 
     def _order(self, hosts: list[Host]) -> None:
         """Switch hosts on, all at once."""
+        orders, _ = self._pipes
         for host in hosts:
             order = f"{host.name} {UPTIME_S * (1 + self.hosts.index(host))}\n"
-            self._guardian.stdin.write(order.encode())
+            orders.write(order.encode())
         for _ in hosts:
             name, pid = next(self._lines).split()
             if pid == "failed":

@@ -28,7 +28,7 @@ class HostError(RuntimeError):
     """A command on a host failed, or the host is not in a state to do what was asked."""
 
 
-class Command(subprocess.Popen):
+class Command(subprocess.Popen[Any]):
     """A command on a host. Signals reach the command, its status is the command's, and its death by signal too.
 
     ``pid`` is that of a process on the machine that waits for it.
@@ -215,7 +215,8 @@ def end(pid: int, timeout_s: float = 10.0) -> None:
         return
     try:
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).parent().kill()
+            if (parent := psutil.Process(pid).parent()) is not None:
+                parent.kill()
         if not select.select([gone], [], [], timeout_s)[0]:
             raise HostError(f"process {pid}, the first of its namespace, is still there {timeout_s:g} s after SIGKILL")
     finally:

@@ -34,10 +34,9 @@ def main(name: str, here: str) -> None:
     pid = Path("/proc/self").readlink()  # before /proc is the host's own
     Path("/proc/sys/kernel/hostname").write_text(name)
     Path(here, "disks", name).mkdir(exist_ok=True)  # the disk of a host that comes back is as it was
-    if os.system("set -e" + MOUNTS.format(name=name, here=here)):
-        pid = "failed"
-    print(name, pid, flush=True)
-    if pid == "failed":
+    failed = os.system("set -e" + MOUNTS.format(name=name, here=here))
+    print(name, "failed" if failed else pid, flush=True)
+    if failed:
         return
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     signal.signal(signal.SIGCHLD, reap)
