@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from launch_helpers import is_running, until
 
 from lockstep.errors import LaunchError
+from lockstep.launch.messages import Receiver
 from lockstep.launch.server import ForkServer
 
 pytestmark = pytest.mark.timeout(40)
@@ -25,7 +27,7 @@ def server():
 
 @pytest.fixture
 def start_stuck(server, tmp_path):
-    """``start_stuck(rank)``: a worker that waits for its spec, in vain; known to have come so far."""
+    """``start_stuck(rank)``: the pid of a worker that waits for its spec, in vain; it has come so far."""
     with contextlib.ExitStack() as stack, Path(os.devnull).open("r+b") as nothing:
 
         def open_once_read(fifo):
@@ -35,32 +37,36 @@ def start_stuck(server, tmp_path):
         def start(rank):
             fifo = tmp_path / f"spec-{rank}"
             os.mkfifo(fifo)
-            server.start_worker(str(fifo), rank, [nothing.fileno()] * 4)
+            receiver = stack.enter_context(contextlib.closing(Receiver()))
+            server.start_worker(str(fifo), rank, [nothing.fileno()] * 3 + [receiver.worker_fd])
+            receiver.handed_over()
             until(lambda: open_once_read(fifo))
+            receiver.read()
+            return receiver.told.pid
 
         yield start
 
 
-def test_closing_tells_of_the_workers_that_nobody_has_heard_of(server, start_stuck):
-    start_stuck(0)
-    heard = server.receive()["pid"]
-    start_stuck(1)
-    start_stuck(2)
+def test_workers_say_who_they_are_before_anything_else_and_closing_ends_them(server, start_stuck):
+    told = {start_stuck(rank) for rank in range(3)}
     children = {int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()}
-    assert server.close() == children - {heard}
+    assert told == children
     assert len(children) == 3
+    server.close()
     until(lambda: not any(map(is_running, children)))
-    assert server.close() == set()
+    server.close()
 
 
 def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(server, start_stuck):
-    start_stuck(0)
+    worker = start_stuck(0)
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: select.select([server], [], [], 0)[0])  # its last words of that worker wait to be read
     os.kill(server.pid, signal.SIGSTOP)
     server.start_worker("not read", 1, [])
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not is_running(server.pid))
     server.start_worker("not even sent", 2, [])
-    assert "pid" in server.receive()
+    assert server.receive()["status"] == -signal.SIGKILL
     with pytest.raises(LaunchError, match=r"was killed \(SIGKILL\)"):
         server.receive()
     assert not server.is_alive()
@@ -78,7 +84,7 @@ def test_closing_does_not_wait_for_a_process_that_got_hold_of_the_servers_end(mo
         patched.setattr(socket, "socketpair", pair)
         server = ForkServer()
     with ends[1]:
-        assert server.close() == set()
+        server.close()
     assert not server.is_alive()
 
 

@@ -2,8 +2,8 @@
 
 ``function.launch`` is for scripts and notebooks, ``script.run_script`` for the command line; both put the same pieces
 together: ``spec`` (what a worker is), ``server`` and ``serve`` (the two ends of the fork server), ``worker`` (what runs
-in a worker), ``supervise`` (start, watch, end), ``restarts``, ``standstill``, ``private`` (the directory), ``output``,
-``failures``, ``processes``.
+in a worker), ``messages`` (what workers tell the launcher), ``supervise`` (start, watch, end) and its ``stages``, ``restarts``,
+``standstill``, ``private`` (the directory), ``ending`` (a mark in it), ``output``, ``failures``, ``processes``.
 
 Nothing here imports torch in the process that launches.
 """

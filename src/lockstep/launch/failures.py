@@ -1,9 +1,7 @@
-"""What went wrong in a worker: written down by the worker, put in order and told by the launcher."""
+"""What went wrong in a worker: told by the worker (``messages``), put in order and shown to the user by the launcher."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import signal
@@ -11,10 +9,9 @@ import socket
 import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.atomic import write_atomic
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 
 _LAUNCH_DIR = str(Path(__file__).parent)
@@ -71,17 +68,13 @@ class Failure:
         message = lines[0] + (" ..." if len(lines) > 1 else "") if lines else ""
         return f"{self.kind}: {message}" if self.kind and message else self.kind or message
 
-    def save(self, private_dir: str) -> None:
-        """Write it where ``load`` finds it, whole or not at all."""
-        write_atomic(Path(private_dir, f"failure-{self.rank}.json"), json.dumps(asdict(self)))
 
-    @staticmethod
-    def load(private_dir: str, rank: int) -> Failure | None:
-        """What the worker of that rank wrote; None if it wrote nothing."""
-        try:
-            return Failure(**json.loads(Path(private_dir, f"failure-{rank}.json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """That a worker's program has ended well."""
+
+    time_s: float
+    how: str
 
 
 def from_exception(rank: int, error: BaseException) -> Failure:
@@ -161,14 +154,14 @@ def from_status(rank: int, status: int, private_dir: str) -> Failure:
     )
 
 
-def from_early_end(rank: int, time_s: float, how: str) -> Failure:
+def from_early_end(rank: int, end: End) -> Failure:
     """A worker whose program ended well, and too early for the others."""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
-        time_s=time_s,
+        time_s=end.time_s,
         kind="",
-        message=f"{how}, while other ranks still needed it. All ranks must take the same steps, and end together",
+        message=f"{end.how}, while other ranks still needed it. All ranks must take the same steps, and end together",
         ended_early=True,
     )
 
@@ -193,102 +186,39 @@ def fault_path(private_dir: str, rank: int) -> Path:
     return Path(private_dir, f"fault-{rank}.txt")
 
 
-def mark_ending(private_dir: str, *, is_stopped: bool = False) -> None:
-    """Let all processes of the launch know that it is being ended: by a failed worker, or by the launcher.
-
-    ``is_stopped``: because somebody stopped the launcher, which then reports no failures.
-    """
-    Path(private_dir, "ending").touch()
-    if is_stopped:
-        Path(private_dir, "stopped").touch()
-
-
-def is_ending(private_dir: str) -> bool:
-    """Whether it is, or has been: for its workers, while the launcher may be gone, and the directory with it."""
-    return not Path(private_dir, "spec.pickle").exists() or has_been_marked(private_dir)
-
-
-def has_been_marked(private_dir: str) -> bool:
-    """The same for the launcher, which writes into the directory only when it starts the workers."""
-    return Path(private_dir, "ending").exists()
-
-
-def is_stopped(private_dir: str) -> bool:
-    """Whether it is because somebody stopped the launcher."""
-    return Path(private_dir, "stopped").exists()
-
-
-def mark_watching(private_dir: str, rank: int) -> None:
-    """Let the launcher know that this worker saves its run by itself when it is asked to stop: see ``lockstep.stopping``."""
-    Path(private_dir, f"watching-{rank}").touch()
-
-
-def is_watching(private_dir: str, rank: int) -> bool:
-    """Whether it does."""
-    return Path(private_dir, f"watching-{rank}").exists()
-
-
-def mark_stopped(private_dir: str, rank: int, status: int) -> None:
-    """Let the launcher know that this worker's run has saved itself, or could not, and ends with this status."""
-    Path(private_dir, f"stopped-{rank}").write_text(str(status), encoding="utf-8")
-
-
-def stopped_with(private_dir: str, rank: int) -> int | None:
-    """That status; None: the worker ends for another reason."""
-    try:
-        return int(Path(private_dir, f"stopped-{rank}").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def mark_end(private_dir: str, rank: int, error: SystemExit | None = None) -> None:
-    """Let the launcher know that this worker's program has ended well, by ``sys.exit()`` or at its end.
-
-    Exit handlers are still to come, and may wait for other ranks.
-    """
+def end_of(error: SystemExit | None = None) -> End:
+    """The end of a program, by ``sys.exit()`` or when it is through; to be called in the worker."""
     how = "its program came to its end"
     if error is not None:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
-    write_atomic(Path(private_dir, f"ended-{rank}.json"), json.dumps({"time_s": time.time(), "how": how}))
+    return End(time_s=time.time(), how=how)
 
 
 def early_end(
-    found: Sequence[Failure], private_dir: str, ranks: Collection[int], without_failure: Mapping[int, float]
+    found: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
 ) -> Failure | None:
     """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
 
     Args:
         found: the failures, in order.
-        private_dir: of the launch.
-        ranks: of its workers.
-        without_failure: the processes that have ended with status 0, with the time when that was seen.
+        ends: of the programs that have ended well, by rank.
+        without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
+        num_ranks: of this machine.
     """
-    ends = marked_ends(private_dir, ranks)
     if not found or not all(_may_be_echo(failure, ends) for failure in found):
         return None
-    if len(ends) == len(ranks):  # all programs came to their end, and leaving went wrong
+    if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
-    known = {rank: end for rank, end in ends.items() if end[0] < found[0].time_s}
+    known = {rank: end for rank, end in ends.items() if end.time_s < found[0].time_s}
     for rank, time_s in without_failure.items():
         if rank not in ends:
-            known[rank] = time_s, "it ended with status 0 before its program came to its end (os._exit?)"
+            known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
     if not known:
         return None
-    rank = min(known, key=lambda rank: known[rank][0])
-    time_s, how = known[rank]
-    return from_early_end(rank, time_s, how)
-
-
-def marked_ends(private_dir: str, ranks: Collection[int]) -> dict[int, tuple[float, str]]:
-    """The ranks whose program has ended well, with the time and the words that tell how."""
-    ends = {}
-    for rank in ranks:
-        with contextlib.suppress(FileNotFoundError):
-            content = json.loads(Path(private_dir, f"ended-{rank}.json").read_text(encoding="utf-8"))
-            ends[rank] = content["time_s"], content["how"]
-    return ends
+    rank = min(known, key=lambda rank: known[rank].time_s)
+    return from_early_end(rank, known[rank])
 
 
 def _may_be_echo(failure: Failure, ends: Collection[int]) -> bool:

@@ -3,10 +3,9 @@
 It never starts a parallel region and never touches CUDA: neither survives a fork. Its protocol, over one Unix socket
 that keeps message boundaries, JSON both ways::
 
-    launcher -> server   {"key": K, "rank": R, "spec": PATH}   with four open files: stdin, stdout, stderr, failure pipe
+    launcher -> server   {"key": K, "rank": R, "spec": PATH}   with open files: stdin, stdout, stderr, pipe of ``messages``
                          {"warm": true}                         import what later workers may want, now
     server -> launcher   {"ready": true}                        the imports are done
-                         {"key": K, "pid": P}                   forked (the worker says so itself, before anything else)
                          {"key": K, "error": TEXT}              could not be forked
                          {"key": K, "status": S}                ended, with this exit code, or minus the signal
 """
@@ -28,6 +27,7 @@ from typing import Any, NoReturn
 
 from lockstep.launch.failures import status_of
 from lockstep.launch.guard import die_with_parent, guard_descendants
+from lockstep.launch.messages import Sender
 from lockstep.launch.worker import Request, run_worker
 from lockstep.stopping import SIGNALS
 
@@ -155,9 +155,9 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
-        # Not the server: a worker may end it before it comes to that, and of each worker the launcher must know.
-        _tell(control, key=asked["key"], pid=os.getpid())
-        return Request(spec_path=asked["spec"], rank=asked["rank"], fds=tuple(fds))
+        # Not the server tells its process id: a worker may end it before it comes to that, and of each the launcher must know.
+        *streams, pipe = fds
+        return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=Sender(pipe))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
     for fd in fds:
         os.close(fd)

@@ -27,9 +27,6 @@ from lockstep.launch.serve import main
 main(int(sys.argv[1]))
 """
 
-_LAST_WORDS_S = 1.0
-"""How long a server that was ended is listened to; mostly all has been said."""
-
 
 class ForkServer:
     """A process that has imported torch and forks workers.
@@ -86,8 +83,8 @@ class ForkServer:
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
         """Ask for one worker; returns the key under which ``receive`` speaks of it. Does not block.
 
-        If the server is gone, ``receive`` says that. ``fds`` are the worker's standard input, output and error, and the pipe on
-        which it tells of a failure; they may be closed afterwards.
+        If the server is gone, ``receive`` says that. ``fds`` are the worker's standard input, output and error, and the pipe of
+        its messages; they may be closed afterwards.
         """
         self._next_key += 1
         message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
@@ -106,44 +103,25 @@ class ForkServer:
         Raises:
             LaunchError: the server is gone, and with it all of its workers.
         """
-        message = self._read()
-        if message is None:
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionResetError:  # it left with words of ours unread: that is said first, and once
+            data = self._socket.recv(65536)
+        if not data:  # the server, and whoever it was forking, have ended or said all
             self.close()
             raise LaunchError(
                 f"the fork server (process {self.pid}, from which all ranks of this machine are forked) "
                 f"{_end_of(self._process.returncode)}, and its workers ended with it"
             )
+        message: dict[str, Any] = json.loads(data)
         self.is_ready = self.is_ready or "ready" in message
         return message
 
-    def close(self) -> set[int]:
-        """End the server and all that it forked. May be called again.
-
-        Returns the process ids of the workers that ``receive`` has not told of. Killed they are, like the others, but on a
-        machine with much to do perhaps not yet gone.
-        """
+    def close(self) -> None:
+        """End the server and all that it forked, also workers that ``receive`` has not told of. May be called again."""
         self._process.kill()
         self._process.wait()
-        if self._socket.fileno() < 0:
-            return set()
-        unheard = set[int]()
-        # A process that another thread of ours forked while the server was started has the other end, too: it has no end then.
-        self._socket.settimeout(_LAST_WORDS_S)
-        with contextlib.suppress(TimeoutError):
-            for message in iter(self._read, None):
-                if "pid" in message:
-                    unheard.add(message["pid"])
         self._socket.close()
-        return unheard
-
-    def _read(self) -> dict[str, Any] | None:
-        """The next message; None once the server, and whoever it was forking, have ended or said all."""
-        try:
-            message = self._socket.recv(65536)
-        except ConnectionResetError:  # it left with words of ours unread: that is said first, and once
-            message = self._socket.recv(65536)
-        found: dict[str, Any] | None = json.loads(message) if message else None
-        return found
 
 
 _early: ForkServer | None = None

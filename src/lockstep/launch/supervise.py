@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import selectors
@@ -10,17 +11,18 @@ import signal
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from lockstep import stopping
 from lockstep.errors import LaunchError
-from lockstep.launch import failures, restarts
+from lockstep.launch import ending, failures, restarts
 from lockstep.launch.failures import Failure
+from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
+from lockstep.launch.stages import Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
 from lockstep.stopping import catches
 
@@ -40,9 +42,6 @@ WARM_AFTER_S = 5.0
 """How long after a start the server readies itself for a restart. (Its first workers need the processor themselves.)"""
 _MAX_ASKED = 4
 """Workers that were asked for and are not yet forked, at most."""
-_ECHO_S = 0.5
-_KILL_S = 5.0
-"""How long a killed worker may take to go; the kernel can hold one back for good, we do not wait for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,232 +68,227 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
     Raises:
         LaunchError: they could not be forked, or the server died.
     """
-    watch = _Watch(server, spec, streams, interrupts)
-    went_well = False
-    try:
-        with contextlib.closing(watch):
+    with contextlib.closing(_Watch(server, spec, streams, interrupts)) as watch:
+        went_well = False
+        try:
             watch.run()
-        went_well = not (watch.failures or interrupts.received or watch.stopped_with)
-    except _StoppedEarlyError:
-        server.close()
-    except BaseException:
-        watch.sessions |= server.close()  # with it goes every worker, also those that we have not heard of yet
-        raise
-    finally:
-        sweep(watch.sessions, spec.private_dir, went_well=went_well)
-    stopped_by = signal.Signals(interrupts.received[0]) if interrupts.received else None
-    found = watch.found()
-    if stopped_by and (not watch.is_saving or len(interrupts.received) > 1):
-        found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
-    if watch.is_saving and not found and watch.stopped_with is None and not watch.was_cut_short:
-        stopped_by = None  # it had come to its end meanwhile
-    return Outcome(
-        failures=found,
-        stopped_by=stopped_by,
-        stopped_with=None if found else watch.stopped_with,
-        was_cut_short=watch.is_saving and watch.was_cut_short,
-        spec=spec,
-    )
+            went_well = not (watch.failures or interrupts.received or watch.stopped_with)
+        except _StoppedEarlyError:
+            server.close()
+        except BaseException:
+            server.close()  # with it goes every worker, also those that we have not heard of yet
+            watch.hear_all()
+            raise
+        finally:
+            sweep(watch.sessions, spec.private_dir, went_well=went_well)
+    return watch.outcome()
 
 
 class _Watch:
-    """The state of one launch while it runs."""
+    """One launch while it runs: hears of what happens, and does what follows from it (``stages``)."""
 
     def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
         self.failures: dict[int, Failure] = {}
-        self.sessions: set[int] = set()
+        self.stopped_with: int | None = None
+        """See Outcome."""
         self._server = server
         self._spec = spec
         self._streams = streams
         self._interrupts = interrupts
         self._spec_path = spec.save()
         self._to_start = list(spec.ranks)
-        self._ranks: dict[int, int] = {}  # by key: those that were asked for and have not ended
-        self._pids: dict[int, int] = {}  # by rank: the same, as far as they are forked
+        self._asked: dict[int, int] = {}  # ranks that were asked for and have not ended, by the server's key
+        self._receivers: dict[int, Receiver] = {}  # by rank
         self._without_failure: dict[int, float] = {}  # by rank: when those ended that did with status 0
-        self._deadline: float | None = None  # set once the launch is being ended; then when to kill
-        self._echo_until: float | None = None  # set once ranks fail because another did, which has not said so yet
-        self._killed = False
-        self.is_saving = False
-        """Whether the workers end by themselves, once they have saved the run."""
-        self.stopped_with: int | None = None
-        """See Outcome."""
-        self._save_until = math.inf
+        self._state = State()
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._warm_at: float | None = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else None
-        self._nudge_r, self._nudge_w = os.pipe()
-        os.set_blocking(self._nudge_r, False)
+        self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
+        self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
-        os.close(self._nudge_r)
-        os.close(self._nudge_w)
-
-    def run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for source in (self._server, self._interrupts, self._nudge_r):
-                selector.register(source, selectors.EVENT_READ)
-            self._start_some()
-            while self._ranks:
-                next_s = self._next_s()
-                timeout = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
-                for key, _ in selector.select(timeout):
-                    if key.fileobj is self._server:
-                        self._on_message(self._receive())
-                    elif key.fileobj is self._interrupts:
-                        self._on_interrupt()
-                    else:
-                        self._on_nudge()
-                self._on_time(time.monotonic())
-
-    def _receive(self) -> dict[str, Any]:
-        was_ready = self._server.is_ready
-        try:
-            return self._server.receive()
-        except LaunchError as error:
-            if self._interrupts.received and not was_ready:
-                raise _StoppedEarlyError from None  # the signal came to the server too, before it could leave it to us
-            raise LaunchError("\n\n".join([str(error), *self._last_words()])) from None
-
-    def _last_words(self) -> list[str]:
-        """What workers have left in writing, now that none of them is left."""
-        ranks, private_dir = self._spec.ranks, self._spec.private_dir
-        ended = [f"  rank {rank}: {how}" for rank, (_, how) in failures.marked_ends(private_dir, ranks).items()]
-        written = {rank: found for rank in ranks if (found := failures.Failure.load(private_dir, rank)) is not None}
-        self.failures = written | self.failures
-        return [
-            *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self.found(), self._spec.world_size)] if self.failures else []),
-        ]
-
-    def found(self) -> tuple[Failure, ...]:
-        """The failures, the cause first."""
-        found = failures.in_order(list(self.failures.values()))
-        early = failures.early_end(found, self._spec.private_dir, self._spec.ranks, self._without_failure)
-        return (early, *found) if early is not None else tuple(found)
+        self._selector.close()
+        for receiver in self._receivers.values():
+            receiver.close()
 
     @property
-    def was_cut_short(self) -> bool:
-        """Whether workers were killed, or told to end at once."""
-        return self._deadline is not None
+    def sessions(self) -> set[int]:
+        """Those of all workers that were forked."""
+        return {receiver.told.pid for receiver in self._receivers.values() if receiver.told.pid is not None}
+
+    @property
+    def _pids(self) -> dict[int, int]:
+        """By rank: of the workers that were forked and have not ended."""
+        pids = {rank: self._receivers[rank].told.pid for rank in self._asked.values()}
+        return {rank: pid for rank, pid in pids.items() if pid is not None}
+
+    def outcome(self) -> Outcome:
+        received = self._interrupts.received
+        stopped_by = signal.Signals(received[0]) if received else None
+        found, is_saving, was_cut_short = self._found(), self._state.is_saving, self._state.was_cut_short
+        if stopped_by and (not is_saving or len(received) > 1):
+            found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
+        if is_saving and not found and self.stopped_with is None and not was_cut_short:
+            stopped_by = None  # it had come to its end meanwhile
+        return Outcome(
+            failures=found,
+            stopped_by=stopped_by,
+            stopped_with=None if found else self.stopped_with,
+            was_cut_short=is_saving and was_cut_short,
+            spec=self._spec,
+        )
+
+    def run(self) -> None:
+        self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
+        self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
+        self._start_some()
+        while self._asked:
+            next_s = self._next_s()
+            for key, _ in self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic())):
+                key.data()
+            self._on_time(time.monotonic())
+
+    def hear_all(self) -> None:
+        """What the workers have told that are gone by now."""
+        for receiver in self._receivers.values():
+            receiver.read()
+
+    def _last_words(self) -> list[str]:
+        """What workers have told before they were lost with the server."""
+        self.hear_all()
+        told = {rank: receiver.told for rank, receiver in self._receivers.items()}
+        ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
+        self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
+        return [
+            *(["\n".join(["ended before it:", *ended])] if ended else []),
+            *([failures.report(self._found(), self._spec.world_size)] if self.failures else []),
+        ]
+
+    def _found(self) -> tuple[Failure, ...]:
+        """The failures, the cause first."""
+        found = failures.in_order(list(self.failures.values()))
+        ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
+        early = failures.early_end(found, ends, self._without_failure, self._spec.nproc)
+        return (early, *found) if early is not None else tuple(found)
 
     def _next_s(self) -> float:
         """When something is to be done even if nobody says anything."""
-        if self._deadline is not None:
-            return self._deadline
-        times = (self._standstill.next_look, self._echo_until, self._warm_at, self._save_until)
-        return min(time_s for time_s in times if time_s is not None)
+        if self._state.was_cut_short:
+            return self._state.until
+        return min(self._state.until, self._standstill.next_look, self._warm_at)
 
     def _on_time(self, now: float) -> None:
-        if self._deadline is not None:
-            if now >= self._deadline:
-                self._on_deadline()
+        if now >= self._state.until:
+            self._on(Event.TIMED_OUT)
+        if self._state.was_cut_short:
             return
-        if now >= self._save_until:
-            self._kill()
-        elif self._echo_until is not None and now >= self._echo_until:
-            self._end()
-        elif now >= self._standstill.next_look:
+        if now >= self._standstill.next_look:
             self._look_for_standstill(self._standstill.limit_s)
-        if self._warm_at is not None and now >= self._warm_at:
-            self._warm_at = None
+        if now >= self._warm_at:
+            self._warm_at = math.inf
             self._server.warm()
 
     def _start_some(self) -> None:
         """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
-        while self._to_start and len(self._ranks) - len(self._pids) < _MAX_ASKED:
+        while self._to_start and len(self._asked) - len(self._pids) < _MAX_ASKED:
             rank = self._to_start.pop(0)
-            fds = (*self._streams.for_rank(rank), self._nudge_w)
-            self._ranks[self._server.start_worker(self._spec_path, rank, fds)] = rank
+            receiver = self._receivers[rank] = Receiver()
+            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_told, rank))
+            fds = (*self._streams.for_rank(rank), receiver.worker_fd)
+            self._asked[self._server.start_worker(self._spec_path, rank, fds)] = rank
+            receiver.handed_over()
             if not self._to_start:
                 self._streams.handed_over()
 
-    def _on_message(self, message: dict[str, Any]) -> None:
-        if "key" not in message or message["key"] not in self._ranks:
+    def _on_told(self, rank: int) -> None:
+        """A worker has told something, or can tell nothing any more."""
+        receiver = self._receivers[rank]
+        before = receiver.told
+        if not receiver.read():
+            self._selector.unregister(receiver)
+        told = receiver.told
+        if rank not in self._asked.values():
             return
-        rank = self._ranks[message["key"]]
-        if "pid" in message:
-            self._pids[rank] = message["pid"]
-            self.sessions.add(message["pid"])
+        if before.pid is None and told.pid is not None:
+            if self._state.stage is Stage.KILLED:
+                kill_worker(told.pid)
+            elif self._state.stage is Stage.ENDING:
+                self._interrupt(rank, told.pid)
             self._start_some()
-            if self._killed:
-                kill_worker(message["pid"])
-            elif self._deadline is not None:
-                self._interrupt(rank)
-        elif "error" in message:
-            raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
-        else:
-            del self._ranks[message["key"]]
-            self._pids.pop(rank, None)
-            stopped_with = failures.stopped_with(self._spec.private_dir, rank)
-            if stopped_with is not None and message["status"] == stopped_with:
-                self._note_stopped(stopped_with)
-            elif message["status"] != 0:
-                self._note_failure(rank, message["status"])
-            else:
-                self._without_failure[rank] = time.time()
+        if before.failure is None and told.failure is not None:  # it may take its time over its exit handlers
+            self._note_failure(rank, 1)
 
-    def _note_stopped(self, status: int) -> None:
-        """A worker has ended because the run was asked to stop. All of them end now, and whatever they have still to do."""
-        self.is_saving, self.stopped_with = True, status
-        self._save_until = min(self._save_until, time.monotonic() + SAVING_GRACE_S)
+    def _on_server(self) -> None:
+        was_ready = self._server.is_ready
+        try:
+            message = self._server.receive()
+        except LaunchError as error:
+            if self._interrupts.received and not was_ready:
+                raise _StoppedEarlyError from None  # the signal came to the server too, before it could leave it to us
+            raise LaunchError("\n\n".join([str(error), *self._last_words()])) from None
+        rank = self._asked.pop(message.get("key", 0), None)
+        if rank is None:
+            return
+        if "error" in message:
+            raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
+        self._receivers[rank].read()
+        self._on_end(rank, message["status"])
+        self._start_some()
+
+    def _on_end(self, rank: int, status: int) -> None:
+        told = self._receivers[rank].told
+        if told.stopped_with is not None and status == told.stopped_with:
+            self.stopped_with = status  # it was asked to stop. All end now, and whatever they have still to do
+            self._on(Event.SAVED)
+        elif status != 0 or told.failure is not None:
+            self._note_failure(rank, status)
+        else:
+            self._without_failure[rank] = time.time()
 
     def _note_failure(self, rank: int, status: int) -> None:
-        ending = self._deadline is not None
-        failure = failures.Failure.load(self._spec.private_dir, rank)
-        if failure is None and ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
+        failure, is_ending = self._receivers[rank].told.failure, self._state.was_cut_short
+        if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
             return  # our own doing (as a program tells of it, or a shell for it)
-        if failure is not None and ending and failure.kind == "KeyboardInterrupt":
+        if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
             return  # the same
         self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
         if all(known.is_consequence for known in self.failures.values()):
-            # Only an echo: the rank that failed first is about to say why, and must not be interrupted in that. Or one is
-            # stopped, and the script lets the others wait for less long than the launcher knows of.
-            self._echo_until = self._echo_until or time.monotonic() + _ECHO_S
+            self._on(Event.ECHOED)
+            # Perhaps one is stopped, and the script lets the others wait for less long than the launcher knows of.
             self._look_for_standstill(0.0)
         else:
-            self._end()
+            self._on(Event.FAILED)
 
     def _look_for_standstill(self, least_s: float) -> None:
-        for rank, stopped_s in self._standstill.look(self._pids).items():
-            if stopped_s >= least_s and rank not in self.failures and self._deadline is None:
-                self.failures[rank] = failures.from_standstill(rank, self._pids[rank], stopped_s)
-                kill_worker(self._pids[rank])
-                self._end()
-
-    def _on_nudge(self) -> None:
-        """A worker has failed, and may take its time over its exit handlers."""
-        for line in os.read(self._nudge_r, 65536).split():
-            self._note_failure(int(line), 1)
+        pids = self._pids
+        for rank, stopped_s in self._standstill.look(pids).items():
+            if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
+                self.failures[rank] = failures.from_standstill(rank, pids[rank], stopped_s)
+                kill_worker(pids[rank])
+                self._on(Event.FAILED)
 
     def _on_interrupt(self) -> None:
         self._interrupts.clear()
         if not self._server.is_ready:
             raise _StoppedEarlyError
         if len(self._interrupts.received) > 1:
-            self._kill()
-        elif self._deadline is None and self._saves_itself():
-            self._save()
+            self._on(Event.ASKED_AGAIN)
+        elif self._state.was_cut_short:
             return
-        elif self._deadline is None and self._hand_on():
-            return
-        self._end()
+        elif self._saves_itself():
+            self._on(Event.ASKED_TO_SAVE)
+        elif not self._hand_on():
+            self._on(Event.ASKED_TO_END)
 
     def _saves_itself(self) -> bool:
         """Whether all workers save the run when they are sent the signal that has come."""
-        number = self._interrupts.received[0]
+        number, pids = self._interrupts.received[0], self._pids
         return (
             number in stopping.SIGNALS
-            and len(self._pids) == len(self._ranks)
+            and len(pids) == len(self._asked)
             and not self._to_start
-            and all(failures.is_watching(self._spec.private_dir, rank) for rank in self._pids)
-            and all(catches(pid, number) for pid in self._pids.values())
+            and all(self._receivers[rank].told.is_watching and catches(pid, number) for rank, pid in pids.items())
         )
-
-    def _save(self) -> None:
-        self.is_saving = True
-        self._save_until = time.monotonic() + max(SAVING_GRACE_S, self._timeout_s)
-        self._send(self._interrupts.received[0], self._pids.values())
 
     def _hand_on(self) -> bool:
         """SIGUSR1 means what scripts make of it: those that handle it get it, and go on. False: it is another, or none does."""
@@ -310,56 +304,54 @@ class _Watch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _on_deadline(self) -> None:
-        if self._killed:
+    def _on(self, event: Event) -> None:
+        """Go to the stage that follows, and do what is to be done there."""
+        save_s = max(SAVING_GRACE_S, self._timeout_s)
+        self._state, action = transition(
+            self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
+        )
+        if action is Action.SAVE:
+            self._send(self._interrupts.received[0], self._pids.values())
+        elif action is Action.END:
+            self._end()
+        elif action is Action.KILL:
+            for pid in self._pids.values():
+                kill_worker(pid)
+        elif action is Action.GIVE_UP:
             raise LaunchError(
                 f"processes {sorted(self._pids.values())} do not end, although they were killed: "
                 "the kernel holds them (a file system or driver that does not answer)"
             )
-        self._kill()
 
     def _end(self) -> None:
-        """Ask all workers that have not failed to end, and give them a while."""
-        if self._deadline is not None:
-            return
-        self._deadline = time.monotonic() + self._grace_s()
-        failures.mark_ending(self._spec.private_dir, is_stopped=bool(self._interrupts.received))
+        """Ask all workers that have not failed to end."""
+        ending.mark(self._spec.private_dir, is_stopped=bool(self._interrupts.received))
         if self._to_start:
             self._to_start.clear()
             self._streams.handed_over()
-        for rank in list(self._pids):
-            self._interrupt(rank)
+        for rank, pid in self._pids.items():
+            self._interrupt(rank, pid)
 
     def _grace_s(self) -> float:
-        if any(self._stop_signal(pid) != signal.SIGINT for pid in self._pids.values()):
+        """How long they may take to do that."""
+        if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in self._pids.items()):
             return SAVING_GRACE_S
-        return RESTART_GRACE_S if self._restart_follows() else GRACE_S
+        found = self._found()
+        restart_follows = found and not self._interrupts.received and restarts.follows(self._spec, found[0])
+        return RESTART_GRACE_S if restart_follows else GRACE_S
 
-    def _stop_signal(self, pid: int) -> int:
-        """SIGINT, for then `finally` blocks run; or what we got ourselves, if the script waits for that."""
+    def _stop_signal(self, rank: int, pid: int) -> int:
+        """SIGINT, for then `finally` blocks run; or what we got ourselves, if the script waits for that.
+
+        (A worker that handles signals in lockstep's way does not: its run cannot save itself any more.)
+        """
         asked = self._interrupts.received[:1]
-        is_handled = bool(asked) and not self._is_ours(pid) and catches(pid, asked[0])
+        is_handled = bool(asked) and not self._receivers[rank].told.is_watching and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether it handles signals in lockstep's way, which is none for a run that cannot save itself any more."""
-        return any(failures.is_watching(self._spec.private_dir, rank) for rank, own in self._pids.items() if own == pid)
-
-    def _restart_follows(self) -> bool:
-        found = self.found()
-        return bool(found) and not self._interrupts.received and restarts.follows(self._spec, found[0])
-
-    def _interrupt(self, rank: int) -> None:
-        if rank in self.failures:
-            return  # it is ending, and its exit handlers should run undisturbed
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pids[rank], self._stop_signal(self._pids[rank]))
-
-    def _kill(self) -> None:
-        self._killed = True
-        self._deadline = time.monotonic() + _KILL_S
-        for pid in self._pids.values():
-            kill_worker(pid)
+    def _interrupt(self, rank: int, pid: int) -> None:
+        if rank not in self.failures:  # else it is ending, and its exit handlers should run undisturbed
+            self._send(self._stop_signal(rank, pid), [pid])
 
 
 class _StoppedEarlyError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import importlib.machinery
@@ -21,7 +20,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
-from lockstep.launch import failures
+from lockstep.launch import ending, failures
+from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import libraries, set_number
@@ -35,17 +35,19 @@ class Request:
 
     spec_path: str
     rank: int
-    fds: tuple[int, ...]
-    """Standard input, output and error, and the pipe on which a failure is made known."""
+    streams: tuple[int, ...]
+    """Standard input, output and error."""
+    sender: Sender
+    """To the launcher."""
 
 
 def run_worker(request: Request) -> int:
     """Be the worker; returns its exit code. ``SystemExit`` of the user's program goes through."""
     spec: LaunchSpec | None = None
+    sender = request.sender
     try:
         spec = _settle(request)
-        private_dir = spec.private_dir
-        tell_when_watching(lambda: failures.mark_watching(private_dir, request.rank))
+        tell_when_watching(lambda: sender.send(is_watching=True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked since before the fork
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
@@ -54,25 +56,27 @@ def run_worker(request: Request) -> int:
         else:
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
-        if spec is None:
+        if spec is None or not sender.is_mine:  # a process that the script has forked ends as under python
             raise
         if failures.is_well(error.code):
-            failures.mark_end(spec.private_dir, request.rank, error)
+            sender.send(end=failures.end_of(error))
             raise
         if isinstance(error, Stopped):
-            failures.mark_stopped(spec.private_dir, request.rank, error.status)
+            sender.send(stopped_with=error.status)
             raise
         failure = failures.from_exit(request.rank, error.code)
-        _tell(failure, spec, request)
-        if failures.is_stopped(spec.private_dir):
+        _tell(failure, spec, sender)
+        if ending.is_stopped(spec.private_dir):
             raise  # with the script's words, if it has any, for the interpreter to write
         raise SystemExit(failure.exit_status) from None  # the launcher tells them
     except BaseException as error:
+        if not sender.is_mine:
+            raise
         try:
             return _fail(error, spec, request)
         except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
             return _fail(error, spec, request)
-    failures.mark_end(private_dir, request.rank)
+    sender.send(end=failures.end_of())
     return 0
 
 
@@ -85,7 +89,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     if spec is None:
         raise error
     failure = failures.from_exception(request.rank, error)
-    _tell(failure, spec, request)
+    _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
@@ -100,36 +104,32 @@ def _install_hooks(private_dir: str) -> None:
     """
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not failures.is_ending(private_dir):
+        if not ending.is_over(private_dir):
             sys.__excepthook__(kind, error, trace)
 
     def report_in_thread(args: threading.ExceptHookArgs) -> None:
-        if not failures.is_ending(private_dir):
+        if not ending.is_over(private_dir):
             threading.__excepthook__(args)
 
     def report_ignored(args: sys.UnraisableHookArgs) -> None:
-        if not failures.is_ending(private_dir):
+        if not ending.is_over(private_dir):
             sys.__unraisablehook__(args)
 
     sys.excepthook, threading.excepthook, sys.unraisablehook = report, report_in_thread, report_ignored
 
 
-def _tell(failure: failures.Failure, spec: LaunchSpec, request: Request) -> None:
-    """Write the failure down, and wake the launcher: this process may yet hang in its exit handlers."""
-    failure.save(spec.private_dir)
-    failures.mark_ending(spec.private_dir)
-    with contextlib.suppress(OSError):
-        os.write(request.fds[3], b"%d\n" % request.rank)
+def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> None:
+    """Tell the launcher at once: this process may yet hang in its exit handlers."""
+    sender.send(failure=failure)
+    ending.mark(spec.private_dir)
 
 
 def _settle(request: Request) -> LaunchSpec:
     """Turn a copy of the server into a process that looks freshly started."""
     os.setsid()  # by its session the launcher finds everything that it starts
-    *streams, failure_fd = request.fds
-    for target, fd in enumerate(streams):
+    for target, fd in enumerate(request.streams):
         os.dup2(fd, target)
         os.close(fd)
-    os.set_inheritable(failure_fd, False)
     spec = LaunchSpec.load(request.spec_path)
     os.environ.clear()
     os.environ.update(environ := worker_environ(spec, request.rank))

@@ -6,7 +6,7 @@ import threading
 import time
 
 from lockstep.errors import LaunchError
-from lockstep.launch import failures
+from lockstep.launch import ending, failures
 from lockstep.launch.failures import Failure
 from lockstep.launch.local import run_once
 from lockstep.launch.output import OutputPlan
@@ -69,7 +69,7 @@ class Workers:
         ``at_once``: else those that are ending by themselves may do that first, and tell why.
         """
         deadline = time.monotonic() + (0.0 if at_once else _OWN_WAY_S)
-        while self.is_running and not (is_ending := failures.has_been_marked(self.spec.private_dir)):
+        while self.is_running and not (is_ending := ending.is_marked(self.spec.private_dir)):
             if time.monotonic() >= deadline:
                 break
             self._thread.join(0.02)

@@ -1,0 +1,138 @@
+"""What workers tell their launcher: all that they got to say, and only what they said themselves."""
+
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+
+from lockstep.launch.failures import End, Failure
+from lockstep.launch.messages import Receiver, Sender, Told
+
+pytestmark = pytest.mark.timeout(40)
+
+FAILURE = Failure(rank=3, host="here", time_s=1.5, kind="ValueError", message="böm\n", text="x\ud800" * 10, exit_status=7)
+
+
+@pytest.fixture
+def receiver():
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def sender(receiver):
+    yield Sender(receiver.worker_fd)
+    with contextlib.suppress(OSError):  # a test has closed it
+        receiver.handed_over()
+
+
+def test_every_field_comes_as_it_was_sent(receiver, sender):
+    sender.send(is_watching=True)
+    sender.send(failure=FAILURE)
+    sender.send(stopped_with=75)
+    sender.send(end=End(time_s=2.5, how="it called sys.exit()"))
+    assert receiver.read()
+    assert receiver.told == Told(
+        pid=os.getpid(),
+        is_watching=True,
+        failure=FAILURE,
+        stopped_with=75,
+        end=End(time_s=2.5, how="it called sys.exit()"),
+    )
+
+
+def test_a_failure_larger_than_the_pipe_comes_whole(receiver, sender):
+    large = Failure(**{**vars(FAILURE), "text": "0123456789" * 100_000})
+    thread = threading.Thread(target=sender.send, kwargs={"failure": large})
+    thread.start()
+    while receiver.told.failure is None:
+        receiver.read()
+    thread.join()
+    assert receiver.told.failure == large
+
+
+def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_before_is_not(receiver, sender):
+    os.write(receiver.worker_fd, b'\n{"failure": {"rank": 3, "host"')
+    receiver.handed_over()
+    assert not receiver.read()
+    assert receiver.told == Told(pid=os.getpid())
+
+
+def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
+    os.write(receiver.worker_fd, b'\n{"end": {"time_s": 1')
+    sender.send(failure=FAILURE)
+    receiver.read()
+    assert receiver.told == Told(pid=os.getpid(), failure=FAILURE)
+
+
+def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch):
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: 1)
+        sender.send(stopped_with=75)
+    receiver.read()
+    assert receiver.told == Told(pid=os.getpid())
+
+
+def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(receiver, sender):
+    gone = Receiver()
+    other = Sender(gone.worker_fd)
+    gone.close()
+    other.send(is_watching=True)
+    gone.handed_over()
+
+
+def test_a_file_of_the_script_that_has_the_pipes_number_by_now_is_not_written_to(receiver, sender, tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        os.dup2(file.fileno(), receiver.worker_fd)
+        sender.send(is_watching=True)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+# In workers.
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('boom')", "sys.exit(7)", "sys.exit('words')", "sys.exit()", "pass"])
+def test_a_process_that_a_script_forked_ends_as_under_python_and_is_not_the_rank(run_warm, statement):
+    ended = run_warm(
+        f"""
+        import os, sys, time
+        pid = os.fork()
+        if pid == 0:
+            {statement}
+        else:
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            time.sleep(0.2)
+        """,
+        nproc=1,
+    )
+    assert not ended.outcome.failures
+    assert ended.out == {"raise ValueError('boom')": "1\n", "sys.exit(7)": "7\n", "sys.exit('words')": "1\n"}.get(
+        statement, "0\n"
+    )
+    assert ("ValueError: boom" in ended.err) == ("ValueError" in statement)
+    assert ("words" in ended.err) == ("words" in statement)
+
+
+def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tmp_path):
+    ended = run_warm(
+        """
+        import os, pathlib, time
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(30)
+        pathlib.Path("child").write_text(str(pid))
+        pathlib.Path("began").write_text(str(time.time()))
+        """,
+        nproc=1,
+    )
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert not ended.outcome.failures
+    assert ended.ended_s - float((tmp_path / "began").read_text()) < 10
+
+
+def test_a_failure_with_more_words_than_a_pipe_holds_is_told_whole(run_warm):
+    first = run_warm("raise ValueError('boom ' * 100_000)", nproc=3).outcome.failures[0]
+    assert (first.kind, len(first.message)) == ("ValueError", 500_000)
