@@ -1,12 +1,15 @@
 """Several machines as the command line says it: what is refused before anything starts, and who listens where."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from launch_helpers import free_port, listening
 
 from lockstep.errors import ConfigError
-from lockstep.launch.nodes import DEFAULT_PORT, QUICK, find_endpoint, introduce, plan_nodes
+from lockstep.launch.endpoint import find_endpoint, introduce
+from lockstep.launch.nodes import DEFAULT_PORT, QUICK, plan_nodes
+from lockstep.launch.secret import SharedSecret
 from lockstep.machine.addresses import is_loopback, outward_addresses, own_address
 
 HERE = {"nnodes": "2", "node_rank": 0, "master_addr": "127.0.0.1"}
@@ -65,15 +68,22 @@ def test_what_cannot_be_meant_is_refused_at_once(options, words):
     assert words in str(caught.value)
 
 
+SECRET = SharedSecret(given=None, path=Path("not looked at"))
+
+
+def find(**options):
+    return find_endpoint(plan_nodes(**options), SECRET)
+
+
 def test_a_host_that_nobody_knows_is_an_error_at_once_on_every_node():
     for rank in (0, 1):
         with pytest.raises(ConfigError, match=r"knows no host 'no-such-host\.invalid'.*getent hosts"):
-            find_endpoint(plan_nodes(nnodes="2", node_rank=rank, master_addr="no-such-host.invalid"))
+            find(nnodes="2", node_rank=rank, master_addr="no-such-host.invalid")
 
 
 def test_node_0_must_be_where_the_nodes_meet():
     with pytest.raises(ConfigError, match=r"192\.0\.2\.7.* is no address of this machine: the nodes meet at node 0"):
-        find_endpoint(plan_nodes(nnodes="2", node_rank=0, master_addr="192.0.2.7"))
+        find(nnodes="2", node_rank=0, master_addr="192.0.2.7")
 
 
 def test_a_port_in_use_is_an_error_at_once():
@@ -81,14 +91,14 @@ def test_a_port_in_use_is_an_error_at_once():
         listening() as port,
         pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port} .*another --master-port"),
     ):
-        find_endpoint(plan_nodes(**HERE, master_port=port))
+        find(**HERE, master_port=port)
 
 
 def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
     port = free_port()
-    first = find_endpoint(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+    first = find(nnodes="1:2", endpoint=f"127.0.0.1:{port}")
     with first.listener:
-        second = find_endpoint(plan_nodes(nnodes="1:2", endpoint=f"127.0.0.1:{port}"))
+        second = find(nnodes="1:2", endpoint=f"127.0.0.1:{port}")
         assert first.listener.getsockname() == ("127.0.0.1", port)
         assert second.listener is None
         assert first.own_address == second.own_address == "127.0.0.1"
@@ -97,14 +107,13 @@ def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
 def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
     port = free_port()
     nodes = plan_nodes(**HERE, master_port=port)
-    endpoint = find_endpoint(nodes)
+    endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
-        introduce(nodes, endpoint)
+        introduce(endpoint)
     told = capfd.readouterr().err
     assert f"listens at 127.0.0.1:{port}, which only this machine can reach" in told
     assert "no password" in told
-    other = plan_nodes(**{**HERE, "node_rank": 1}, master_port=port)
-    introduce(other, find_endpoint(other))
+    introduce(find(**{**HERE, "node_rank": 1}, master_port=port))
     assert f"is node 1 of 2, and meets the others at 127.0.0.1:{port}" in capfd.readouterr().err
 
 
@@ -123,16 +132,16 @@ def named_this(monkeypatch):
 def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_it_has(
     named_this, monkeypatch, addresses, known_by
 ):
-    monkeypatch.setattr("lockstep.launch.nodes.SOMEWHERE", "no-such-host.invalid")
-    monkeypatch.setattr("lockstep.launch.nodes.outward_addresses", lambda: addresses)
+    monkeypatch.setattr("lockstep.launch.endpoint.SOMEWHERE", "no-such-host.invalid")
+    monkeypatch.setattr("lockstep.launch.endpoint.outward_addresses", lambda: addresses)
     nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
     if known_by is None:
         with pytest.raises(
             ConfigError, match=r"--master-addr this means this machine alone here \(127\.0\.1\.1\).*10\.2\.0\.7"
         ):
-            find_endpoint(nodes)
+            find_endpoint(nodes, SECRET)
         return
-    endpoint = find_endpoint(nodes)
+    endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
         assert endpoint.own_address in (known_by, "127.0.1.1")
         assert is_loopback(endpoint.own_address) == is_loopback(known_by)
@@ -146,9 +155,9 @@ def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loo
 
 def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):
     nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
-    endpoint = find_endpoint(nodes)
+    endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
         assert endpoint.listens_at is None
         assert endpoint.listener.getsockname()[0] in ("::", "0.0.0.0")
-        introduce(nodes, endpoint)
+        introduce(endpoint)
     assert "all network interfaces (this means 127.0.1.1 here)" in capfd.readouterr().err

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch import restarts
 from lockstep.launch.binding import announce, bind_here
+from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
-from lockstep.launch.nodes import Endpoint, Nodes, find_endpoint, introduce
+from lockstep.launch.nodes import Nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script, check_starter, find_script
-from lockstep.launch.secret import SharedSecret, shared_secret
+from lockstep.launch.secret import shared_secret
 from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -83,10 +84,9 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
     for line in (*script.guesses, *([remark] if remark else [])):
         print(f"lockstep: {line}", file=sys.stderr, flush=True)
     announce(options.bind, binding, is_one_of_several=nodes is not None)
-    endpoint = secret = None
+    endpoint = None
     if nodes is not None:
-        secret = shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret())
-        endpoint = find_endpoint(nodes)
+        endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))
     with Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,
@@ -102,10 +102,8 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
         try:
             if count > 1 and script.has_optimizer and script.starter is None:
                 server.warm()  # once for all workers, instead of in each
-            if nodes is not None and endpoint is not None and secret is not None:
-                outcome = _run_on_nodes(nodes, endpoint, secret, spec, server, plan, interrupts)
-            else:
-                outcome = run_workers(spec, server, plan, interrupts)
+            run = run_workers if endpoint is None else _meet(endpoint)
+            outcome = run(spec, server, plan, interrupts)
         finally:
             server.close()
     if outcome.failures:
@@ -122,22 +120,14 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
     return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
 
 
-def _run_on_nodes(
-    nodes: Nodes,
-    endpoint: Endpoint,
-    secret: SharedSecret,
-    spec: LaunchSpec,
-    server: ForkServer,
-    plan: OutputPlan,
-    interrupts: Interrupts,
-) -> Outcome:
+def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], Outcome]:
+    """``run_workers`` for this machine's part of a run on several."""
     # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
-    introduce(nodes, endpoint)
+    introduce(endpoint)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for
 
-    with secret.kept() if endpoint.listener is not None else nullcontext():
-        return run_on_nodes(nodes, endpoint, secret, spec, server, plan, interrupts)
+    return functools.partial(run_on_nodes, endpoint)
 
 
 def interruption(outcome: Outcome) -> Interruption | None:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.api import (
 
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.connection import Connection
+from lockstep.launch.elastic.heartbeat import Heartbeat
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.round import Machine, Report, Round, Start
 from lockstep.launch.elastic.signed import ForgedError
@@ -54,6 +55,7 @@ class NodeAgent(SimpleElasticAgent):
 
     Args:
         connection: of the nodes.
+        heartbeat: of this one.
         rendezvous: torchelastic's.
         spec: what the workers are, as on one machine; what each start has of its own is put in.
         take_server: gives a fork server that is alive.
@@ -63,6 +65,7 @@ class NodeAgent(SimpleElasticAgent):
     def __init__(
         self,
         connection: Connection,
+        heartbeat: Heartbeat,
         rendezvous: NodeRendezvous,
         spec: LaunchSpec,
         take_server: Callable[[], ForkServer],
@@ -84,6 +87,7 @@ class NodeAgent(SimpleElasticAgent):
         self.is_reporter = True
         """Whether it is for this launcher to tell the user all of it."""
         self._connection = connection
+        self._heartbeat = heartbeat
         self._rendezvous_handler = rendezvous
         self._spec = spec
         self._take_server = take_server
@@ -126,7 +130,7 @@ class NodeAgent(SimpleElasticAgent):
     def is_settling(self) -> bool:
         """Whether the workers have saved the run, and this node waits for those that still do."""
         settles = self.stopped_with is not None and self.verdict is None
-        return settles and self._round is not None and self._round.error is None and self._round.silence_s() < self.lost_s
+        return settles and self._round is not None and self._store_answers
 
     @property
     def has_workers(self) -> bool:
@@ -160,14 +164,8 @@ class NodeAgent(SimpleElasticAgent):
         count = self._count = self._count_start(worker_group)
         self._num_there = num_nodes
         names = f"{self._connection.prefix}/round-{count}"
-        client = self._connection.another_client()
-        self._round = Round(
-            self._connection.store.under(names),
-            client.under(names),
-            number,
-            num_nodes,
-            self._rendezvous_handler.look,
-        )
+        look = self._rendezvous_handler.look
+        self._round = Round(self._connection.store, self._heartbeat, names, number, num_nodes, look)
         self._in_round.callback(self._round.close)
         machine = Machine(
             host=socket.gethostname(),
@@ -326,22 +324,25 @@ class NodeAgent(SimpleElasticAgent):
 
     def _end_round(self, why: str) -> None:
         """Tell the others that this node leaves, if they can be told."""
-        if self._round is None or self._round.error is not None:
+        if self._round is None or self._heartbeat.error is not None:
             return
         order = self._round.end()
         assert self._workers is not None
         self._round.report(Report(why=why, order=order, failures=self._workers.failures, signal=self._signal))
 
+    @property
+    def _store_answers(self) -> bool:
+        return self._heartbeat.error is None and self._heartbeat.silence_s() < self.lost_s
+
     def _check_store(self) -> None:
-        assert self._round is not None
-        assert self._workers is not None
-        silence_s = self._round.silence_s()
-        if self._round.error is None and silence_s < self.lost_s:
+        if self._store_answers:
             return
-        if isinstance(self._round.error, ForgedError):
-            raise self._round.error
+        assert self._workers is not None
+        error, silence_s = self._heartbeat.error, self._heartbeat.silence_s()
+        if isinstance(error, ForgedError):
+            raise error
         endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
-        reason = "does not answer any more" if self._round.error is not None else f"has not answered for {silence_s:.0f} s"
+        reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
         self._workers.stop(signal.SIGINT)
         self._workers.wait()
         found = self._workers.failures

@@ -12,7 +12,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lockstep.errors import ConfigError
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.elastic.waiter import Stop, Waiter
-from lockstep.launch.nodes import LOST_S, Endpoint, Nodes
+from lockstep.launch.endpoint import Endpoint
+from lockstep.launch.nodes import LOST_S, Nodes
 from lockstep.launch.secret import Secret, SharedSecret
 from lockstep.machine.tcp_store import connect, serve
 
@@ -32,7 +33,6 @@ _STORE_S = 60.0
 class Connection:
     """This launcher's end of where the nodes meet."""
 
-    nodes: Nodes
     endpoint: Endpoint
     timeout_s: float
     stop: Stop
@@ -40,6 +40,11 @@ class Connection:
     secret: Secret
     server: TCPStore | None
     """Keeps the store, where that is here."""
+
+    @property
+    def nodes(self) -> Nodes:
+        """Those of the run."""
+        return self.endpoint.nodes
 
     @property
     def prefix(self) -> str:
@@ -74,7 +79,7 @@ class Connection:
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
 
-def open_connection(nodes: Nodes, endpoint: Endpoint, shared: SharedSecret, timeout_s: float, stop: Stop) -> Connection:
+def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
     """Open the launchers' store, or come to it.
 
     Raises:
@@ -82,6 +87,7 @@ def open_connection(nodes: Nodes, endpoint: Endpoint, shared: SharedSecret, time
         LaunchError: nobody keeps it, until the timeout.
         StoppedError: somebody has stopped this launcher.
     """
+    nodes = endpoint.nodes
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
     remedy = (
@@ -89,11 +95,9 @@ def open_connection(nodes: Nodes, endpoint: Endpoint, shared: SharedSecret, time
     )
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
     client = _connect(nodes, waiter)
-    secret = _recognised(client, shared, nodes, waiter, is_keeper=server is not None)
+    secret = _recognised(client, endpoint.secret, nodes, waiter, is_keeper=server is not None)
     store = SignedStore(client, secret, nodes.endpoint)
-    connection = Connection(
-        nodes=nodes, endpoint=endpoint, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server
-    )
+    connection = Connection(endpoint=endpoint, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server)
     client.set_timeout(datetime.timedelta(seconds=connection.answer_s))
     return connection
 

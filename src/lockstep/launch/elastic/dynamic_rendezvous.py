@@ -22,9 +22,9 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from lockstep.errors import LaunchError
-from lockstep.launch.elastic.clock import Clock, seconds_ahead
 from lockstep.launch.elastic.compatibility import refused
-from lockstep.launch.elastic.connection import ALL_RUNS, OTHERS_S, Connection
+from lockstep.launch.elastic.connection import OTHERS_S, Connection
+from lockstep.launch.elastic.heartbeat import seconds_ahead
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.state import StateInJson
@@ -51,11 +51,10 @@ class DynamicRendezvous(NodeRendezvous):
             connection.endpoint.own_address,
             **{**nodes.conf, "join_timeout": self._join_s},
         )
-        # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
-        self._clock = Clock(connection.another_client().under(ALL_RUNS)) if connection.server is not None else None
-        ahead_s = 0.0 if connection.server is not None else seconds_ahead(connection.store.under(ALL_RUNS))
         try:
-            backend = StateInJson(C10dRendezvousBackend(connection.store, nodes.run_id), ahead_s, self._tell)
+            backend = StateInJson(
+                C10dRendezvousBackend(connection.store, nodes.run_id), seconds_ahead(connection), self._tell
+            )
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
@@ -123,11 +122,6 @@ class DynamicRendezvous(NodeRendezvous):
     def shutdown(self) -> bool:
         """See NodeRendezvous."""
         return self._inner.shutdown()
-
-    def close(self) -> None:
-        """See NodeRendezvous."""
-        if self._clock is not None:
-            self._clock.close()
 
     def _begin_turn(self) -> None:
         """From now on torchelastic lets this node wait for its ``join_timeout``."""

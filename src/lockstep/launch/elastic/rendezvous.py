@@ -20,9 +20,6 @@ class NodeRendezvous(RendezvousHandler):
     def is_over(self) -> None:
         """What has followed from the last rendezvous is at its end: whoever comes from now on comes to the next."""
 
-    def close(self) -> None:
-        """This launcher ends."""
-
     def get_backend(self) -> str:
         """torchelastic's name for it."""
         return "static"

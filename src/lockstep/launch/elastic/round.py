@@ -9,19 +9,15 @@ that is under names of this round alone.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
+from lockstep.launch.elastic.heartbeat import BEAT_S, Heartbeat
+from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.failures import Failure
 
-_BEAT_S = 0.25
-_CLOSE_S = 0.5
-"""A store that does not answer is not waited for."""
 _GONE_S = 3.0
 """After how long a silence a launcher is not waited for any more, once the round is at its end."""
 
@@ -87,18 +83,19 @@ class Round:
     """One round, seen from one node. Close it.
 
     Args:
-        store: under names of this round alone; asked by the thread that makes this.
-        client: the same, over a connection of its own.
+        store: of the launchers; asked by the thread that makes this.
+        heartbeat: asks it, too.
+        prefix: of the names of this round alone.
         number: of this node.
         num_nodes: that take part.
         look: how many nodes wait to take part.
     """
 
-    def __init__(self, store: Store, client: Store, number: int, num_nodes: int, look: Callable[[], int]) -> None:
+    def __init__(
+        self, store: SignedStore, heartbeat: Heartbeat, prefix: str, number: int, num_nodes: int, look: Callable[[], int]
+    ) -> None:
         self.number = number
         self.machines: tuple[Machine, ...] = ()
-        self.error: Exception | None = None
-        """Why the store cannot be asked any more."""
         self.has_ended = False
         """Whether some node has said so."""
         self.num_waiting = 0
@@ -107,15 +104,13 @@ class Round:
         """Of nodes all of whose processes have ended by themselves, and well."""
         self.has_stopped = False
         """Whether some of them did because the run was asked to stop."""
-        self._store = store
-        self._client = client
+        self._store = store.under(prefix)
+        self._client = heartbeat.store.under(prefix)
+        self._heartbeat = heartbeat
         self._num_nodes = num_nodes
         self._look = look
-        now = time.monotonic()
-        self._answered_at = now
-        self._beats = [(b"", now)] * num_nodes
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lockstep-round", daemon=True)
+        self._count = 0
+        self._beats: list[tuple[bytes, float]] = []  # of each node: the last, and when it was new
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
         """Tell the others who this is, and hear who they are. Every node must call it; ``start`` is for the first to say."""
@@ -127,18 +122,15 @@ class Round:
         names = [f"machine/{number}" for number in range(self._num_nodes)]
         self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
         found = Start(**json.loads(self._store.get("start")))
-        self._thread.start()
+        self._beats = [(b"", time.monotonic())] * self._num_nodes
+        self._heartbeat.act = self._beat
         return found
-
-    def silence_s(self) -> float:
-        """For how long the store has not answered."""
-        return time.monotonic() - self._answered_at
 
     def silent(self, limit_s: float) -> list[int]:
         """The other nodes that have said nothing for longer than this, while the store did answer."""
-        if self.silence_s() > limit_s:
+        if self._heartbeat.silence_s() > limit_s:
             return []
-        now = self._answered_at
+        now = self._heartbeat.answered_at
         return [number for number, (_, at) in enumerate(self._beats) if number != self.number and now - at > limit_s]
 
     def done(self, stopped_with: int | None) -> None:
@@ -163,38 +155,27 @@ class Round:
                     found[number] = Report.from_json(self._store.get(f"report/{number}").decode())
             if set(range(self._num_nodes)) - found.keys() <= set(self.silent(_GONE_S)):
                 return found
-            if self.error is not None:
-                raise self.error
+            if self._heartbeat.error is not None:
+                raise self._heartbeat.error
             wait(0.05)
 
     def close(self) -> None:
-        """Say nothing more. (An interpreter that ends while a thread of it asks PyTorch's store aborts.)"""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
+        """Say nothing more."""
+        self._heartbeat.act = None
 
-    def _run(self) -> None:
-        count, names = 0, range(self._num_nodes)
-        while not self._closed.is_set():
-            try:
-                count += 1
-                self._client.set(f"beat/{self.number}", str(count))
-                beats = self._client.multi_get([f"beat/{number}" for number in names])
-                self._note_beats(beats)
-                done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
-                self.has_stopped = any(value != b"0" for value in done)
-                self.num_done = len(done)
-                self.has_ended = self.has_ended or self._client.check(["ended"])
-                self.num_waiting = self._look()
-            except Exception as error:
-                self.error = error
-                return
-            self._answered_at = time.monotonic()
-            self._closed.wait(_BEAT_S)
+    def _beat(self) -> None:
+        names = range(self._num_nodes)
+        self._count += 1
+        self._client.set(f"beat/{self.number}", str(self._count))
+        self._note_beats(self._client.multi_get([f"beat/{number}" for number in names]))
+        done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
+        self.has_stopped = any(value != b"0" for value in done)
+        self.num_done = len(done)
+        self.has_ended = self.has_ended or self._client.check(["ended"])
+        self.num_waiting = self._look()
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
-        now = time.monotonic()
-        gap_s = now - self._answered_at
+        now, gap_s = time.monotonic(), self._heartbeat.silence_s()
         for number, (beat, (before, at)) in enumerate(zip(beats, self._beats, strict=True)):
             # While the store did not answer, this node could hear nobody: that time is not theirs.
-            self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * _BEAT_S))
+            self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * BEAT_S))

@@ -17,14 +17,12 @@ from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
 from lockstep.launch.elastic.compatibility import agree, launch_name, terms_here
 from lockstep.launch.elastic.connection import open_connection
 from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
-from lockstep.launch.elastic.liveness import Liveness
-from lockstep.launch.elastic.rendezvous import NodeRendezvous
+from lockstep.launch.elastic.heartbeat import Heartbeat
 from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.verdict import without_store
 from lockstep.launch.elastic.waiter import Stop
-from lockstep.launch.nodes import Endpoint, Nodes
+from lockstep.launch.endpoint import Endpoint
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.secret import SharedSecret
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -36,28 +34,24 @@ _LEAVE_S = 5.0
 
 
 def run_on_nodes(
-    nodes: Nodes,
-    endpoint: Endpoint,
-    secret: SharedSecret,
-    spec: LaunchSpec,
-    server: ForkServer,
-    plan: OutputPlan,
-    interrupts: Interrupts,
+    endpoint: Endpoint, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
 ) -> Outcome:
     """Run a script on this machine and others to its end, or until it is stopped, and then perhaps saved.
 
     Afterwards all processes of this machine are gone. What ``spec`` says of ports and ranks is known when the nodes have met.
 
     Raises:
-        ConfigError: the nodes do not have the same terms or the same secret, or two have the same number.
+        ConfigError: the nodes do not have the same terms or the same secret, or two have the same number; or the file of the
+            secret cannot be written.
         LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
     """
-    launch = _Launch(nodes, endpoint, secret, server)
-    # In a thread: what waits for an answer over the network hears no signal.
-    thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
-    thread.start()
-    launch.wait(thread, interrupts)
-    error = launch.error
+    launch = _Launch(endpoint, server)
+    with endpoint.secret.kept() if endpoint.listener is not None else contextlib.nullcontext():
+        # In a thread: what waits for an answer over the network hears no signal.
+        thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
+        thread.start()
+        launch.wait(thread, interrupts)
+    error, nodes = launch.error, endpoint.nodes
     stopped_by, stopped_with = launch.stopped_by(interrupts), launch.stopped_with
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
         return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
@@ -73,18 +67,16 @@ def run_on_nodes(
 class _Launch:
     """What the agent's thread and the one that hears signals share."""
 
-    def __init__(self, nodes: Nodes, endpoint: Endpoint, secret: SharedSecret, server: ForkServer) -> None:
+    def __init__(self, endpoint: Endpoint, server: ForkServer) -> None:
         self.error: BaseException | None = None
         """What the launch has ended with, if not well."""
-        self._nodes = nodes
         self._endpoint = endpoint
-        self._secret = secret
+        self._nodes = endpoint.nodes
         self._server = server
         self._servers = [server]
         self._stop = Stop()
         self._agent: NodeAgent | None = None
-        self._liveness: Liveness | None = None
-        self._rendezvous: NodeRendezvous | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def stopped_by(self, interrupts: Interrupts) -> signal.Signals | None:
         """The signal by which somebody has stopped this launcher; not one that was for the script alone."""
@@ -133,30 +125,28 @@ class _Launch:
                 break
             if time.monotonic() > give_up_at:
                 break
-        if self._liveness is not None:
-            self._liveness.close()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         for server in self._servers:
             server.close()
 
     def _rendezvous_hangs(self) -> bool:
         """Whether the agent is at a rendezvous, where it waits for the store without an end, and the store does not answer."""
-        if self._liveness is None or self._agent is None or self._agent.has_workers:
+        if self._heartbeat is None or self._agent is None or self._agent.has_workers:
             return False
-        return self._liveness.silence_s() > self._agent.lost_s + _LEAVE_S
+        return self._heartbeat.silence_s() > self._agent.lost_s + _LEAVE_S
 
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # What it warns of is said here, in words for the user.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         timeout_s = spec.config.timeout_s
-        connection = open_connection(self._nodes, self._endpoint, self._secret, timeout_s, self._stop)
+        connection = open_connection(self._endpoint, timeout_s, self._stop)
+        heartbeat = self._heartbeat = Heartbeat(connection)
         agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
         kind = StaticRendezvous if self._nodes.node_rank is not None else DynamicRendezvous
-        rendezvous = self._rendezvous = kind(connection)
-        agent = self._agent = NodeAgent(connection, rendezvous, spec, self._take_server, plan)
-        self._liveness = Liveness(connection.another_client())
+        rendezvous = kind(connection)
+        agent = self._agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:
             agent.run()
         except StoreLostError:

@@ -4,8 +4,8 @@ torchelastic itself keeps it there pickled, and to unpickle what somebody else h
 is pickled only on its way between torchelastic and this file, within one process; what comes out of the store is parsed, field
 by field, and refused if it is anything else.
 
-Times are by the clock of whoever keeps the store: see ``clock``. The classes are PyTorch's own business; what is known of them
-is here alone, and a test says so if they change.
+Times are by the clock of whoever keeps the store: see ``heartbeat``. The classes are PyTorch's own business; what is known of
+them is here alone, and a test says so if they change.
 """
 
 from __future__ import annotations
