@@ -119,8 +119,7 @@ class _Watch:
     @property
     def _pids(self) -> dict[int, int]:
         """By rank: of the workers that were forked and have not ended."""
-        pids = {rank: self._receivers[rank].told.pid for rank in self._asked.values()}
-        return {rank: pid for rank, pid in pids.items() if pid is not None}
+        return {rank: pid for rank in self._asked.values() if (pid := self._receivers[rank].told.pid) is not None}
 
     def outcome(self) -> Outcome:
         received = self._interrupts.received

@@ -26,9 +26,7 @@ class Heartbeat:
 
     def __init__(self, connection: Connection) -> None:
         self.store = connection.another_client()
-        """For ``act`` alone."""
-        self.act: Callable[[], None] | None = None
-        """What else is done at each beat."""
+        """For what ``also`` is given, alone."""
         self.error: Exception | None = None
         """Why the store cannot be asked any more."""
         self.answered_at = time.monotonic()
@@ -36,6 +34,8 @@ class Heartbeat:
         # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
         self._names = self.store.under(ALL_RUNS)
         self._keeps_store = connection.server is not None
+        self._act: Callable[[], None] | None = None
+        self._acting = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-heartbeat", daemon=True)
         self._thread.start()
@@ -43,6 +43,13 @@ class Heartbeat:
     def silence_s(self) -> float:
         """For how long the store has not answered."""
         return time.monotonic() - self.answered_at
+
+    def also(self, act: Callable[[], None] | None) -> None:
+        """What else is done at each beat from now on. What was done before is at its end then, if the store answers."""
+        is_free = self._acting.acquire(timeout=_CLOSE_S)
+        self._act = act
+        if is_free:
+            self._acting.release()
 
     def close(self) -> None:
         """Ask nothing more. (An interpreter that ends while a thread of it asks PyTorch's store aborts.)"""
@@ -56,8 +63,9 @@ class Heartbeat:
                     self._names.set(_CLOCK, repr(time.time()))
                 else:
                     self._names.check([_CLOCK])
-                if (act := self.act) is not None:
-                    act()
+                with self._acting:
+                    if self._act is not None:
+                        self._act()
             except Exception as error:
                 self.error = error
                 return

@@ -123,7 +123,7 @@ class Round:
         self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
         found = Start(**json.loads(self._store.get("start")))
         self._beats = [(b"", time.monotonic())] * self._num_nodes
-        self._heartbeat.act = self._beat
+        self._heartbeat.also(self._beat)
         return found
 
     def silent(self, limit_s: float) -> list[int]:
@@ -161,7 +161,7 @@ class Round:
 
     def close(self) -> None:
         """Say nothing more."""
-        self._heartbeat.act = None
+        self._heartbeat.also(None)
 
     def _beat(self) -> None:
         names = range(self._num_nodes)
