@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
+_OPTIM = re.compile(rb"\boptim\b")
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -67,8 +69,7 @@ class Source:
         only beside a process group that is opened by rank; and neither it nor ``mp.spawn`` counts if the script calls
         ``lockstep.join()`` without a rank: it is then told who it is, and so started by us.
         """
-        names = _imported_names(self.tree)
-        calls = [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        calls = self._calls()
         says_rank = any(name.endswith("init_process_group") and _has_rank(node) for node, name in calls)
         is_told = any(name == "lockstep.join" and not _has_rank(node) for node, name in calls)
         for node, name in calls:
@@ -80,11 +81,7 @@ class Source:
 
     def starter_if_alone(self) -> str | None:
         """Where Lightning is told of devices: it starts processes for them itself, unless a launcher has; None: nowhere."""
-        names = _imported_names(self.tree)
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = _full_name(node.func, names)
+        for node, name in self._calls():
             is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
             said = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in ("devices", "num_nodes")}
             if is_theirs and any(getattr(value, "value", None) not in (1, "1") for value in said.values()):
@@ -93,8 +90,7 @@ class Source:
 
     def starts_horovod(self) -> str | None:
         """Where the script starts Horovod, and does not call ``lockstep.join()``; None: it does not."""
-        names = _imported_names(self.tree)
-        calls = {_full_name(node.func, names): node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        calls = {name: node.lineno for node, name in self._calls()}
         found = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
         return f"{self.path}, line {calls[found[0]]}," if found and "lockstep.join" not in calls else None
 
@@ -103,8 +99,17 @@ class Source:
         return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))
 
     def has_optimizer(self, root: Path) -> bool:
-        """Whether the script, or a file under ``root`` that it imports, names ``torch.optim``."""
-        return any(_names_optim(source.tree) for source in (self, *self._imported(root, about=b"optim")))
+        """Whether the script, or a file under ``root`` that it imports, has the word ``optim`` in it, as in ``torch.optim``.
+
+        Nothing but time depends on it.
+        """
+        sources = (self, *self._imported(root, about=b"optim"))
+        return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
+
+    def _calls(self) -> list[tuple[ast.Call, str]]:
+        """All calls, with the full names of what is called."""
+        names = _imported_names(self.tree)
+        return [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
     def _walk(self, *, as_main: bool) -> Iterator[ast.AST]:
         """All nodes; but for those under ``if __name__ == "__main__":`` if it is imported."""
@@ -201,21 +206,5 @@ def _asks(tree: ast.Module) -> bool:
             if node.value in _OF_A_LAUNCHER and id(node) not in written:
                 return True
         elif isinstance(node, ast.Attribute) and node.attr == "is_torchelastic_launched":
-            return True
-    return False
-
-
-def _names_optim(tree: ast.Module) -> bool:
-    names = _imported_names(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            found = [_full_name(node, names)]
-        else:
-            continue
-        if any(f"{name}.".startswith("torch.optim.") for name in found):
             return True
     return False

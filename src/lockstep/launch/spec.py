@@ -36,7 +36,7 @@ class Script:
     own_horovod: str | None = None
     """Where the script starts Horovod itself, without lockstep; None: it does not."""
     has_optimizer: bool = False
-    """Its source names ``torch.optim``: each worker will want what PyTorch imports with the first optimizer."""
+    """Its source speaks of ``optim``: each worker will want what PyTorch imports with the first optimizer."""
     guesses: tuple[str, ...] = ()
     """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 
