@@ -162,10 +162,10 @@ def _end_at_once(number: int) -> None:
 
 
 _active: StopWatch | None = None
-_tell: Callable[[], None] | None = None
+_tell: Callable[[], object] | None = None
 
 
-def tell_when_watching(tell: Callable[[], None]) -> None:
+def tell_when_watching(tell: Callable[[], object]) -> None:
     """Have ``tell`` called when this process begins to watch: its launcher then leaves the end of the run to it."""
     global _tell
     _tell = tell

@@ -29,7 +29,7 @@ def sender(receiver):
 
 
 def test_every_field_comes_as_it_was_sent(receiver, sender):
-    sender.send(is_watching=True)
+    assert sender.send(is_watching=True)
     sender.send(failure=FAILURE)
     sender.send(stopped_with=75)
     sender.send(end=End(time_s=2.5, how="it called sys.exit()"))
@@ -70,7 +70,7 @@ def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
 def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch):
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: 1)
-        sender.send(stopped_with=75)
+        assert not sender.send(stopped_with=75)
     receiver.read()
     assert receiver.told == Told(pid=os.getpid())
 
@@ -79,14 +79,14 @@ def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(receiver, send
     gone = Receiver()
     other = Sender(gone.worker_fd)
     gone.close()
-    other.send(is_watching=True)
+    assert not other.send(is_watching=True)
     gone.handed_over()
 
 
 def test_a_file_of_the_script_that_has_the_pipes_number_by_now_is_not_written_to(receiver, sender, tmp_path):
     with (tmp_path / "file").open("wb") as file:
         os.dup2(file.fileno(), receiver.worker_fd)
-        sender.send(is_watching=True)
+        assert not sender.send(is_watching=True)
     assert (tmp_path / "file").read_bytes() == b""
 
 
@@ -113,6 +113,13 @@ def test_a_process_that_a_script_forked_ends_as_under_python_and_is_not_the_rank
     )
     assert ("ValueError: boom" in ended.err) == ("ValueError" in statement)
     assert ("words" in ended.err) == ("words" in statement)
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('boom')", "sys.exit('boom')"])
+def test_a_script_that_has_closed_all_files_shows_its_error_itself(run_warm, statement):
+    ended = run_warm(f"import os, sys\nos.closerange(3, 256)\n{statement}", nproc=1)
+    assert ended.outcome.failures[0].exit_status == 1
+    assert "boom" in ended.err
 
 
 def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tmp_path):

@@ -40,19 +40,20 @@ class Sender:
         self._pid = os.getpid()
         self.send(pid=self._pid)
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process is the worker."""
-        return os.getpid() == self._pid
+    def send(self, **message: Any) -> bool:
+        """Tell one field of ``Told``. Blocks while the launcher is stopped and the pipe full.
 
-    def send(self, **message: Any) -> None:
-        """Tell one field of ``Told``. Blocks while the launcher is stopped and the pipe full; if it is gone, nobody hears."""
+        False: this process is not the worker, or the launcher is gone, or the script has closed the pipe.
+        """
         # The first newline ends what Ctrl-C has cut off.
         data = memoryview(f"\n{json.dumps(message, default=asdict)}\n".encode())
         with contextlib.suppress(OSError):
-            # The script may have closed all files that are not its own, and opened one that has the number now.
-            while data and self.is_mine and os.path.samestat(os.fstat(self._fd), self._file):
+            # A script that has closed all files that are not its own may have opened one that has the number now.
+            while os.getpid() == self._pid and os.path.samestat(os.fstat(self._fd), self._file):
                 data = data[os.write(self._fd, data) :]
+                if not data:
+                    return True
+        return False
 
 
 class Receiver:

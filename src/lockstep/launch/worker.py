@@ -56,7 +56,7 @@ def run_worker(request: Request) -> int:
         else:
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
-        if spec is None or not sender.is_mine:  # a process that the script has forked ends as under python
+        if spec is None:
             raise
         if failures.is_well(error.code):
             sender.send(end=failures.end_of(error))
@@ -65,13 +65,10 @@ def run_worker(request: Request) -> int:
             sender.send(stopped_with=error.status)
             raise
         failure = failures.from_exit(request.rank, error.code)
-        _tell(failure, spec, sender)
-        if ending.is_stopped(spec.private_dir):
+        if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
             raise  # with the script's words, if it has any, for the interpreter to write
         raise SystemExit(failure.exit_status) from None  # the launcher tells them
     except BaseException as error:
-        if not sender.is_mine:
-            raise
         try:
             return _fail(error, spec, request)
         except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
@@ -118,10 +115,15 @@ def _install_hooks(private_dir: str) -> None:
     sys.excepthook, threading.excepthook, sys.unraisablehook = report, report_in_thread, report_ignored
 
 
-def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> None:
-    """Tell the launcher at once: this process may yet hang in its exit handlers."""
-    sender.send(failure=failure)
-    ending.mark(spec.private_dir)
+def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
+    """Tell the launcher at once: this process may yet hang in its exit handlers.
+
+    False: it is not told (see ``Sender``), and this process ends as under python. A fork of the worker is one.
+    """
+    is_told = sender.send(failure=failure)
+    if is_told:
+        ending.mark(spec.private_dir)
+    return is_told
 
 
 def _settle(request: Request) -> LaunchSpec:
