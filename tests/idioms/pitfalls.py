@@ -15,7 +15,7 @@ How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms
 | scripts | outcome |
 |---|---|
 | {num_equal} | **equal to the bit** on 1, 2, 3 and 4 processes, with 4 and 6 shards, on every rank |
-| {num_plain} of these | *plain*: with one process and one shard, also equal to the same loop without lockstep |
+| {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
 | {num_refused} | **refused**, with an error that says what to write instead |
 | {num_documented} | run and **differ** |
 
@@ -56,9 +56,9 @@ def page():
         "| what a script does | part of the error |",
         "|---|---|",
     ]
-    for row in refused:
-        several = "" if row.promise.alone else " *(several)*"
-        lines.append(f"| {link(row)} | `{row.promise.words}`{several} |")
+    for promise in dict.fromkeys(row.promise for row in refused):
+        whats = ";<br>".join(link(row) for row in refused if row.promise == promise)
+        lines.append(f"| {whats} | `{promise.words}`{'' if promise.alone else ' *(several)*'} |")
     lines.append(DOCUMENTED_HEAD)
     lines += [f"- {link(row)}. {row.promise.why}" for row in documented]
     lines.append(EQUAL_HEAD)
@@ -66,8 +66,7 @@ def page():
         proven = [row for row in of_group if isinstance(row.promise, Equal)]
         if proven:
             lines += [f"### {group[0].upper()}{group[1:]}", ""]
-            lines += [f"- {link(row)}{' *plain*' if row.promise.plain else ''}" for row in proven]
-            lines.append("")
+            lines += [";\n".join(f"{link(row)}{'†' if row.promise.plain else ''}" for row in proven), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
