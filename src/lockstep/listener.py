@@ -1,4 +1,4 @@
-"""What is told of the life of a run: each pass over a loader, its steps, their phases, and the shards of each phase."""
+"""Listeners: notified of each pass over a loader, its steps, their phases, and the shards of each phase."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from lockstep.plan.shards import MicroStep
 
 
 class Listener:
-    """Told by the loop what happens, in this order. A capability that wants to know of a step is one more listener.
+    """Base class of objects that the loop notifies, with methods that do nothing. Calls come in this order:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
     (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
-    and ``tick``, or ``drop``; in the end ``end_pass``. ``flush`` comes between passes.
+    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes.
 
-    Every rank is told of the same passes, steps and phases. Only ``tick`` and ``flush`` may communicate.
+    Every rank is notified of the same passes, steps and phases. Only ``tick`` and ``flush`` may communicate.
     """
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """A pass begins, in this epoch of so many (None: unknown): of so many steps (None: unknown), of which ``done`` were
-        taken before the run was interrupted."""
+        """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown."""
 
     def begin_step(self, step: int) -> None:
         """A step begins."""
 
     def begin_phase(self, phase: int) -> None:
-        """A phase begins: the first of its step is 0."""
+        """A phase begins; the first of a step is number 0."""
 
     def begin_shard(self, micro: MicroStep) -> None:
         """A micro-step of this process begins."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to get these samples; for two loaders side by side, from each."""
+        """The script is about to receive these samples. Called once per loader where two are run side by side."""
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """A backward pass is about to run, with the weight that the script gave."""
+        """A backward pass is about to run; ``weight`` is what the script gave."""
 
     def after_backward(self) -> None:
-        """It has run."""
+        """A backward pass has run."""
 
     def end_shard(self) -> None:
-        """The micro-step is over."""
+        """The micro-step has ended."""
 
     def end_phase(self, phase: int) -> None:
-        """The phase is over: gradients and buffers have met, and are the same on every rank."""
+        """The phase has ended: gradients and buffers are synchronized, and the same on every rank."""
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """In a step, outside of its phases, an optimizer of prepared parameters is about to act: a prepared one or not."""
+        """An optimizer of prepared parameters, itself prepared or not, is about to step, within a step and outside of its
+        phases."""
 
     def end_step(self, step: int, num_samples: int) -> None:
-        """A step has been taken, on a global batch of so many samples. Local."""
+        """A step on a global batch of ``num_samples`` samples was taken. Local."""
 
     def tick(self, step: int) -> None:
-        """The step has ended on all ranks, and all of them come here."""
+        """The step has ended. Called on every rank at the same point."""
 
     def drop(self) -> None:
-        """The step at hand is discarded. Local."""
+        """The current step is discarded. Local."""
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """The pass is over after this step of the run: at its end, or before. Local."""
+        """The pass has ended after this step of the run, early unless ``exhausted``. Local."""
 
     def flush(self) -> None:
-        """All passes so far are over, on all ranks: bring together what is under way. Every rank comes here."""
+        """All passes so far have ended on all ranks: complete pending work. Called on every rank at the same point."""
 
 
 class Listeners(Listener):
-    """Tells several listeners, in this order. What none of them wants to know costs next to nothing."""
+    """Notifies several listeners, in order. A method that none of them overrides costs next to nothing."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         for name, plain in vars(Listener).items():
-            told = [getattr(one, name) for one in listeners if getattr(type(one), name) is not plain]
-            if not name.startswith("_") and told:
-                setattr(self, name, told[0] if len(told) == 1 else _one_after_another(told))
+            methods = [getattr(item, name) for item in listeners if getattr(type(item), name) is not plain]
+            if not name.startswith("_") and methods:
+                setattr(self, name, methods[0] if len(methods) == 1 else _call_all(methods))
 
 
-def _one_after_another(told: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def tell(*args: Any, **kwargs: Any) -> None:
-        for one in told:
-            one(*args, **kwargs)
+def _call_all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call_all(*args: Any, **kwargs: Any) -> None:
+        for method in methods:
+            method(*args, **kwargs)
 
-    return tell
+    return call_all

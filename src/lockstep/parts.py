@@ -1,4 +1,4 @@
-"""The parts of a run, put together for this process: the only place that knows all of them."""
+"""The parts of a run, assembled for this process: the only module that knows all of them."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ if TYPE_CHECKING:  # imported where a run is traced
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The run that a team works in."""
+    """The run that a team belongs to."""
 
     run_dir: Path
     birth: Birth
     checkpoint: Checkpoint | None
-    """That the run resumes from; None: it is new."""
+    """The checkpoint to resume from; None: start at step 0."""
     lock: RunLock | None
-    """Of rank 0."""
+    """Held by rank 0; None on other ranks."""
     token: str
-    """Of this launch, the same on every rank."""
+    """Identifies this launch; the same on every rank."""
     is_new: bool
-    """Whether no launch has run in its directory before. (Known on rank 0.)"""
+    """Whether no launch has used the run directory before. Valid on rank 0 only."""
     notices: Sequence[str]
-    """What rank 0 tells the user first."""
+    """Lines that rank 0 prints at the start."""
 
 
 class Parts:
-    """What a team is made of.
+    """Builds the parts of a team and wires them together.
 
     Args:
-        config: the settings of the run, all of them definite.
-        world: which process this is.
-        devices: of this process.
-        transport: how the processes reach each other.
+        config: the run's settings, with every default resolved.
+        world: this process's place among all processes.
+        devices: those of this process.
+        transport: the process group's backend and network interface.
         context: the run.
-        on_terminal: whether the user sees what is printed.
+        on_terminal: whether the output goes to a terminal.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Parts:
         torch.set_num_threads(config.threads)
         draw_on(devices)
         reseed(config.seed, Purpose.START)
-        self._seed_of_start: int | None = torch.initial_seed()
+        self._start_seed: int | None = torch.initial_seed()
         is_main, checkpoint = world.rank == 0, context.checkpoint
-        # Not guarded: the loop's own collectives come where all ranks are known to be.
+        # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
         self.stop_watch = StopWatch(speaks=is_main)
         self.recorder = None if config.trace == "off" else self._open_trace()
@@ -140,15 +140,21 @@ class Parts:
 
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every)
-        says = is_main and config.trace == "off" and config.interval != "off"
-        unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=says)
-        told: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log, self.saver]
-        told += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
-        listeners = Listeners([listener for listener in told if listener is not None])
+        warns = is_main and config.trace == "off" and config.interval != "off"
+        unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
+        listeners: list[Listener | None] = [
+            parted if world.world_size > 1 else None,
+            unprepared,
+            watch,
+            self.log,
+            self.saver,
+        ]
+        listeners += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
+        all_listeners = Listeners([listener for listener in listeners if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
-        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
-        self.loop = Loop(self.phases, journey, listeners)
+        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, all_listeners)
+        self.loop = Loop(self.phases, journey, all_listeners)
         self.preparation = Preparation(
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
         )
@@ -200,12 +206,12 @@ class Parts:
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self._announce(loader)
-                if self.recorder is None:  # a traced run is made to be looked at, and not resumed
+                if self.recorder is None:  # a traced run is never resumed
                     self.stop_watch.begin()
         return prepared
 
     def _announce(self, loader: PreparedLoader) -> None:
-        """What the run will do, and what looks odd in that, at the first loader."""
+        """Print, at the first loader, what the run will do and what in the allotted resources does not fit that."""
         if self._announced or self.world.rank != 0:
             return
         self._announced = True
@@ -222,18 +228,21 @@ class Parts:
             say(misfit)
 
     def _take_script_seed(self) -> None:
-        """The script's seed is the run's, also where it calls ``torch.manual_seed`` after ``join``: then it is mixed in.
-        Every rank must call it."""
-        if self._seed_of_start is None:
+        """Mix the seed of a ``torch.manual_seed`` called after ``join`` into the run's seed. Every rank must call it.
+
+        Raises:
+            MismatchError: the ranks gave different seeds.
+        """
+        if self._start_seed is None:
             return
-        found, before, self._seed_of_start = torch.initial_seed(), self._seed_of_start, None
+        seed, start_seed, self._start_seed = torch.initial_seed(), self._start_seed, None
         remedy = "Give torch.manual_seed() the same number on every rank: each shard has a random stream of its own anyway"
-        compare_ranks("random seeds", [f"torch.manual_seed({found})"], self.collectives, remedy)
-        if found != before:
-            self.phases.seed = derive(self.phases.seed, found) >> 1
+        compare_ranks("random seeds", [f"torch.manual_seed({seed})"], self.collectives, remedy)
+        if seed != start_seed:
+            self.phases.seed = derive(self.phases.seed, seed) >> 1
 
     def assignment(self, loader: int) -> ShardAssignment:
-        """What is this process's of the loader of this number."""
+        """This process's shard assignment for the loader of this number."""
         return ShardAssignment(
             rank=self.world.rank,
             world_size=self.world.world_size,
@@ -244,7 +253,7 @@ class Parts:
         )
 
     def close(self, step: int, *, failed: bool) -> None:
-        """Let go of everything. Local."""
+        """Release all resources. Local."""
         self._optimizer_hook.remove()
         self.journal.close()
         if self.context.lock is not None:

@@ -1,4 +1,4 @@
-"""``Team``: what a script has in its hands."""
+"""``Team``: the object that ``join()`` returns, with everything a training script calls."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from lockstep.stopping import say
 
 
 class Team(Collectives):
-    """The processes of a run, seen from one of them, with the collectives of all of them. Made by ``join()``."""
+    """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
 
     def __init__(self, parts: Parts) -> None:
         config, world = parts.config, parts.world
         super().__init__(default_group(), parts.transport, parts.phases.check_outside)
         self.config = config
-        """The settings of the run, all of them definite."""
+        """The run's settings, with every default resolved."""
         self.world = world
         self.local_rank = world.local_rank
         self.world_size = world.world_size
         self.is_main = world.rank == 0
         """Whether this is rank 0, which prints and writes."""
         self.devices = parts.devices
-        """The devices of this process: one, or as many as ``devices_per_process`` says."""
+        """The devices of this process: one, or ``devices_per_process`` of them."""
         self.device = parts.devices[0]
-        """The first of them, where batches come."""
+        """The first of ``devices``, to which batches are moved."""
         self.run_dir = parts.context.run_dir
         self.num_shards = parts.phases.num_shards
         self._parts = parts
@@ -58,97 +58,97 @@ class Team(Collectives):
 
     # Preparing
 
-    # For type checkers: a loader becomes a PreparedLoader, all else stays what it is. Rarer orders are Any.
+    # For type checkers: a loader becomes a PreparedLoader, anything else keeps its type. Less common orders return Any.
     @overload
-    def prepare(self, one: A, /) -> A: ...
+    def prepare(self, a: A, /) -> A: ...
     @overload
     def prepare(self, loader: Iterable[Any], /) -> PreparedLoader: ...
     @overload
-    def prepare(self, one: A, two: B, /) -> tuple[A, B]: ...
+    def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
     @overload
-    def prepare(self, one: A, loader: Iterable[Any], /) -> tuple[A, PreparedLoader]: ...
+    def prepare(self, a: A, loader: Iterable[Any], /) -> tuple[A, PreparedLoader]: ...
     @overload
-    def prepare(self, one: A, two: B, three: C, /) -> tuple[A, B, C]: ...
+    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
     @overload
-    def prepare(self, one: A, two: B, loader: Iterable[Any], /) -> tuple[A, B, PreparedLoader]: ...
+    def prepare(self, a: A, b: B, loader: Iterable[Any], /) -> tuple[A, B, PreparedLoader]: ...
     @overload
-    def prepare(self, one: A, two: B, three: C, four: D, /) -> tuple[A, B, C, D]: ...
+    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
     @overload
-    def prepare(self, one: A, two: B, three: C, loader: Iterable[Any], /) -> tuple[A, B, C, PreparedLoader]: ...
+    def prepare(self, a: A, b: B, c: C, loader: Iterable[Any], /) -> tuple[A, B, C, PreparedLoader]: ...
     @overload
-    def prepare(self, one: A, two: B, three: C, four: D, loader: Iterable[Any], /) -> tuple[A, B, C, D, PreparedLoader]: ...
+    def prepare(self, a: A, b: B, c: C, d: D, loader: Iterable[Any], /) -> tuple[A, B, C, D, PreparedLoader]: ...
     @overload
     def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
     def prepare(self, *objects: Any) -> Any:
-        """Make the script's objects take part in the run. Every rank must call it, with equal objects in equal order.
+        """Prepare the script's objects for the run. Every rank must call it, with equal objects in the same order.
 
-        Models are moved to ``team.device`` (with several devices a process they stay where the script has put them), and
-        given rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
+        Models are moved to ``team.device`` (with several devices per process they stay where the script has placed them) and
+        receive rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
         attributes. Optimizers, schedules and ``AveragedModel`` are returned themselves. A ``DataLoader``, or any iterable of
-        ready batches, becomes a loader that yields a ``Batch`` a step: this process's shards of it. Loaders for evaluation are
-        not prepared: see ``evaluate``.
+        ready batches, becomes a loader that yields one ``Batch`` per step, holding this process's shards. Evaluation loaders
+        are not prepared: see ``evaluate``.
 
         Returns:
-            What was given, prepared, in the same order: a tuple, or the one object if there was one.
+            The prepared objects in the order given: a tuple, or the object itself if there is only one.
 
         Raises:
-            UsageError: something was prepared before, or is of a kind that cannot be prepared.
-            ModelError: a model without parameters, already wrapped, or on devices of others; an optimizer of parameters
-                that are not a prepared model's.
-            DataError: a loader that cannot be dealt out.
+            UsageError: an object was prepared before, or is of a kind that cannot be prepared.
+            ModelError: a model has no parameters, is already wrapped, or is on devices of another process; or an optimizer
+                has parameters that belong to no prepared model.
+            DataError: a loader cannot be split into shards.
             MismatchError: the ranks gave different objects.
         """
         prepared = self._parts.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def register(self, name: str, thing: Any) -> Any:
-        """Make something of the script's own part of the run's state: it is in every checkpoint, and put back from it.
+    def register(self, name: str, value: Any) -> Any:
+        """Add an object of the script to the run's state: it is saved in every checkpoint and restored on resume.
 
-        Every rank must call it, before the training loop, with things that are the same on all ranks.
+        Every rank must call it, before the training loop, with a value that is the same on all ranks.
 
         Args:
-            name: by which it is found again.
-            thing: a tensor, a list or a dict (of tensors and plain values; they are filled again in place), a random
-                generator, or an object with ``state_dict()`` and ``load_state_dict()``.
+            name: a unique name, the same when the run is resumed.
+            value: a tensor, a list or a dict (of tensors and plain values; restored in place), a random generator, or an
+                object with ``state_dict()`` and ``load_state_dict()``.
 
         Returns:
-            The thing itself.
+            ``value``.
 
         Raises:
-            UsageError: the name is taken, or the thing is of another kind.
+            UsageError: the name is taken, or the value is of another kind.
         """
         if name in self._parts.state.registered:
-            raise UsageError(f"register({name!r}, ...): the name is taken, give each thing one of its own")
-        self._parts.state.register(name, thing)
-        return thing
+            raise UsageError(f"register({name!r}, ...): the name is taken, give each object a name of its own")
+        self._parts.state.register(name, value)
+        return value
 
     def per_shard(self, name: str, start: Any) -> PerShard:
-        """State that goes from batch to batch, for each shard its own: an RNN's hidden state, say.
+        """Create state that each shard carries from batch to batch, such as an RNN's hidden state.
 
-        Every rank must call it, before the training loop. In the loop over ``batch.shards``, ``value`` of what is returned is
-        that of the shard that runs, to read and to set. It is in every checkpoint, and does not depend on the number of
+        Every rank must call it, before the training loop. In the loop over ``batch.shards``, read and set the running shard's
+        state as the returned object's ``value``. It is saved in every checkpoint, and does not depend on the number of
         processes.
 
         Args:
-            name: by which it is found again.
-            start: what every shard begins with: each gets a copy. Tensors and plain values, and lists and dicts of them.
+            name: a unique name, the same when the run is resumed.
+            start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
         """
-        made = PerShard(name, start, self._phases, self._parts.collectives)
-        self.register(name, made)
-        return made
+        per_shard = PerShard(name, start, self._phases, self._parts.collectives)
+        self.register(name, per_shard)
+        return per_shard
 
     def best(self, metric: float, mode: str = "max") -> bool:
-        """Keep the weights of all models in ``<run>/best`` if the metric is better than ever before in this run.
+        """Save the weights of all models to ``<run>/best`` if the metric is the best so far in this run.
 
-        Every rank must call it, outside of ``batch.shards``, with the same value: a result of ``evaluate``, say. The weights
-        are written while training goes on; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
+        Every rank must call it, outside of ``batch.shards``, with the same value, such as a result of ``evaluate``. The
+        weights are written while training continues; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
 
         Args:
             metric: a number. NaN is never the best.
-            mode: ``max`` if a larger one is better, ``min`` if a smaller one is.
+            mode: ``max`` if larger values are better, ``min`` if smaller ones are.
 
         Returns:
-            Whether it was the best.
+            Whether the metric was the best so far.
         """
         self._phases.check_outside("team.best()")
         if self._loop.is_replaying:
@@ -163,76 +163,76 @@ class Team(Collectives):
 
     @property
     def step(self) -> int:
-        """Number of the step at hand, or of the last one outside of loops: steps taken so far in the run, from 1."""
+        """Number of the current step, from 1; outside of loops that of the last one, which is the number of steps taken."""
         return self._loop.step
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch at hand, from 0."""
+        """Number of the current epoch, from 0."""
         return self._loop.epoch
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """The epoch numbers, 0 to ``num_epochs - 1``. Every rank must iterate it to its end, or leave it alike.
+        """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop at the same point.
 
-        In a run that was interrupted they begin with the epoch in which that happened.
+        A resumed run begins with the epoch in which it was interrupted.
         """
         return self._loop.epochs(num_epochs)
 
     def backward(
         self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
     ) -> None:
-        """The backward pass of one shard, in place of ``loss.backward()``. Called inside ``batch.shards``.
+        """Run the backward pass of one shard, in place of ``loss.backward()``. Call it inside ``batch.shards``.
 
-        When the phase ends, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added to ``.grad``.
+        At the end of the phase, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added to ``.grad``.
 
         Args:
             loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
-            weight: how much the shard counts, 0 or more; None: its number of samples. Give the number of tokens where the
-                loss is a mean over tokens. All shards give one, or none does. A number on the CPU costs no waiting.
-            reduction: ``mean`` (so it is understood), or ``sum`` for a loss that is a sum over the shard's samples
-                (``reduction="sum"`` of PyTorch's losses): then the gradients of all shards are added up, and not divided.
+            weight: the shard's weight, 0 or more; None: its number of samples. Where the loss is a mean over tokens, give the
+                number of tokens. Either all shards give a weight or none does. A tensor on a GPU is waited for.
+            reduction: ``mean`` (the default), or ``sum`` for a loss that is a sum over the shard's samples
+                (``reduction="sum"`` of PyTorch's losses): the gradients of all shards are then added without division.
             options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
 
         Raises:
-            UsageError: before ``prepare``, or outside of ``batch.shards``.
-            ConfigError: an unknown reduction, or a sum with a weight.
-            LossError: the loss is not a scalar, is NaN, or is a sum where nothing was said of it.
+            UsageError: called before ``prepare``, or outside of ``batch.shards``.
+            ConfigError: the reduction is unknown, or ``sum`` is combined with a weight.
+            LossError: the loss is not a scalar, is NaN, or is a sum without ``reduction`` saying so.
             ModelError: the loss no longer depends on some parameters.
         """
         if not self._parts.preparation.has_models:
-            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients can meet")
+            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         self._phases.backward(loss, weight, reduction, options)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_``, also of parameters that ``fsdp`` deals out. Every rank must call it.
+        """``torch.nn.utils.clip_grad_norm_``, also for parameters that ``fsdp`` has sharded. Every rank must call it.
 
         Returns:
-            The norm before clipping, the same on every rank.
+            The total norm before clipping, a scalar tensor that is the same on every rank.
         """
         self._phases.check_outside("team.clip_grad_norm_()")
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of the run's precision, for computation outside of a prepared model's forward pass."""
+        """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
         return self._parts.precision.autocast(self.device)
 
     def log(self, *, weight: float | None = None, **values: Any) -> None:
-        """Write values to the run's journal, and show them. Never waits.
+        """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
 
         Inside ``batch.shards`` they are averaged over all shards, by weight. Outside they must be the same on every rank, as
         ``batch[name]`` and results of evaluations are.
 
         Args:
-            weight: how much this shard's values count; None: as in ``backward``, else its number of samples.
-            values: numbers, or tensors with one element (which may be on a GPU, and stay there for now). None is left out.
+            weight: the weight of this shard's values; None: that given to ``backward``, or else its number of samples.
+            values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
         """
         if self._loop.is_replaying:
             return
-        of_shard = self._phases.shard_weight()
-        if of_shard is None and weight is not None:
-            raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to be averaged there")
-        weight = of_shard if weight is None else weight
+        shard_weight = self._phases.shard_weight()
+        if shard_weight is None and weight is not None:
+            raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
+        weight = shard_weight if weight is None else weight
         self._parts.log.add(self.epoch, self.step, weight, values)
 
     # Evaluating
@@ -240,12 +240,12 @@ class Team(Collectives):
     def evaluate(
         self, model: nn.Module | Sequence[nn.Module], loader: Iterable[Any], metrics: Sequence[Any] = ()
     ) -> Evaluation:
-        """Evaluate on all processes, with the result of one: see ``Evaluation``. Every rank must call it.
+        """Evaluate on all processes, with the result of a single one: see ``Evaluation``. Every rank must call it.
 
         Args:
             model: one or several, set to evaluation mode inside the block.
-            loader: a plain ``DataLoader`` or iterable of ready batches. (Of a prepared one, what it was made from.)
-            metrics: objects for ``Evaluation.update``, if a process may be without a batch.
+            loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
+            metrics: objects for ``Evaluation.update``; needed if a process may get no batch.
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
@@ -268,18 +268,18 @@ class Team(Collectives):
         if self._parts.recorder is not None:
             self._parts.recorder.evaluated(self.step, results)
 
-    # Talking to the others
+    # Printing and one-rank work
 
     def print(self, *values: Any, **options: Any) -> None:
-        """``print``, on rank 0 only."""
+        """Call ``print`` on rank 0 only."""
         if self.is_main:
             print(*values, **{"flush": True, **options})
 
     @contextlib.contextmanager
     def main_first(self) -> Iterator[None]:
-        """Rank 0 runs the block first, the others after it: for what should be done once, like a download.
+        """Run the block on rank 0 first, then on the other ranks: for work to be done once, such as a download.
 
-        Every rank must enter it. If rank 0 fails in it, the others raise PeerError and do not run it.
+        Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
         """
         self._phases.check_outside("team.main_first()")
         if not self.is_main and not self._parts.collectives.broadcast_object(None):
@@ -292,7 +292,7 @@ class Team(Collectives):
             if self.is_main:
                 self._parts.collectives.broadcast_object(done)
 
-    # Beginning and end
+    # Closing
 
     @property
     def is_closed(self) -> bool:
@@ -300,10 +300,10 @@ class Team(Collectives):
         return self._closed
 
     def close(self) -> None:
-        """Leave the run: write what is left, and close the process group. Called by itself when the script ends.
+        """Leave the run: write pending output and close the process group. Called automatically when the script ends.
 
-        Every rank must call it, unless the script has failed: then nothing is said to the others. It waits for them if a
-        step was taken.
+        Every rank must call it, unless the script has failed: then it does not communicate. Otherwise it waits for the other
+        ranks if a step was taken.
         """
         self._close(at_exit=False)
 
@@ -314,22 +314,22 @@ class Team(Collectives):
         atexit.unregister(self.close_at_exit)
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        # Then the others may be gone, or not come.
+        # After a failure the other ranks may be gone, or never arrive.
         failed = self._loop.script_failed() or not went_well or self._parts.saver.has_stopped
         try:
             self._loop.close(failed=failed)
             if not failed:
                 self._parts.journal.write("end", step=self.step)
                 if self._parts.stop_watch.received is not None and self.is_main:
-                    say("the run came to its end, and need not be started again.")
+                    say("the run is finished and need not be started again.")
         finally:
-            if failed or not at_exit:  # else a signal that comes now is too late, and must not give the end another status
+            if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
                 self._parts.stop_watch.end()
             self.release()
             self._parts.close(self.step, failed=failed)
 
     def close_at_exit(self) -> None:
-        """``close``, where the process ends: an error must not pass for a success there, as Python has it."""
+        """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""
         try:
             self._close(at_exit=True)
         except BaseException:

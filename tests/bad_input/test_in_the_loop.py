@@ -25,7 +25,7 @@ def everyone_told(crew, nproc, script, *args, **settings):
     [
         (bad_scripts.loss_of_each_sample, r"must be a scalar tensor, and is \(\d, 1\): average it"),
         (bad_scripts.loss_as_a_number, "must be a scalar tensor, and is float"),
-        (bad_scripts.loss_without_graph, "does not depend on any parameter that learns.* detached"),
+        (bad_scripts.loss_without_graph, "does not depend on any parameter with requires_grad.* detached"),
     ],
 )
 def test_a_loss_that_cannot_be_one_is_refused(crew, nproc, script, words):
@@ -106,7 +106,7 @@ def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(cr
         for rank, (kind, message) in enumerate(told):
             assert kind == "UsageError"
             assert f"all_reduce inside batch.shards in step 1, shard {rank * shards // nproc}: " in message
-            assert "Call it once a step, behind the loop over batch.shards" in message
+            assert "Call it once a step, after the loop over batch.shards" in message
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -114,7 +114,7 @@ def test_a_run_that_comes_to_its_end_first_is_finished(lab, undisturbed):
     fault = {"at": "end", "number": NUM_STEPS, "rank": 0, "what": "SIGTERM", "to": "launcher"}
     ended = lab.run(PLAIN, nproc=2, fault=fault)
     assert (ended.status, ended.words) == (0, undisturbed()), ended
-    assert "the run came to its end, and need not be started again" in ended.err, ended
+    assert "the run is finished and need not be started again" in ended.err, ended
     assert not preemptions(lab.run_dir)
     assert next(reversed(list(read_events(lab.run_dir))))["event"] == "end"
 

@@ -85,7 +85,7 @@ def test_it_trains_in_other_precisions_with_the_answer_of_ddp_up_to_their_roundi
     found = crew(2, scripts.train_narrow, strategy="fsdp", **settings)
     assert found[0] == pytest.approx(expected[0], rel=0.05, abs=0.02)
     assert found[0] == found[1]
-    assert found[0][-1] < 0.9 * found[0][0], "nothing was learnt"
+    assert found[0][-1] < 0.9 * found[0][0], "nothing was learned"
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The loop: epochs, passes and steps, the phases of a step, what ranks tell each other in one, and how objects come to it."""
+"""The training loop: epochs, passes, steps and phases, the numbers that ranks exchange, and ``team.prepare``."""

@@ -1,8 +1,8 @@
-"""The numbers of a phase: what each shard has weighed, and the values that the script added. At its end all ranks know all.
+"""The numbers of a phase: the shards' weights and the values that the script added, exchanged between ranks at its end.
 
-Nearly always the ranks can foresee what the others have to say: as many backward calls as the last time, of the same kinds,
-and values of the same names. Then one message of a fixed length is all. A rank that has something else says so in it, and
-everybody tells everything.
+Nearly always the ranks can predict the form of this data: as many backward calls as the last time, of the same kinds, and
+values of the same names. Then a single message of fixed length per rank suffices. A rank whose data has another form sets a
+flag in that message, upon which all ranks exchange pickled pages.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome, Sync
 
 KINDS = ("samples", "weight", "sum")
-"""What a backward call's gradients are multiplied by: the shard's part of the samples, a weight of the script's, or 1."""
+"""The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
 
 
 _SAME_DATA = (
     "Samples would be lost, or trained twice. Every rank must read the same data, of which it gets its shards: do not split a "
-    "data set or stream by rank, and make, split (random_split) and shuffle it behind join(), which starts the same random "
+    "data set or stream by rank, and make, split (random_split) and shuffle it after join(), which starts the same random "
     "stream on every rank, or with a generator of a fixed seed"
 )
 
 
 @dataclass(slots=True)
 class _Page:
-    """What one rank has noted in a phase."""
+    """What one rank has recorded in a phase."""
 
     kinds: list[str] = field(default_factory=list)
-    """Of its backward calls."""
+    """One of KINDS per backward call."""
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By backward call and micro-step."""
+    """Weights given by the script, by backward call and micro-step."""
     values: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """Weighted values and their weights, by name and micro-step."""
+    """Weighted sums of values and of their weights, by name and micro-step."""
     unforeseen: tuple[Hashable, ...] = ()
 
     @property
@@ -52,18 +52,18 @@ class _Page:
 
 @dataclass
 class _Foreseen:
-    """What phases of one number have in common: the same on every rank."""
+    """The form predicted for phases of one number in their steps. The same on every rank."""
 
     kinds: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
 
 class Ledger:
-    """Keeps the numbers of the phase at hand.
+    """Collects the numbers of the current phase and exchanges them at its end.
 
     Args:
-        collectives: of all ranks.
-        most_micro_steps: that a rank can have in a step.
+        collectives: over all ranks.
+        most_micro_steps: the largest number of micro-steps that a rank can have in a step.
     """
 
     def __init__(self, collectives: Collectives, most_micro_steps: int) -> None:
@@ -75,22 +75,22 @@ class Ledger:
         self._num_calls = 0
         self._weight = 0.0
         self._added: list[tuple[str, Any, float | None]] = []
-        """Names, values and weights of the micro-step at hand."""
+        """Names, values and weights of the current micro-step."""
         self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
 
-    def compare_data(self, found: str) -> None:
-        """What a rank has found at the beginning of its data. Every rank must call it.
+    def compare_data(self, description: str) -> None:
+        """Compare descriptions of the first samples that each rank has read. Every rank must call it.
 
         Raises:
-            MismatchError: another has found something else.
+            MismatchError: the descriptions differ.
         """
         remedy = (
             f"{_SAME_DATA}. (A sample must depend on its index and the random stream alone: not on the time or the rank)"
         )
-        compare_ranks("data", [found], self._collectives, remedy)
+        compare_ranks("data", [description], self._collectives, remedy)
 
     def begin_phase(self, phase: int, sizes: tuple[int, ...]) -> None:
-        """A phase begins, of a step whose global batches have these numbers of samples."""
+        """Begin a phase of a step whose global batches have ``sizes`` samples."""
         self._sizes = sizes
         if phase not in self._foreseen:
             self._foreseen[phase] = _Foreseen()
@@ -99,12 +99,12 @@ class Ledger:
         self._added, self._on_device = [], []
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """A micro-step begins."""
+        """Begin a micro-step."""
         self._index, self._num_calls, self._weight = micro.index, 0, float(micro.num_samples)
 
     @property
     def weight(self) -> float:
-        """Of the micro-step: that of its last backward call, else its number of samples."""
+        """The micro-step's weight: that given to its last backward call, or else its number of samples."""
         return self._weight
 
     @property
@@ -113,7 +113,7 @@ class Ledger:
         return self._num_calls
 
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
-        """Note a backward call; what its gradients are to be multiplied by.
+        """Record a backward call and return the factor for its gradients.
 
         Raises:
             UsageError: the same call of an earlier shard was of another kind.
@@ -132,14 +132,14 @@ class Ledger:
         return micro.fraction if kind == "samples" else 1.0
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
-        """Note values of the micro-step at hand."""
+        """Record values of the current micro-step."""
         if weight is not None and not 0 <= float(weight) < math.inf:
             raise ConfigError(f"batch.add(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         for name, value in values.items():
             self._added.append((name, mean_of(name, value), None if weight is None else float(weight)))
 
     def end_shard(self) -> None:
-        """The micro-step is over: its backward call, which says what it weighs, may have come after the values."""
+        """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
         added, self._added = self._added, []
         for name, number, given in added:
             weight = self._weight if given is None else given
@@ -150,27 +150,27 @@ class Ledger:
 
     def _note(self, key: tuple[str, int], value: float, weight: float) -> None:
         total, weights = self._page.values.get(key, (0.0, 0.0))
-        # Of no weight is absent, also where it is a mean over nothing.
+        # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
         self._page.values[key] = (total + (value * weight if weight else 0.0), weights + weight)
 
     def settle(self, sync: Sync, step: int) -> tuple[Outcome, dict[str, tuple[float, float]]]:
-        """Tell the other ranks. Every rank must call it.
+        """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
         Args:
-            sync: asked what was unforeseen, and whether the numbers can go along with its gradients.
-            step: for messages.
+            sync: says what was unforeseen, and may send the numbers along with its gradients.
+            step: the step number, for messages.
 
         Returns:
-            What there is to be known of the backward calls, and for each value its weighted sum over the global batch, and the
-            weights' sum: added up so that it does not depend on the number of processes.
+            The outcome of the backward calls, and for each value its weighted sum over the global batch and the sum of its
+            weights, both independent of the number of processes.
 
         Raises:
             DataError: the ranks have read different data.
-            PeerError: a rank did not come in time.
-            UsageError: the ranks' backward calls are of unlike kinds.
+            PeerError: a rank did not arrive within the timeout.
+            UsageError: the ranks' backward calls are of different kinds.
             LossError: the weights of all shards sum to zero.
         """
-        for key, number, weight in self._on_device:  # numbers leave a GPU only here
+        for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
             self._note(key, number.item(), weight)
         page, known = self._page, self._known
         page.unforeseen = tuple(sync.unforeseen())
@@ -179,28 +179,28 @@ class Ledger:
         if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
         pages = [page] if self._collectives.size == 1 else self._exchange(sync, page, step, is_foreseen=is_foreseen)
-        kinds = max((one.kinds for one in pages), key=len)
-        for one in pages:
-            for call, kind in enumerate(one.kinds):
+        kinds = max((peer.kinds for peer in pages), key=len)
+        for peer in pages:
+            for call, kind in enumerate(peer.kinds):
                 if kind != kinds[call]:
                     _refuse_kinds(call, {kind, kinds[call]})
         if not is_foreseen or len(pages) > 1:
             known.kinds = kinds if len(kinds) >= len(known.kinds) or kinds != known.kinds[: len(kinds)] else known.kinds
-            known.names = known.names.union(*(one.names for one in pages))
+            known.names = known.names.union(*(peer.names for peer in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         sums: dict[str, tuple[list[float], list[float]]] = {}
-        for one in pages:
-            for (name, _), (value, weight) in one.values.items():
-                of_name = sums.setdefault(name, ([], []))
-                of_name[0].append(value)
-                of_name[1].append(weight)
-        # fsum rounds once, so that the order does not matter.
+        for peer in pages:
+            for (name, _), (value, weight) in peer.values.items():
+                numerators, denominators = sums.setdefault(name, ([], []))
+                numerators.append(value)
+                denominators.append(weight)
+        # fsum rounds once, so the order of the summands does not matter.
         values = {name: (_sum(sums[name][0]), math.fsum(sums[name][1])) for name in sorted(sums)}
-        found = dict.fromkeys(item for one in pages for item in one.unforeseen)
-        return Outcome(totals, tuple(found)), values
+        unforeseen = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
+        return Outcome(totals, tuple(unforeseen)), values
 
     def _exchange(self, sync: Sync, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
-        """The pages of all ranks, as far as they say something."""
+        """The pages of all ranks."""
         known = self._known
         weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
         slots = range(self._most)
@@ -214,19 +214,19 @@ class Ledger:
             if "imed out" not in str(error):
                 raise
             raise PeerError(
-                f"another rank did not come to the end of its loop over batch.shards in step {step} within the timeout "
+                f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
-        samples = [int(theirs[2]) for theirs in lines]
+        samples = [int(row[2]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
                 f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
                 f"{len(samples) - 1}. {_SAME_DATA}."
             )
-        if any(theirs[0] for theirs in lines):
+        if any(row[0] for row in lines):
             pages: list[_Page] = self._collectives.all_gather_object(page)
             return pages
-        return [self._read(theirs, known, weighted) for theirs in lines]
+        return [self._read(row, known, weighted) for row in lines]
 
     def _gather(self, line: list[float]) -> list[list[float]]:
         lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
@@ -251,7 +251,9 @@ class Ledger:
 
 
 def _total(pages: list[_Page], call: int, step: int) -> float:
-    total = math.fsum(weight for page in pages for (own, _), weight in page.weights.items() if own == call)
+    total = math.fsum(
+        weight for page in pages for (call_of_weight, _), weight in page.weights.items() if call_of_weight == call
+    )
     if total == 0:
         raise LossError(
             f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "

@@ -1,4 +1,4 @@
-"""Where in the run this process is: its epochs, the passes over loaders in them, and the steps of these."""
+"""The position of this process in the run: epoch, pass over a loader, and step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lockstep.stopping import say
 
 
 class Loop:
-    """The position of this process in the run, and the one that moves it. The Driver of the prepared loaders.
+    """Holds and advances the position of this process in the run. Implements Driver for the prepared loaders.
 
     Args:
-        phases: of the steps.
-        journey: the way of this launch through the script.
-        listeners: told what happens.
+        phases: runs the phases of each step.
+        journey: tracks this launch's way through the script, replayed parts included.
+        listeners: notified of passes and steps.
     """
 
     def __init__(self, phases: Phases, journey: Journey, listeners: Listeners) -> None:
@@ -37,15 +37,15 @@ class Loop:
         self._num_in_pass = 0
         self._num_passes = 0
         self._beside: dict[PreparedLoader, int] = {}
-        """Passes beside others that are open: in which pass of the leading loader they have given a batch last. Between two of
-        those nobody can tell whether the script resumes them or begins them anew, so no checkpoint is saved there."""
+        """Open passes beside the leading one, with the number of the leading pass in which each last yielded a batch. Between
+        two leading passes it is unknown whether the script will continue or restart them, so no checkpoint is saved there."""
         self._owes_tick = False
-        """Whether the ranks have still to talk about the last step, because the loop was left in it."""
+        """Whether the last step's ``tick`` is still due, because the loop was left within that step."""
         self._error_before = getattr(sys, "last_value", None)
 
     @property
     def step(self) -> int:
-        """Number of the step at hand; between steps, that of the last one."""
+        """Number of the current step; between steps, that of the last one."""
         return self.phases.step
 
     @property
@@ -55,7 +55,7 @@ class Loop:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether what runs was done already before the interruption, so that nothing of it is noted again."""
+        """Whether the code now running had run before the interruption, so that it is not recorded again."""
         return self._journey.is_replaying
 
     # Epochs
@@ -77,7 +77,7 @@ class Loop:
             self._leave_epochs(max(first, num_epochs) if completed else None)
 
     def _begin_epoch(self, epoch: int, num_epochs: int) -> None:
-        """An epoch begins: what was drawn before it must not matter to one that is begun again after an interruption."""
+        """Begin an epoch with a random stream of its own, so that a replayed epoch draws the same numbers."""
         self.num_epochs = num_epochs
         self.epoch = epoch
         self._journey.begin_epoch(epoch)
@@ -85,22 +85,22 @@ class Loop:
         self._reseed_between(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        """An epoch is over, with its tail. Every rank must call it."""
+        """End an epoch, tail included. Every rank must call it."""
         self.report()
         self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
 
     def _leave_epochs(self, num_epochs: int | None) -> None:
-        """The loop over epochs has come to its end; or it was left before, with None."""
+        """Leave the loop over epochs, after ``num_epochs``; None: left early."""
         self._journey.leave_epochs(num_epochs, self.step)
         self._catch_up()
-        self._reseed_between(0)  # a launch that goes on behind the loop has not drawn what was drawn in it
+        self._reseed_between(0)  # a launch that resumes behind the loop has not drawn the numbers drawn inside it
 
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
             reseed(self.phases.seed, Purpose.EPOCH, self._journey.section, epoch)
 
     def _catch_up(self) -> None:
-        """The journey may have come to where the run resumes."""
+        """Take over the step number once the journey has reached the point of resumption."""
         if self._journey.step_reached is not None:
             self.phases.step, self._journey.step_reached = self._journey.step_reached, None
 
@@ -117,7 +117,7 @@ class Loop:
 
     def enter(self, loader: Any) -> bool:
         """See Driver."""
-        if self._leader is loader:  # its earlier iterator was left behind unfinished
+        if self._leader is loader:  # the script has dropped its earlier iterator unfinished
             self.leave(loader, exhausted=False, failed=False)
         if self._leader is not None:
             return False
@@ -138,7 +138,7 @@ class Loop:
         failed = failed or self.script_failed()
         if self.phases.in_step and self.phases.leave_step(failed=failed):
             self._num_in_pass += 1
-            # `break`, or an error that ends the script: they look alike, and after an error nobody may be waited for.
+            # `break`, or an error that ends the script: indistinguishable here, and after an error no rank may be waited for.
             self._owes_tick = True
         self._leader = None
         if failed:
@@ -147,21 +147,21 @@ class Loop:
         if exhausted:  # then every rank is here
             self._listeners.flush()
         self._listeners.end_pass(self.step, exhausted=exhausted)
-        for other in [other for other, newest in self._beside.items() if newest < self._num_passes]:
-            other.abandon()
-            del self._beside[other]
+        for stale in [beside for beside, newest in self._beside.items() if newest < self._num_passes]:
+            stale.abandon()
+            del self._beside[stale]
         self._journey.end_pass(self.step, exhausted=exhausted and not self._beside)
         if exhausted and self._num_in_pass == 0:
             raise DataError(
-                "a pass over a prepared loader had no global batch, so nothing was learnt: the data set is empty, its "
+                "a pass over a prepared loader had no global batch, so nothing was learned: the data set is empty, its "
                 "sampler or batch sampler yields nothing (or empty batches), or drop_last=True left out the only one"
             )
 
     # Steps
 
-    def compare_data(self, found: str) -> None:
+    def compare_data(self, description: str) -> None:
         """See Driver."""
-        self.phases.compare_data(found)
+        self.phases.compare_data(description)
 
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
@@ -189,7 +189,7 @@ class Loop:
     # Between passes
 
     def report(self) -> None:
-        """Bring together what was logged and measured. Every rank must call it; called between passes."""
+        """Gather what was logged and measured. Every rank must call it, between passes."""
         self.phases.check_outside("the end of the pass")
         if self._owes_tick:
             self._owes_tick = False
@@ -197,22 +197,22 @@ class Loop:
         self._listeners.flush()
 
     def script_failed(self) -> bool:
-        """Whether an uncaught exception is ending the script: the interpreter notes it before anything is closed.
+        """Whether an uncaught exception is ending the script: the interpreter sets ``sys.last_value`` before closing anything.
 
-        Those from before the run do not count, and in a notebook or an interactive session none does: it goes on.
+        Exceptions from before the run do not count; nor do any in a notebook or interactive session, which continues.
         """
         if hasattr(sys, "ps1"):
             return False
         return getattr(sys, "last_value", None) is not self._error_before
 
     def close(self, *, failed: bool) -> None:
-        """The script is over. Unless it failed, or was stopped, every rank must call it."""
+        """End the run. Unless the script failed or was stopped, every rank must call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         if self.phases.was_left and not failed:
-            left, self.phases.was_left = self.phases.was_left, 0
+            left_step, self.phases.was_left = self.phases.was_left, 0
             say(
-                f"WARNING: step {left} was left before the end of its loop over batch.shards, by break or an error "
+                f"WARNING: step {left_step} was left before the end of its loop over batch.shards, by break or an error "
                 "that was caught: it is discarded."
             )
         if not failed:

@@ -1,4 +1,4 @@
-"""The phases of a step: loops over ``batch.shards``, at whose end gradients, buffers and values of all ranks meet."""
+"""The phases of a step: loops over ``batch.shards``, each of which ends by combining gradients, buffers and values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lockstep.sync.protocol import Sync
 
 
 class Phases:
-    """Runs the phases of the step at hand. The PhaseDriver of its batches.
+    """Runs the phases of the current step. Implements PhaseDriver for its batches.
 
     Args:
-        seed: of the run.
+        seed: the root of the run's random streams.
         num_shards: V.
-        sync: how gradients meet.
-        ledger: of the numbers of each phase.
+        sync: synchronizes gradients and buffers.
+        ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
-        listeners: told what happens.
+        listeners: notified of steps, phases and shards.
     """
 
     def __init__(
@@ -40,39 +40,39 @@ class Phases:
         self.seed = seed
         self.num_shards = num_shards
         self.step = 0
-        """Number of the step at hand; between steps, that of the last one."""
+        """Number of the current step; between steps, that of the last one."""
         self.micro: MicroStep | None = None
-        """The micro-step that runs; None: outside of ``batch.shards``."""
+        """The running micro-step; None: outside of ``batch.shards``."""
         self.num_done = 0
-        """Phases of the step at hand that are over."""
+        """Completed phases of the current step."""
         self.was_left = 0
-        """The step in which the newest pass was left inside ``batch.shards``, as long as that has still to be said."""
+        """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
         self._sync = sync
         self._ledger = ledger
         self._watched = watched
         self._listeners = listeners
         self._plan: StepPlan | None = None
-        """Of the step at hand."""
+        """That of the current step."""
         self._batch: Batch | None = None
-        """Whose shards are being run: the phase at hand."""
+        """The batch that leads the current phase; None: between phases."""
         self._opened: list[Shards] = []
-        """Loops over shards that the script has asked for since the last phase."""
+        """Iterators over shards that the script has requested since the last phase."""
         self._carried: Gradients = {}
-        """Gradients from before the phase, to which its own are added."""
-        self._seen: set[tuple[int, int]] = set()
-        """Phases and backward calls whose loss was looked at."""
-        self._is_said = False
-        """Whether the script was told already of something that does not belong into the phase at hand."""
+        """Gradients from before the phase, to which those of the phase are added."""
+        self._checked_losses: set[tuple[int, int]] = set()
+        """Phases and backward calls whose loss was checked for being a sum."""
+        self._has_refused = False
+        """Whether an error was raised already for a call that does not belong in the current phase."""
 
     # The step
 
     @property
     def in_step(self) -> bool:
-        """Whether the body of a loop over a prepared loader runs."""
+        """Whether the body of a loop over a prepared loader is running."""
         return self._plan is not None
 
     def begin_step(self, plan: StepPlan) -> None:
-        """The next global batch is there: a step begins."""
+        """Begin a step with the next global batch."""
         self.step += 1
         self._plan = plan
         self.num_done = 0
@@ -81,20 +81,20 @@ class Phases:
         self.resume_stream()
 
     def end_step(self) -> None:
-        """The loop's body is over, between two phases."""
+        """End the step, outside of a phase, after the loop's body has run."""
         plan, self._plan = self._plan, None
         assert plan is not None
         self._listeners.end_step(self.step, plan.num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
-        """The loop's body was left, by ``break`` or an error: whether the step counts, which it does with a phase that is
-        over."""
+        """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does if a phase was completed
+        and none is open."""
         if not failed and self._batch is None and self.num_done > 0:
             self.end_step()
             return True
         self._plan = None
         if self._batch is not None:
-            if not failed and not self._is_said:
+            if not failed and not self._has_refused:
                 self.was_left = self.step
             self._sync.drop()
             self._watched.before_backward()
@@ -105,31 +105,33 @@ class Phases:
         self.step -= not failed
         return False
 
-    def check_outside(self, what: str) -> None:
+    def check_outside(self, call: str) -> None:
         """See PhaseDriver.
 
         Raises:
             UsageError: a loop over ``batch.shards`` runs, or was left before its end.
         """
-        left, self.was_left = self.was_left, 0
-        if left:
+        left_step, self.was_left = self.was_left, 0
+        if left_step:
             raise UsageError(
-                f"{what}: in step {left} the loop over batch.shards was left before its end, by break or an error "
-                "that was caught, so its gradients have not met, and the step is discarded. Leave the outer loop behind it."
+                f"{call}: in step {left_step} the loop over batch.shards was left before its end, by break or an error "
+                "that was caught, so its gradients were not synchronized, and the step is discarded. Leave the outer loop "
+                "after the inner one."
             )
         if self._batch is None:
             return
-        self._is_said = True
-        at = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
+        self._has_refused = True
+        where = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
         raise UsageError(
-            f"{what} inside batch.shards{at}: there each process runs only its own shards, so the others would not do the "
-            "same. Call it once a step, behind the loop over batch.shards. (If it stands there: that loop was left before its "
-            "end, by break or an error that was caught, so its gradients have not met. Run it to its end, with `continue`.)"
+            f"{call} inside batch.shards{where}: there each process runs only its own shards, so the others would not do the "
+            "same. Call it once a step, after the loop over batch.shards. (If it is there already: that loop was left before "
+            "its end, by break or an error that was caught, so its gradients were not synchronized. Run it to its end, with "
+            "`continue`.)"
         )
 
     def _begin_stream(self) -> None:
-        """A shard begins, or a phase has ended. One shard alone draws on with the step's stream, as in any script: to start
-        one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
+        """Start the stream of a shard, or of the step again after a phase. With V = 1 the step's stream simply continues, as
+        in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
         if self.num_shards > 1:
             self.resume_stream()
 
@@ -143,10 +145,10 @@ class Phases:
         else:
             reseed(self.seed, Purpose.TAIL, self.step)
 
-    def compare_data(self, found: str) -> None:
+    def compare_data(self, description: str) -> None:
         """See ``Ledger.compare_data``."""
         self.check_outside("the first batch of a loader")
-        self._ledger.compare_data(found)
+        self._ledger.compare_data(description)
 
     # Phases
 
@@ -157,12 +159,12 @@ class Phases:
     def begin_phase(self, batch: Batch) -> Batch:
         """See PhaseDriver."""
         if self._batch is not None and self._batch is not batch and self.micro is not None:
-            filled, of_other = ([min(n, self.num_shards) for n in one.plan.sizes] for one in (self._batch, batch))
-            if filled != of_other:
+            first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
+            if first != second:
                 raise UsageError(
-                    f"the shards of two batches side by side, as zip(a.shards, b.shards) does it: {filled} shards of the first "
-                    f"have samples, and {of_other} of the second, so samples would be lost. Give both loaders global batches "
-                    "of equally many samples, or of more than there are shards (drop_last=True)."
+                    f"the shards of two batches side by side, as in zip(a.shards, b.shards): {first} shards of the first have "
+                    f"samples, and {second} of the second, so samples would be lost. Give both loaders global batches of "
+                    "equally many samples, or of at least as many as there are shards (drop_last=True)."
                 )
             return self._batch
         self.check_outside("another loop over batch.shards")
@@ -170,7 +172,7 @@ class Phases:
             raise UsageError(
                 "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
             )
-        self._batch, self._is_said = batch, False
+        self._batch, self._has_refused = batch, False
         self._carried = detach_grads(self._watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
@@ -218,7 +220,7 @@ class Phases:
         self.num_done += 1
         self._begin_stream()
 
-    # What the script does
+    # Calls of the script
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
@@ -242,17 +244,22 @@ class Phases:
             raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
         if not loss.requires_grad:
             raise LossError(
-                "the loss does not depend on any parameter that learns, so it has no gradient: was it detached, turned into "
-                "a number on the way, or computed under no_grad?"
+                "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
+                "into a number on the way, or computed under no_grad?"
             )
         call = self._ledger.num_calls
-        if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._seen:
-            self._seen.add((self.num_done, call))
+        if (
+            reduction is None
+            and weight is None
+            and self.num_shards > 1
+            and (self.num_done, call) not in self._checked_losses
+        ):
+            self._checked_losses.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
                 raise LossError(
                     f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "
-                    f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Say so: "
-                    "team.backward(loss, reduction='sum'); or use a mean. (If it is none: reduction='mean'.)"
+                    f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Call "
+                    "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
                 )
         factor = self._ledger.call(weight, reduction, micro)
         self._listeners.before_backward(loss, weight)
@@ -268,26 +275,26 @@ class Phases:
         """See PhaseDriver."""
         if self.micro is None:
             raise UsageError(
-                f"batch.add({', '.join(values)}) outside of batch.shards: it notes what one shard gave. What is equal on all "
+                f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
         self._ledger.add(weight, values)
 
     def shard_weight(self) -> float | None:
-        """What the shard that runs weighs in means; None: outside of ``batch.shards``."""
+        """The running shard's weight in means; None: outside of ``batch.shards``."""
         return None if self.micro is None else self._ledger.weight
 
     def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        """``optimizer.step()`` is about to act: of any optimizer of the process.
+        """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
 
         Raises:
-            UsageError: inside ``batch.shards``, or with gradients that are this rank's own.
+            UsageError: it is inside ``batch.shards``, or uses gradients that were not synchronized.
         """
         name = type(optimizer).__name__
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
-                f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' deals parameters out, so "
-                "those that it has are the model's no more, and it would train nothing. Prepare it together with its model."
+                f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' replaces the model's "
+                "parameters by sharded ones, so it would train nothing. Prepare it together with its model."
             )
         trains, stranger = self._watched.sort_out(optimizer)
         if not trains:
@@ -298,7 +305,7 @@ class Phases:
         if stranger is not None:
             raise UsageError(
                 f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
-                "to no prepared model, so every process would train one of its own. A layer that is added or replaced after "
+                "to no prepared model, so every process would train a different copy. A layer that is added or replaced after "
                 "prepare() does not take part: build the whole model first."
             )
         self._listeners.before_optimizer(optimizer)

@@ -1,4 +1,4 @@
-"""What ``team.prepare`` does: the script's objects take part in the run."""
+"""The implementation of ``team.prepare``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # imported where a run is traced
     from lockstep.measure.recorder import Recorder
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
-"""What stays of its own type when it is prepared."""
+"""Types that ``prepare`` returns unchanged."""
 A = TypeVar("A", bound=Kept)
 B = TypeVar("B", bound=Kept)
 C = TypeVar("C", bound=Kept)
@@ -42,17 +42,17 @@ D = TypeVar("D", bound=Kept)
 
 
 class Preparation:
-    """Brings objects into the run, and keeps those whose state belongs to it.
+    """Prepares objects and adds their state to the run's.
 
     Args:
-        config: the settings of the run, definite.
-        devices: of this process.
-        assignment: what is this process's of a loader, by the loader's number.
-        sync: how gradients meet.
-        loop: drives loaders, and says what may act.
-        collectives: of all ranks.
-        watched: the objects that steps act on; more are put in.
-        state: of the run: what is prepared becomes part of it.
+        config: the run's settings, with every default resolved.
+        devices: those of this process.
+        assignment: gives this process's shard assignment for a loader, by the loader's number.
+        sync: synchronizes the gradients of prepared models.
+        loop: drives the prepared loaders.
+        collectives: over all ranks.
+        watched: the objects that steps act on; prepared ones are added.
+        state: the run's state; prepared objects are added.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Preparation:
         state: RunState,
     ) -> None:
         self.recorder: Recorder | None = None
-        """Of a trace."""
+        """The recorder of a traced run."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
         is_split = len(devices) > 1 and STRATEGIES[config.strategy].devices == "several"
-        self._places = devices if is_split else ()
-        """The devices that the script puts the parts of its models on; none: models are moved to the one there is."""
+        self._model_devices = devices if is_split else ()
+        """The devices on which the script places parts of its models; empty: models are moved to the single device."""
         self._assign = assignment
         self._sync = sync
         self._loop = loop
@@ -84,65 +84,65 @@ class Preparation:
 
     @property
     def has_models(self) -> bool:
-        """Whether there is something to train."""
+        """Whether a model was prepared."""
         return bool(self._watched.parameters)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """What takes their places, in the same order. Every rank must call it. See ``Team.prepare``."""
+        """Return the prepared objects in the order given. Every rank must call it. See ``Team.prepare``."""
         self._check(objects)
-        batches = [thing for thing in objects if is_loader(thing)]
+        batches = [item for item in objects if is_loader(item)]
         first = len(self._state.loaders) + 1
-        loaders = {id(thing): self._make_loader(thing, number) for number, thing in enumerate(batches, first)}
-        compare_ranks("objects to prepare", describe(objects, loaders, self._places), self._collectives)
+        loaders = {id(item): self._make_loader(item, number) for number, item in enumerate(batches, first)}
+        compare_ranks("objects to prepare", describe(objects, loaders, self._model_devices), self._collectives)
         results: dict[int, Any] = {}
-        for thing in sorted(objects, key=preparing_order):
-            results[id(thing)] = loaders[id(thing)] if id(thing) in loaders else self._prepare_one(thing)
-        for thing in objects:
-            self._prepared[id(thing)] = thing  # kept: an id is unique only among living objects
-            self._prepared[id(results[id(thing)])] = results[id(thing)]
+        for item in sorted(objects, key=preparing_order):
+            results[id(item)] = loaders[id(item)] if id(item) in loaders else self._prepare_one(item)
+        for item in objects:
+            self._prepared[id(item)] = item  # kept: an id is unique only among living objects
+            self._prepared[id(results[id(item)])] = results[id(item)]
         self._state.loaders += loaders.values()
-        return [results[id(thing)] for thing in objects]
+        return [results[id(item)] for item in objects]
 
     def _check(self, objects: Sequence[Any]) -> None:
         if not objects:
             raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
-        for position, thing in enumerate(objects):
-            if id(thing) in self._prepared or any(thing is other for other in objects[:position]):
-                raise UsageError(f"this {type(thing).__name__} is already prepared: prepare an object once")
-        for thing in objects:
-            if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel):
+        for position, item in enumerate(objects):
+            if id(item) in self._prepared or any(item is earlier for earlier in objects[:position]):
+                raise UsageError(f"this {type(item).__name__} is already prepared: prepare an object once")
+        for item in objects:
+            if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
                 check_model(
-                    thing,
+                    item,
                     num_shards=self._loop.phases.num_shards,
                     world_size=self._collectives.size,
                     on_cpu=self._device.type == "cpu",
                     is_exact=promises_bits(self._config.strategy, shards_given=True),
                 )
-                if self._places:
-                    check_placed(thing, self._places)
+                if self._model_devices:
+                    check_placed(item, self._model_devices)
         check_optimizers(objects, {*self._watched.parameters, *self._sync.replaced})
 
-    def _prepare_one(self, thing: Any) -> Any:
-        if isinstance(thing, AveragedModel):
-            self._prepare_average(thing)
-        elif isinstance(thing, nn.Module):
-            return self._prepare_model(thing)
-        elif isinstance(thing, Optimizer):
-            remap(thing, self._sync.replaced)
-            fit_optimizer(thing, self._precision)
-            self._watched.add_optimizer(thing)
-            refuse_inside(thing, ("zero_grad",), self._loop.phases.check_outside)
-        elif isinstance(thing, amp.GradScaler):
+    def _prepare_one(self, item: Any) -> Any:
+        if isinstance(item, AveragedModel):
+            self._prepare_average(item)
+        elif isinstance(item, nn.Module):
+            return self._prepare_model(item)
+        elif isinstance(item, Optimizer):
+            remap(item, self._sync.replaced)
+            fit_optimizer(item, self._precision)
+            self._watched.add_optimizer(item)
+            refuse_inside(item, ("zero_grad",), self._loop.phases.check_outside)
+        elif isinstance(item, amp.GradScaler):
             check_scaler(self._precision)
-            refuse_inside(thing, ("unscale_", "step", "update"), self._loop.phases.check_outside)
-        elif isinstance(thing, LRScheduler):
-            self._watched.add_schedule(thing)
-            idle_in_replay(thing, "step", lambda: self._loop.is_replaying)
-        self.keep(thing)
-        return thing
+            refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
+        elif isinstance(item, LRScheduler):
+            self._watched.add_schedule(item)
+            idle_in_replay(item, "step", lambda: self._loop.is_replaying)
+        self.keep(item)
+        return item
 
     def _prepare_model(self, model: nn.Module) -> Any:
-        if not self._sync.forward_is_collective:  # else it may be too large for one GPU as a whole
+        if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU
             self._move(model)
         model_precision = ModelPrecision(model, self._precision, self._device)
         forward = self._sync.attach(model)
@@ -153,7 +153,7 @@ class Preparation:
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
             raise UsageError(
-                "an AveragedModel with strategy='fsdp': its weights are whole, and those of the model are dealt out to the "
+                "an AveragedModel with strategy='fsdp': its weights are whole, while those of the model are sharded over the "
                 "processes. Leave it out, or use another strategy."
             )
         self._move(average)
@@ -164,7 +164,7 @@ class Preparation:
         idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
 
     def _move(self, model: nn.Module) -> None:
-        if not self._places:
+        if not self._model_devices:
             model.to(self._device)
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
@@ -173,8 +173,8 @@ class Preparation:
             self.recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
-    def keep(self, thing: Any) -> None:
-        """Make an object's state part of the run's."""
-        self._state.keep(thing)
+    def keep(self, item: Any) -> None:
+        """Add an object's state to the run's."""
+        self._state.keep(item)
         if self.recorder is not None:
-            self.recorder.watch(thing)
+            self.recorder.watch(item)
