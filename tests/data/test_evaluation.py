@@ -299,7 +299,7 @@ def test_a_loop_may_be_left_early_and_started_again():
                 batches.add(count=1.0, total=values)
                 if number == length:
                     break
-            with pytest.raises(UsageError, match="belongs into the loop"):
+            with pytest.raises(UsageError, match="belongs in the loop"):
                 batches.add(count=1.0)
         assert batches["count"] == 1.0
 
@@ -312,7 +312,7 @@ def test_uses_outside_of_the_block_or_loop_are_refused():
         batches["loss"]
     with batches:
         for wrong in (lambda: batches.add(loss=1.0), lambda: batches.update(Seen(), torch.ones(1))):
-            with pytest.raises(UsageError, match="belongs into the loop"):
+            with pytest.raises(UsageError, match="belongs in the loop"):
                 wrong()
         with pytest.raises(UsageError, match="after the `with` block"):
             batches.results  # noqa: B018

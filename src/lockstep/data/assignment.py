@@ -1,4 +1,4 @@
-"""What is one process's of a loader."""
+"""One process's part of the batches of a loader."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardAssignment:
-    """Which shards are this process's, and where its random streams start."""
+    """Which shards of a loader's batches belong to this process, and the seeds of the random streams for them."""
 
     rank: int
     world_size: int
     num_shards: int
     seed: int
     loader: int
-    """Number of the loader among those prepared: two loaders draw from different streams."""
+    """Number of the loader among those prepared; each draws from streams of its own."""
     accumulate: int = 1
-    """Global batches of a step."""
+    """Global batches per step."""
 
     def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
-        """This process's part of a step whose global batches have these numbers of samples."""
+        """This process's part of a step whose global batches have ``sizes`` samples."""
         return plan_step(number, sizes, self.rank, self.world_size, self.num_shards)
 
     def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
-        """The global batches of one step after another; the last step of a pass may have fewer."""
+        """Group global batches into steps; the last step of a pass may have fewer than ``accumulate``."""
         if self.accumulate == 1:
             return zip(batches, strict=True)
-        rest = iter(batches)
-        return iter(lambda: list(itertools.islice(rest, self.accumulate)), [])
+        remaining = iter(batches)
+        return iter(lambda: list(itertools.islice(remaining, self.accumulate)), [])
 
     def num_steps(self, num_batches: int) -> int:
-        """How many steps so many global batches make."""
+        """Number of steps that ``num_batches`` global batches make."""
         return -(-num_batches // self.accumulate)
 
     def reseed(self, purpose: Purpose, *key: int) -> None:

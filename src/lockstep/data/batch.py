@@ -1,4 +1,4 @@
-"""What a prepared loader yields: one step's global batch, as far as it is this process's."""
+"""``Batch``: what a prepared loader yields, this process's shards of one step's global batch."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ _LINES = "for images, labels in batch.shards: ..."
 
 
 class PhaseDriver(Protocol):
-    """What a batch tells of its phases, and asks."""
+    """What a batch needs of the loop to run its phases."""
 
     @property
     def micro(self) -> MicroStep | None:
-        """The micro-step that runs; None: outside of ``batch.shards``."""
+        """The running micro-step; None: outside of ``batch.shards``."""
 
     def open(self, shards: Shards) -> None:
-        """A loop over the shards of a batch may begin; or, where this process has none, be over before it does."""
+        """The script has requested an iterator over a batch's shards. Without shards on this process, the loop may end before
+        ``begin_phase``."""
 
     def begin_phase(self, batch: Batch) -> Batch:
-        """The shards of a batch are about to be run. Returns the batch that leads the phase: another one where a loop runs
-        over the shards of two batches side by side."""
+        """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
+        shards of two batches side by side."""
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """A micro-step is about to run."""
+        """Begin a micro-step."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The samples of the micro-step that has begun, before the script gets them."""
+        """The script is about to receive the samples of the current micro-step."""
 
     def end_shard(self) -> None:
-        """It has run."""
+        """End the micro-step."""
 
     def end_phase(self) -> None:
-        """All of this process's shards have run: meet those of the other ranks."""
+        """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
-        """Note values of the shard that runs."""
+        """Record values of the running shard."""
 
-    def check_outside(self, what: str) -> None:
-        """Refuse what does not belong into ``batch.shards``."""
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
 
 
 class Batch:
@@ -62,18 +63,18 @@ class Batch:
             team.log(loss=batch["loss"])
 
     Args:
-        plan: what this process has to do in it.
+        plan: this process's part of the step.
         data: the samples of each micro-step, before they are moved to the device.
-        driver: told of its phases.
-        device: where the script gets the samples; None: where they are.
+        driver: runs the phases.
+        device: where samples are moved to; None: they stay where they are.
     """
 
     def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
         self.plan = plan
         self.values: dict[str, float] = {}
-        """What ``batch[name]`` gives."""
+        """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}
-        """The weighted sums that they are made of, and the weights, of the phases that this batch has led."""
+        """The weighted sums behind ``values``, and the weights' sums, of the phases that this batch has led."""
         self._data = data
         self._driver = driver
         self._device = device
@@ -85,26 +86,27 @@ class Batch:
 
     @property
     def shards(self) -> Iterator[Any]:
-        """This process's shards, one after another, each on ``team.device``; empty on a rank without samples.
+        """This process's shards, one after another, each on ``team.device``; none on a rank without samples.
 
-        Each loop over them is a phase, with a random stream and a gradient of its own; at its end the gradients of all
-        ranks meet, so every rank must come to that end. Leaving it before is an error.
+        Each loop over them is a phase, with a random stream and a gradient of its own. The end of the loop synchronizes
+        gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
         """
         shards = Shards(self, self._data, self._driver, self._device)
         self._driver.open(shards)
         return shards
 
     def add(self, *, weight: float | None = None, **values: Any) -> None:
-        """Note what the shard at hand gave, for the mean over the global batch: ``batch[name]`` when the phase is over.
+        """Record values of the current shard, for their mean over the global batch: ``batch[name]`` after the phase. Local.
 
         Args:
-            weight: the shard's weight in the mean; None: that of its ``team.backward``, else its number of samples.
-            values: each a number or a tensor: the shard's mean, or one value a sample (then they are averaged).
+            weight: the shard's weight in the mean; None: that given to ``team.backward``, or else its number of samples.
+            values: each a number or a tensor: the shard's mean, or one value per sample (which are averaged).
         """
         self._driver.add(weight, values)
 
     def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """A phase that this batch has led is over: the weighted sum of each value over the global batch, and the weights'."""
+        """Take the results of a phase that this batch has led: each value's weighted sum over the global batch, and the sum
+        of its weights."""
         for name, (total, weight) in sums.items():
             self.totals[name] = (total, weight)
             self.values[name] = total / weight if weight else float("nan")
@@ -115,10 +117,10 @@ class Batch:
             self.refuse(f"batch[{name!r}]")
         self._driver.check_outside(f"batch[{name!r}]")
         if name not in self.values:
-            there = ", ".join(self.values) or "nothing"
+            available = ", ".join(self.values) or "nothing"
             raise UsageError(
                 f"batch[{name!r}]: no value of that name was added in this step with batch.add({name}=...) inside "
-                f"batch.shards (there is: {there}). If it is part of the data, read it inside: `{_LINES}`"
+                f"batch.shards (available: {available}). If it is part of the data, read it inside: `{_LINES}`"
             )
         return self.values[name]
 
@@ -131,22 +133,22 @@ class Batch:
     def __bool__(self) -> bool:
         return True
 
-    if not TYPE_CHECKING:  # for type checkers there are no such attributes either
+    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
                 raise AttributeError(name)
             self.refuse(f"batch.{name}")
 
-    def refuse(self, what: str) -> NoReturn:
-        """Say that this is no sample.
+    def refuse(self, use: str) -> NoReturn:
+        """Raise the error for using the batch as if it were the samples.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            f"{what}: a prepared loader yields one global batch a step, which is no sample or tensor itself, since each "
-            f"process has only its shards of it. Run over these: `{_LINES}`"
+            f"{use}: a prepared loader yields one global batch a step, which is not a sample or tensor itself, since each "
+            f"process has only its shards of it. Loop over these: `{_LINES}`"
         )
 
     def __repr__(self) -> str:
@@ -154,7 +156,7 @@ class Batch:
 
 
 class Shards:
-    """One loop over the shards of a batch. (An object and not a generator: leaving it early must not close anything.)"""
+    """One loop over the shards of a batch. (Not a generator, since leaving it early must not close anything.)"""
 
     def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
         self.batch = batch
@@ -191,15 +193,15 @@ class Shards:
             driver.begin_shard(micro)
         elif driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
             raise UsageError(
-                f"the shards of two batches must be run side by side, as zip(a.shards, b.shards) does: the second batch is at "
+                f"the shards of two batches must be run side by side, as in zip(a.shards, b.shards): the second batch is at "
                 f"{_name(micro)}, and the first at {_name(driver.micro)}."
             )
         driver.received(micro, data)
         return data
 
     def go_along(self) -> bool:
-        """A phase that another batch has led is over: whether it was this one's too. (Where this process has no shards, the
-        loop over both was over before it came here.)"""
+        """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,
+        the loop over both ended before this one was asked for any.)"""
         if self._leader is None and not self._data:
             self._is_over = True
         return self._is_over or (self._leader is not None and self._leader is not self.batch)

@@ -1,4 +1,4 @@
-"""What a batch can be made of: tensors, arrays, and tuples, lists, dicts and dataclasses of them."""
+"""Batches as nested structures: tensors, arrays, and tuples, lists, dicts and dataclasses of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
 
 
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
-    if isinstance(original, MutableMapping):  # a copy keeps what it has besides its items (a tokeniser's batch does)
+    if isinstance(original, MutableMapping):  # a copy keeps attributes besides the items (of a tokenizer's batch, say)
         result = copy.copy(original)
         result.update(items)
         return result
@@ -51,18 +51,18 @@ def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
         return items
 
 
-def map_tensors(function: Callable[[Tensor], Any], batch: Any, own_method: str = "", *arguments: Any) -> Any:
-    """The same batch with ``function`` applied to every tensor in it. What is not a tensor or container stays as it is.
+def map_tensors(function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any) -> Any:
+    """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as they are.
 
-    Objects that are not mappings and have a method of the name ``own_method`` are asked to do it themselves, with the
-    ``arguments``: they may be containers with rules of their own, as a ``PackedSequence`` is.
+    On objects that are not mappings and have a method named ``method_name``, that method is called instead, with
+    ``arguments``: they may be containers with rules of their own, such as ``PackedSequence``.
     """
 
     def convert(_: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
-        if own_method and not isinstance(value, Mapping) and callable(own := getattr(value, own_method, None)):
-            return own(*arguments)
+        if method_name and not isinstance(value, Mapping) and callable(method := getattr(value, method_name, None)):
+            return method(*arguments)
         rebuilt = _rebuild(value, convert, "")
         return value if rebuilt is None else rebuilt
 
@@ -70,9 +70,9 @@ def map_tensors(function: Callable[[Tensor], Any], batch: Any, own_method: str =
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``, copied without waiting where its memory is pinned. On the CPU it is the batch itself.
+    """The batch on ``device``, copied asynchronously if its memory is pinned. On the CPU it is the batch itself.
 
-    An object of another kind that has a ``to(device)`` method of its own is moved by that.
+    Objects of other kinds are moved by their ``to(device)`` method, if they have one.
     """
     if device.type == "cpu":
         return batch
@@ -80,7 +80,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def pin(batch: Any) -> Any:
-    """The batch in memory from which a GPU copies by itself. An object with a method ``pin_memory()`` is asked to."""
+    """The batch in pinned memory. Objects of other kinds are pinned by their ``pin_memory()`` method, if they have one."""
     return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 
@@ -88,37 +88,37 @@ def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if _is_array(value):
         yield path, value
         return
-    found: list[tuple[str, Any]] = []
+    nested: list[tuple[str, Any]] = []
 
     def visit(inner: str, item: Any) -> Any:
-        found.extend(_arrays(item, inner))
+        nested.extend(_arrays(item, inner))
         return item
 
     if not isinstance(value, str):
         _rebuild(value, visit, path)
-    yield from found
+    yield from nested
 
 
-def length_of(thing: Any) -> int | None:
-    """``len(thing)``; None if it has none, or does not know it."""
+def length_of(collection: Any) -> int | None:
+    """``len(collection)``; None if it has no length or does not know it."""
     try:
-        return len(thing)
+        return len(collection)
     except (TypeError, NotImplementedError):  # PyTorch's samplers raise either
         return None
 
 
 def count_samples(batch: Any) -> int:
-    """How many samples a ready batch holds: the common length of dimension 0 of all that is in it.
+    """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and arrays.
 
     Raises:
-        DataError: there is no tensor in it, one has no dimension 0, or two disagree.
+        DataError: it has no tensor, one has no dimension 0, or two have different lengths.
     """
     first: tuple[str, int] | None = None
     for path, array in _arrays(batch, "batch"):
         if array.ndim == 0:
             raise DataError(
                 f"{path} is a single number: a ready batch is cut along dimension 0, so everything in it needs one. "
-                "Give a value a sample, or leave it out of the batch."
+                "Give one value per sample, or leave it out of the batch."
             )
         if first is None:
             first = (path, len(array))
@@ -136,13 +136,13 @@ def count_samples(batch: Any) -> int:
 
 
 def cut(batch: Any, part: slice, num_samples: int) -> Any:
-    """Some samples of a ready batch of ``num_samples``.
+    """The samples ``part`` of a ready batch of ``num_samples``.
 
-    Tensors and arrays are cut along dimension 0, and so are lists with a value a sample (texts, names, lists
-    of tokens). Other plain values, tuples of numbers, and lists of another length belong to the whole batch and are kept.
+    Tensors and arrays are cut along dimension 0, and so are lists with one value per sample (texts, names, lists of
+    tokens). Other plain values, tuples of numbers, and lists of another length belong to the whole batch and are kept.
 
     Raises:
-        DataError: there is something in it of which nobody can say how it is to be cut.
+        DataError: it is ambiguous how a value is to be cut.
     """
 
     def convert(path: str, value: Any) -> Any:
@@ -165,8 +165,8 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
         holds_columns = any(isinstance(item, (list, tuple)) and len(item) == num_samples for item in value)
         if is_column and holds_columns:
             raise DataError(
-                f"{path} is a list of {num_samples} lists of {num_samples}, in a batch of {num_samples} samples: it "
-                "cannot be seen which of the two counts samples. Use a tensor or an array."
+                f"{path} is a list of {num_samples} lists of {num_samples}, in a batch of {num_samples} samples: either "
+                "dimension could count samples. Use a tensor or an array."
             )
         if is_column:
             return value[part]
@@ -178,7 +178,8 @@ def cut(batch: Any, part: slice, num_samples: int) -> Any:
 
 
 def _is_size(value: Any) -> bool:
-    """A tuple of plain numbers is of the whole batch, an image's size say: values of samples come as lists or tensors."""
+    """Whether a value is a tuple of plain numbers. It belongs to the whole batch (an image size, say): values per sample
+    come as lists or tensors."""
     return type(value) is tuple and all(isinstance(item, (int, float)) for item in value)
 
 

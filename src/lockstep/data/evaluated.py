@@ -1,4 +1,4 @@
-"""The loaders that a run evaluates on."""
+"""The loaders on which a run evaluates."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from lockstep.data.evaluation_keys import EvaluationKey, EvaluationKeys
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 
-_MOST_KEPT = 8
+_MAX_CACHED = 8
 
 
 class EvaluatedLoaders:
-    """Keeps the newest of them with their workers, and numbers the evaluations.
+    """Caches the newest evaluation loaders with their workers, and numbers the evaluations.
 
     Args:
-        assignment: what is this process's of a loader.
+        assignment: makes this process's shard assignment.
         workers: see ``RunConfig.workers``.
     """
 
     def __init__(self, assignment: Callable[[], ShardAssignment], workers: int | None) -> None:
         self._assignment = assignment
         self._workers = workers
-        self._kept: dict[int, tuple[Any, EvaluationSource]] = {}
+        self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
         self._evaluation_keys = EvaluationKeys()
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
-        """The source and the key of the evaluation that begins now, after this step, or in the body of its loop."""
+        """The source and the key of the next evaluation: after ``step``, or within the loop's body (``in_step``)."""
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        if id(batches) not in self._kept:
+        if id(batches) not in self._cache:
             set_workers(batches, self._workers)
-            self._kept[id(batches)] = (batches, EvaluationSource(batches, self._assignment()))
-            while len(self._kept) > _MOST_KEPT:  # a script may make a loader for each
-                del self._kept[next(iter(self._kept))]
-        return self._kept[id(batches)][1], self._evaluation_keys.next(id(batches), step, in_step=in_step)
+            self._cache[id(batches)] = (batches, EvaluationSource(batches, self._assignment()))
+            while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
+                del self._cache[next(iter(self._cache))]
+        return self._cache[id(batches)][1], self._evaluation_keys.next(id(batches), step, in_step=in_step)

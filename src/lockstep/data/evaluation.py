@@ -1,8 +1,7 @@
-"""Evaluation over all processes, with the result of one.
+"""Evaluation on all processes, with the result of a single one.
 
-The loader's batches stay whole, as a single process would have them, and are dealt out to the processes in turn. What
-each batch gave is brought together at the end and added up in batch order, so the result does not depend on how many
-there are.
+The loader's batches stay whole, as on a single process, and are assigned to the processes in turn. The results of all
+batches are gathered at the end and added in batch order, so the sum does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Numbered = Iterator[tuple[int, int | None, Any]]
 
 
 class _DealingReader(StreamReader):
-    """Collates every batch of a stream that is this process's."""
+    """Collates this process's batches of a stream."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         super().__init__(loader, assignment.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), assignment.rank)
@@ -49,10 +48,10 @@ class _DealingReader(StreamReader):
 
 
 class EvaluationSource:
-    """This process's batches of an evaluation loader. Kept between evaluations, with its workers if they persist.
+    """This process's batches of an evaluation loader. Reused between evaluations, with its workers if they persist.
 
     Raises:
-        DataError: the loader is already split for several processes.
+        DataError: the loader is already split over processes, or can be iterated only once.
     """
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
@@ -60,7 +59,7 @@ class EvaluationSource:
         if not isinstance(batches, DataLoader) and iter(batches) is batches:
             raise DataError(
                 f"a {type(batches).__name__} can be read only once, so a second evaluation would be empty: give evaluate() a "
-                "DataLoader, a list, or an object whose __iter__ starts anew"
+                "DataLoader, a list, or an object whose __iter__ starts over"
             )
         self._batches = batches
         self._assignment = assignment
@@ -73,18 +72,18 @@ class EvaluationSource:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
     def deal(self, evaluation: EvaluationKey) -> Numbered:
-        """One pass."""
+        """This process's batches of one pass."""
         if self._reader is not None:
             self._reader.key = (evaluation.loader, 0)
             return self._reader.read(self._batches, 0, evaluation.step)  # type: ignore[arg-type]
         return self._deal_ready(evaluation) if self._pool is None else self._deal_indexed(evaluation, self._pool)
 
     def reseed(self, evaluation: EvaluationKey, batch: int) -> None:
-        """Start the stream of the evaluation code of a batch."""
+        """Start the random stream of the script's code for a batch."""
         reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, 1)
 
     def reseed_replay(self, evaluation: EvaluationKey) -> None:
-        """Start the stream of what is computed from all batches together."""
+        """Start the random stream in which metrics are updated."""
         reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, 0, 2)
 
     def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Numbered:
@@ -105,20 +104,20 @@ class EvaluationSource:
             reseed(assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, 0)
             try:
                 with one_thread:
-                    found = next(batches, _END)
+                    data = next(batches, _END)
             except Exception as error:
                 raise Culprit(self._batches, assignment.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
-            if found is _END:
+            if data is _END:
                 return
             if batch % assignment.world_size == assignment.rank:
-                yield batch, None, found
+                yield batch, None, data
 
 
 _END = object()
 
 
 class Evaluation:
-    """One evaluation: iterate it for this process's batches, ``add`` what each gave, read the results after the block.
+    """One evaluation: iterate it for this process's batches, ``add`` their results, read the averages after the block.
 
     ::
 
@@ -128,8 +127,8 @@ class Evaluation:
                 batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
         team.print(batches["loss"], batches["accuracy"])
 
-    Inside the block the models are in evaluation mode and gradients are off; after it they are as before, and
-    so are the random streams. The end of the block is a collective: every rank must come to it.
+    Inside the block the models are in evaluation mode and gradients are disabled; afterwards both are as before, and so are
+    the random streams. The end of the block is a collective, which every rank must reach; it waits for the GPU.
     """
 
     def __init__(
@@ -151,9 +150,9 @@ class Evaluation:
         self._done = done
         self._evaluation = evaluation
         self._together = together
-        """Whether all ranks must run the model equally often."""
+        """Whether every rank must run the model equally often, because its forward pass is a collective."""
         self._is_extra = False
-        """Whether the batch at hand is there only for that: nothing of it counts."""
+        """Whether the current batch only serves that purpose, and its results are ignored."""
         self._batch: int | None = None
         self._num_samples: int | None = None
         self._added: list[tuple[int, str, Any, float]] = []
@@ -180,7 +179,7 @@ class Evaluation:
         self._over = True
         with self._stack:
             if kind is None:
-                self._results = self._bring_together()
+                self._results = self._gather()
         if self._results is not None:
             self._done(self._results)
 
@@ -201,96 +200,102 @@ class Evaluation:
             self._batch, self._is_extra = None, False
 
     def _in_step(self, batches: Numbered) -> Numbered:
-        """Also a batch for each one that another rank has more: this rank's last one again, or the very first."""
+        """``batches``, extended to the largest number on any rank by repeating this rank's last one (or the very first)."""
         last: tuple[int, int | None, Any] | None = None
         while True:
-            own = next(batches, None)
-            self._is_extra = own is None
-            if not self._collectives.all_reduce(torch.tensor(int(own is not None)), "max"):
+            batch = next(batches, None)
+            self._is_extra = batch is None
+            if not self._collectives.all_reduce(torch.tensor(int(batch is not None)), "max"):
                 return
-            if last is None and self._collectives.all_reduce(torch.tensor(int(own is None)), "max"):
-                first = self._collectives.broadcast_object(own)  # there are fewer batches than ranks
-                last = first if own is None else None
-            last = own or last
+            if last is None and self._collectives.all_reduce(torch.tensor(int(batch is None)), "max"):
+                first = self._collectives.broadcast_object(batch)  # there are fewer batches than ranks
+                last = first if batch is None else None
+            last = batch or last
             assert last is not None
             yield last
 
     def add(self, *, weight: float | None = None, **values: Any) -> None:
-        """Note what the batch at hand gave. Local.
+        """Record results of the current batch. Local.
 
         Args:
             weight: the batch's weight in the average; None: its number of samples.
-            values: each a number or tensor: the batch's average, or one value a sample (then they are averaged).
+            values: each a number or a tensor: the batch's average, or one value per sample (which are averaged).
+
+        Raises:
+            UsageError: outside of the loop over batches.
+            ConfigError: no weight is given, and the number of samples cannot be determined.
         """
         if self._batch is None:
-            raise UsageError("add() belongs into the loop over the evaluation's batches")
+            raise UsageError("add() belongs in the loop over the evaluation's batches")
         if self._is_extra:
             return
         if weight is None:
             weight = self._num_samples
         if weight is None:
-            raise ConfigError("how many samples this batch has cannot be seen: give add(..., weight=number of samples)")
+            raise ConfigError(
+                "the number of samples in this batch is unknown: give add(..., weight=number of samples)"
+            )
         for name, value in values.items():
             self._added.append((self._batch, name, mean_of(name, value), float(weight)))
 
     def update(self, metric: Any, *args: Any) -> None:
-        """Have ``metric.update(*args)`` called, on every rank, with this batch's arguments and in batch order. Local.
+        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch order. Local.
 
-        So any metric object (one of torchmetrics', say) ends up on every rank as if it had seen the whole loader. (One that
-        would bring the ranks together in its ``compute()`` is told not to.)
+        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole loader. The synchronization
+        in ``compute()`` of torchmetrics is disabled, since it would count every batch once per rank.
         """
         if self._batch is None:
-            raise UsageError("update() belongs into the loop over the evaluation's batches")
+            raise UsageError("update() belongs in the loop over the evaluation's batches")
         if self._is_extra:
             return
-        if not any(metric is known for known in self._metrics):
+        index = next((i for i, known in enumerate(self._metrics) if known is metric), len(self._metrics))
+        if index == len(self._metrics):
             self._metrics.append(metric)
-        index = next(i for i, known in enumerate(self._metrics) if known is metric)
         self._updates.append((self._batch, index, map_tensors(_keep, args)))
 
     def __getitem__(self, name: str) -> float:
-        """The weighted average of a value over the whole loader. The same on every rank."""
+        """The weighted average of a value over the whole loader, the same on every rank."""
         if self._results is None:
-            raise UsageError("the results are there after the `with` block")
+            raise UsageError("results are available after the `with` block")
         if name not in self._results:
-            there = ", ".join(self._results) or "nothing"
-            raise KeyError(f"{name!r} was not added in this evaluation; there is: {there}")
+            available = ", ".join(self._results) or "nothing"
+            raise KeyError(f"{name!r} was not added in this evaluation; available: {available}")
         return self._results[name]
 
     @property
     def results(self) -> Mapping[str, float]:
         """All averages, by name."""
         if self._results is None:
-            raise UsageError("the results are there after the `with` block")
+            raise UsageError("results are available after the `with` block")
         return self._results
 
-    def _bring_together(self) -> dict[str, float]:
-        # Numbers leave a GPU only here, all at once.
+    def _gather(self) -> dict[str, float]:
+        # The only place that waits for values on a GPU.
         mine = [(batch, name, float(value), weight) for batch, name, value, weight in self._added]
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_object(mine))
         for _, name, value, weight in sorted(everyone, key=lambda record: record[0]):
-            # Of no weight is absent, also where it is a mean over nothing.
+            # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
             sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
             weights[name] = weights.get(name, 0.0) + weight
         self._replay_updates()
         return {name: sums[name] / weights[name] if weights[name] else float("nan") for name in sums}
 
     def _replay_updates(self) -> None:
-        """Call the metrics on every rank, batch by batch: a round brings one batch of each rank, in rank order."""
+        """Update the metrics on every rank, batch by batch. Each round gathers one batch from each rank, in rank order."""
         size, rank = self._collectives.size, self._collectives.rank
         last = max((batch for batch, _, _ in self._updates), default=-1)
         everyone = self._collectives.all_gather_object((last, [type(metric).__name__ for metric in self._metrics]))
         num_batches = max(last for last, _ in everyone) + 1
         if num_batches and any(known != everyone[0][1] for _, known in everyone):
-            told = ", ".join(f"rank {number}: {known or 'none'}" for number, (_, known) in enumerate(everyone))
+            by_rank = ", ".join(f"rank {number}: {known or 'none'}" for number, (_, known) in enumerate(everyone))
             raise UsageError(
-                f"the ranks do not know the same metrics, in the same order ({told}), because their batches were "
+                f"the ranks have not updated the same metrics in the same order ({by_rank}), because their batches were "
                 "different or fewer: name the metrics, team.evaluate(model, loader, metrics=[...])"
             )
         for metric in self._metrics:
-            _has_seen_all(metric)
+            _disable_sync(metric)
         self._source.reseed_replay(self._evaluation)
         for first in range(0, num_batches, size):
             mine = [(index, args) for batch, index, args in self._updates if batch == first + rank]
@@ -299,15 +304,15 @@ class Evaluation:
 
 
 def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    # A module has a mode of its own: a frozen part may be in evaluation mode while the rest is trained.
+    # Submodules have modes of their own: a frozen part may be in evaluation mode while the rest is trained.
     root, mode = modes[0]
     root.train(mode)
     for module, mode in modes[1:]:
         module.training = mode
 
 
-def _has_seen_all(metric: Any) -> None:
-    """Keep a metric of torchmetrics from adding up the ranks in ``compute()``: each of them has seen every batch."""
+def _disable_sync(metric: Any) -> None:
+    """Keep a torchmetrics metric from summing over ranks in ``compute()``: each rank has seen every batch."""
     for part in metric.modules() if isinstance(metric, nn.Module) else [metric]:
         if hasattr(part, "distributed_available_fn"):
             part.distributed_available_fn = _never
@@ -318,5 +323,5 @@ def _never() -> bool:
 
 
 def _keep(tensor: Tensor) -> Tensor:
-    # A copy: the script may write to its tensor again, and sending a view would send all that it is a view of.
+    # A copy: the script may overwrite its tensor, and pickling a view would send its whole base.
     return tensor.detach().to("cpu", copy=True)

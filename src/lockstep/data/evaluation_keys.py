@@ -1,28 +1,28 @@
-"""Which evaluation of the run one is."""
+"""Keys that identify the evaluations of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FIRST_LOADER = 1 << 20
-"""The number under which the streams of evaluations begin; training loaders have theirs from 1."""
+"""Loader number of the first evaluation loader, for random streams; training loaders are numbered from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationKey:
-    """Which evaluation of the run one is. Its random streams start from that, and from nothing that a launch counts: a run
-    that was interrupted comes to the same evaluations again."""
+    """Identifies an evaluation within the run. Its random streams derive from this key, which counts nothing per launch, so a
+    resumed run repeats the same evaluations."""
 
     step: int
-    """Steps taken before."""
+    """Steps taken before it."""
     number: int
-    """Of its loader, among those that were evaluated since that step."""
+    """Number of its loader among those evaluated since that step."""
     repeat: int = 0
-    """How often that loader was evaluated before since that step."""
+    """Number of earlier evaluations of that loader since that step."""
 
     @property
     def loader(self) -> int:
-        """The number under which its streams are known."""
+        """Loader number for random streams."""
         return FIRST_LOADER + self.number
 
 
@@ -34,12 +34,12 @@ class EvaluationKeys:
         self._repeats: dict[int, int] = {}
 
     def next(self, loader: int, step: int, *, in_step: bool) -> EvaluationKey:
-        """Of the evaluation that begins now.
+        """The key of the next evaluation.
 
         Args:
-            loader: tells the loaders of this launch apart.
-            step: steps taken before.
-            in_step: whether the body of a loop over a training loader runs.
+            loader: identifies the loader within this launch (its ``id``).
+            step: steps taken so far.
+            in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
         if (step, in_step) != self._since:
             self._since = (step, in_step)

@@ -1,7 +1,7 @@
-"""Fetching and collating samples: here, or in loader workers, with the same result.
+"""Fetching and collating samples, in this process or in loader workers, with the same result.
 
-A request has the key of its random streams, which are started before the user's data set and
-``collate_fn`` are called, wherever that happens.
+A request carries the key of its random streams, which are started before the user's data set and ``collate_fn`` are
+called, in whichever process.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lockstep.stopping import leave_signals_to_parent
 
 @dataclass(slots=True)
 class Request:
-    """Some samples wanted as one batch. (Nothing changes one; a frozen one takes four times as long to make.)"""
+    """Samples to fetch as one batch. (Treated as immutable; a frozen dataclass takes four times as long to create.)"""
 
     purpose: Purpose
     key: tuple[int, ...]
     indices: Any
-    """A sequence of indices of samples; for data sets of ready batches, the index of one."""
+    """A sequence of sample indices; for data sets of ready batches, the index of one batch."""
     epoch: int | None = None
-    """For data sets with ``set_epoch``; None: not told."""
+    """For data sets with ``set_epoch``; None: not set."""
 
 
 class Fetcher(Protocol):
-    """Makes one batch of the samples that a request names."""
+    """Fetches the batch for a request."""
 
     dataset: Dataset[Any]
     """The user's."""
@@ -46,7 +46,7 @@ class Fetcher(Protocol):
 
 
 class SampleFetcher(Dataset[Any]):
-    """Sample by sample (or with the data set's own ``__getitems__``), then collated: what a DataLoader does."""
+    """Fetches sample by sample (or by the data set's ``__getitems__``) and collates, as a DataLoader does."""
 
     _is_ready = False
 
@@ -84,7 +84,7 @@ class SampleFetcher(Dataset[Any]):
             except Exception as error:
                 raise self._culprit.read_one_of(error, indices, request.purpose, *request.key[1:3]) from error
         try:
-            if self._is_subset:  # its own way, __getitems__, does the same, and does not show at which sample it failed
+            if self._is_subset:  # as Subset.__getitems__ does, but this way a failing sample is known
                 whole, rows = dataset.dataset, dataset.indices
                 for index in indices:
                     samples.append(whole[rows[index]])
@@ -97,7 +97,7 @@ class SampleFetcher(Dataset[Any]):
 
 
 class ReadyFetcher(SampleFetcher):
-    """For data sets whose items are batches already (``DataLoader(..., batch_size=None)``)."""
+    """Fetches items that are batches already (``DataLoader(..., batch_size=None)``)."""
 
     _is_ready = True
 
@@ -112,12 +112,12 @@ class ReadyFetcher(SampleFetcher):
 
 
 class TableFetcher(Dataset[Any]):
-    """Whole batches at once, for data that is nothing but tensors. No user code runs, so no stream is started.
+    """Fetches whole batches at once from a ``TensorDataset``. No user code runs, so no random stream is started.
 
     Args:
-        by_sample: asked where that fails, since it tells at which sample.
-        tensors: of the data set.
-        rows: which of theirs are the data set's; None: all.
+        by_sample: used if that fails, since its error names the sample.
+        tensors: those of the data set.
+        rows: the rows of ``tensors`` that belong to the data set; None: all.
     """
 
     def __init__(self, by_sample: Fetcher, tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
@@ -132,7 +132,7 @@ class TableFetcher(Dataset[Any]):
             if self._rows is not None:
                 rows = self._rows[rows]
             return [_take(tensor, rows) for tensor in self._tensors]
-        except Exception:  # left behind first, so that what the user is shown has only the error of the sample
+        except Exception:  # fetched again outside of this block, so that the user sees the error of the sample alone
             pass
         return self._by_sample[request]
 
@@ -145,7 +145,7 @@ def _as_rows(indices: Any) -> torch.Tensor:
 
 
 def _collate(samples: Any) -> Any:
-    """``default_collate``, without its long search for what samples are where they are plain tuples of plain tensors."""
+    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors."""
     if get_worker_info() is None and type(samples) is list and set(map(type, samples)) == {tuple}:
         columns = list(zip(*samples, strict=False))
         same_length = set(map(len, samples)) == {len(columns)}
@@ -162,7 +162,7 @@ def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
-    """The quickest way that gives what the user's DataLoader would give. Its errors name the ``rank``."""
+    """The fastest fetcher that gives what the user's DataLoader would. Its errors name ``rank``."""
     dataset, collate_fn = like.dataset, like.collate_fn
     if like.batch_sampler is None:
         return ReadyFetcher(seed, dataset, collate_fn, rank)
@@ -177,14 +177,14 @@ def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
 
 
 class _Requests:
-    """What a DataLoader takes for a sampler: it hands on the requests of the pass at hand."""
+    """The sampler given to a DataLoader: yields the requests of the current pass."""
 
     def __init__(self) -> None:
         self.current: Iterable[Request] = ()
         self.when_started: Callable[[], None] = _nothing
 
     def __iter__(self) -> Iterator[Request]:
-        self.when_started()  # a DataLoader asks for the first request when it has started its workers, and before it hands on
+        self.when_started()  # a DataLoader asks for the first request after starting its workers
         yield from self.current
 
 
@@ -197,11 +197,11 @@ def _as_is(batch: Any) -> Any:
 
 
 class FetchPool:
-    """Answers requests in order, with the workers that the user's loader asks for (or here, if it asks for none).
+    """Answers requests in order, in as many workers as the user's loader has (none: in this process).
 
     Args:
         fetcher: makes a batch from a request.
-        like: the user's loader, whose number of workers, pinning, time limit and so on are kept.
+        like: the user's loader, whose number of workers, pinning, timeout and so on are used.
     """
 
     def __init__(self, fetcher: Fetcher, like: DataLoader[Any]) -> None:
@@ -213,7 +213,7 @@ class FetchPool:
             self._workers = worker_loader(fetcher, like, sampler=self._requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """One batch for each request. Workers run ahead of the loop; without them a batch is made when asked for."""
+        """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
         if self._workers is not None:
             self._requests.current = requests
             yield from from_workers(self._workers, self._requests)
@@ -226,29 +226,29 @@ class FetchPool:
 
 
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
-    """What the workers of a loader hand on. ``requests``: its sampler, if it has one of ours.
+    """Iterate a loader with workers. ``requests``: its sampler, if that is one.
 
-    An error that names a sample comes out of PyTorch with the whole text of the worker's traceback for its message: it is
-    raised with its own message again, and what came shows as its cause.
+    PyTorch raises a worker's error with the text of its traceback as the message. A DataError is raised again with its
+    original message, and PyTorch's error as its cause.
     """
     try:
         yield from _started(loader, requests)
     except DataError as error:
-        _, found, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
-        if not found:
+        _, separator, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
+        if not separator:
             raise
         raise DataError(message.rstrip()) from error
 
 
 def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[Any]:
-    """The loader's iterator, with workers that NumPy has one thread in (PyTorch has it there by itself).
+    """The loader's iterator, with workers in which NumPy uses one thread (PyTorch's workers set only PyTorch's).
 
-    They are forked from a process in which it has one, for to be told it in the worker comes too late: OpenBLAS's threads
-    end in a fork, and to be told a number it first makes all of them anew, which then look for work for a while.
+    The limit is set in this process before the fork. Setting it in the worker comes too late: OpenBLAS's threads end in a
+    fork, and setting their number first creates all of them anew, which then spin for a while.
     """
     lowered = Lowered()
     if requests is not None:
-        requests.when_started = lowered.put_back  # the user's sampler is at work from there on, as without workers
+        requests.when_started = lowered.put_back  # the user's sampler runs with all threads, as without workers
     try:
         return iter(loader)
     finally:
@@ -256,17 +256,17 @@ def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[An
 
 
 class single_threaded:  # noqa: N801 - a context manager, written as a class because it stands in the loop
-    """One thread for what is fetched in this process, as in loader workers: the number of threads can change bits.
+    """Limits fetching in this process to one thread, as in loader workers: the number of threads can change bits.
 
-    To be entered anew for each batch of a pass. Libraries that were found with one thread are asked again only when a module
-    was imported, since to ask takes as long as all the rest: what a script tells them itself is seen at the next pass.
+    Enter it again for each batch of a pass. Once all libraries have one thread, they are checked again only after a module
+    was imported, since the check takes as long as all the rest: a change by the script takes effect at the next pass.
     """
 
     def __init__(self, *, runs_user_code: bool = True) -> None:
-        self._runs_user_code = runs_user_code  # without it nobody uses NumPy
+        self._runs_user_code = runs_user_code  # without user code, NumPy is not used
         self._lowered: Lowered | None = None
         self._num_modules = -1
-        """Those that were imported when all libraries had one thread."""
+        """Number of imported modules when all libraries had one thread."""
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
@@ -286,7 +286,7 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
 
 
 def set_workers(batches: Any, num_workers: int | None) -> None:
-    """Give a DataLoader another number of workers than it was made with. None, or another kind of loader: leave it as it is."""
+    """Set the number of workers of a DataLoader. With None, or for other iterables, nothing changes."""
     if num_workers is None or not isinstance(batches, DataLoader):
         return
     batches.num_workers = num_workers
@@ -297,25 +297,25 @@ def set_workers(batches: Any, num_workers: int | None) -> None:
 
 
 class _StartWorker:
-    """Show the user's own data set as ``get_worker_info().dataset``, leave signals to the process that trains, have one thread,
-    then call the user's ``worker_init_fn``."""
+    """Worker initialization: show the user's data set as ``get_worker_info().dataset``, leave signals to the training process,
+    use one thread, then call the user's ``worker_init_fn``."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
 
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # it does not let itself be changed otherwise
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # its own __setattr__ refuses changes
         leave_signals_to_parent()
-        use_threads(1)  # where the worker was not forked, and for libraries that were loaded since
+        use_threads(1)  # for workers that were not forked, and libraries that were loaded since
         if self._user_function is not None:
             self._user_function(worker)
 
 
 def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A DataLoader that hands on what ``dataset`` yields, one by one, with the workers and habits of ``like``.
+    """A DataLoader that yields the items of ``dataset`` unchanged, with the workers and options of ``like``.
 
-    ``dataset.dataset`` is what the user's code in workers sees as the data set.
+    User code in workers sees ``dataset.dataset`` as its data set.
     """
     options: dict[str, Any] = {
         "batch_size": None,

@@ -1,4 +1,4 @@
-"""Reading a data set that is a stream: every rank reads all of it, in one place, and makes batches of its part."""
+"""Reading a streamed data set: every rank reads the whole stream, in one process, and collates its own part."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 
 _END = object()
-_MOST_AHEAD = 64
-"""Steps that workers may be ahead of the loop, at most, with states kept."""
+_MAX_STEPS_AHEAD = 64
+"""The number of steps for which states are kept, by which workers may be ahead of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What a reader hands on before the batches of a step: the state that the stream is in after them."""
+    """Precedes the batches of a step: the state of the stream after them."""
 
     step: int
     state: Any
 
 
 class StreamReader(IterableDataset[Any]):
-    """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass says what becomes of it.
+    """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass makes batches of the samples.
 
-    One loader worker reads, however many were asked for: several would each read the whole stream.
+    A single loader worker reads, whatever ``num_workers`` says: several would each read the whole stream.
 
     Args:
         loader: the user's.
-        seed: of the run.
-        purpose: of the random streams in which samples are read.
-        key: where those streams are, next to the number of the batch.
-        rank: of this process.
-        group: how many batches are handed on together, under one number.
+        seed: the run's.
+        purpose: that of the random streams in which samples are read.
+        key: the loader and the part in the keys of those streams, around the number of the batch.
+        rank: this process's, for error messages.
+        group: how many batches are yielded together, under one number.
     """
 
     def __init__(
@@ -63,32 +63,32 @@ class StreamReader(IterableDataset[Any]):
         self._resumed: Any = None
 
     def state(self, step: int | None, *, is_read_again: bool = False) -> Any:
-        """What is needed to go on after this step of the pass at hand; None: between two passes.
+        """The state from which to resume after ``step`` of the current pass; None: between two passes.
 
-        A stream that does not say its state is read again from its beginning, and any is with ``is_read_again``.
+        A stream without a state of its own is read again from its beginning, as is any stream with ``is_read_again``.
         """
         if step is None:
             return {"own": take_state(self.dataset)}
         return {"after": self._after[step]} if self._has_state and not is_read_again else self._at_begin
 
     def load_state(self, state: Any) -> None:
-        """Go on from there with the next ``read``."""
+        """Resume from a state with the next ``read``."""
         self._resumed = state
 
     def read(self, like: DataLoader[Any], first: int, number: int, skip: int = 0) -> Iterator[Any]:
-        """Pass number ``number``, whose batches count from ``first``: in one worker if ``like`` has any, else here.
-
-        Without those of the first ``skip`` numbers.
-        """
+        """Read pass ``number``, with groups numbered from ``first``, without the first ``skip`` groups. In one worker process
+        if ``like`` has any workers, else in this process."""
         self._first, self._pass, self._skip = first, number, skip
         if self._resumed is not None and "own" in self._resumed:
-            put_state(self.dataset, self._resumed["own"])  # of the data set here, which workers begin with
+            put_state(self.dataset, self._resumed["own"])  # workers start with a copy of this process's data set
         self._at_begin = {"own": take_state(self.dataset)}
         try:
             for item in self._read(like):
                 self._resumed = None  # it has reached the worker
                 if isinstance(item, _After):
-                    self._after = {step: state for step, state in self._after.items() if step >= item.step - _MOST_AHEAD}
+                    self._after = {
+                        step: state for step, state in self._after.items() if step >= item.step - _MAX_STEPS_AHEAD
+                    }
                     self._after[item.step] = item.state
                 else:
                     yield item
@@ -97,7 +97,7 @@ class StreamReader(IterableDataset[Any]):
 
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
-            # Not persistent: a worker that lives on would not learn of the new pass.
+            # Not persistent: a persistent worker would not learn of the new pass.
             yield from from_workers(worker_loader(self, like, num_workers=1, persistent_workers=False))
             return
         items, one_thread = iter(self), single_threaded()
@@ -120,17 +120,17 @@ class StreamReader(IterableDataset[Any]):
             parts: list[Any] = []
             first_sample = num_read
             for number in range(self._group):
-                # Every rank reads every sample, all from the one stream of this batch.
+                # Every rank reads every sample, from the same random stream per batch.
                 reseed(self._seed, self._purpose, loader, batch, part, number)
-                found = self._take(samples, num_read, batch)
-                if not found and self._resumed is not None and self._has_state and num_read == 0 == number:
-                    # A state taken after a pass may stand for the end of it, and not for the beginning of the next.
+                read = self._take(samples, num_read, batch)
+                if not read and self._resumed is not None and self._has_state and num_read == 0 == number:
+                    # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
                     samples = iter(self.dataset)
-                    found = self._take(samples, num_read, batch)
-                if not found or (self._drop_last and len(found) < (self._batch_size or 1)):
+                    read = self._take(samples, num_read, batch)
+                if not read or (self._drop_last and len(read) < (self._batch_size or 1)):
                     break
-                num_read += len(found)
-                parts.append(found if self._batch_size is not None else found[0])
+                num_read += len(read)
+                parts.append(read if self._batch_size is not None else read[0])
             if parts and batch >= self._first + self._skip:
                 if self._has_state:
                     yield _After(batch, {"num_read": num_read, "own": take_state(self.dataset)})
@@ -139,15 +139,17 @@ class StreamReader(IterableDataset[Any]):
                 return
 
     def _take(self, samples: Iterator[Any], num_read: int, batch: int) -> list[Any]:
-        found: list[Any] = []
+        read: list[Any] = []
         try:
-            found.extend(itertools.islice(samples, self._batch_size or 1))  # an error leaves those before it
+            read.extend(
+                itertools.islice(samples, self._batch_size or 1)
+            )  # after an error, ``read`` has the samples before it
         except Exception as error:
-            raise self._culprit.read(error, num_read + len(found), self._purpose, batch) from error
-        return found
+            raise self._culprit.read(error, num_read + len(read), self._purpose, batch) from error
+        return read
 
     def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
-        """What the user's ``collate_fn`` makes of some samples, or of a ready batch: those at these positions of the pass."""
+        """Apply the user's ``collate_fn`` to samples or a ready batch; ``positions`` in the pass are for error messages."""
         try:
             return self._collate_fn(samples)
         except Exception as error:
@@ -155,10 +157,10 @@ class StreamReader(IterableDataset[Any]):
 
     @abstractmethod
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
-        """What to yield for a group of batches of samples (for a data set of ready batches: of one batch).
+        """The items to yield for a group of batches.
 
         Args:
             batch: number of the group.
             parts: its batches: lists of samples, or ready batches.
-            first_sample: how many samples (or ready batches) of this pass come before.
+            first_sample: number of samples (or ready batches) of this pass before the group.
         """

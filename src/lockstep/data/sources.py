@@ -1,8 +1,8 @@
-"""Where global batches come from, and how this process's shards are taken out of them.
+"""Sources of global batches, from which this process's shards are taken.
 
-There are three kinds of source: samples that can be indexed (a DataLoader over a map-style data set), a stream of
-samples (one over an ``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass in order: what
-this process has to do in it, and the samples of each of its micro-steps.
+There are three kinds: indexed samples (a DataLoader over a map-style data set), a stream of samples (one over an
+``IterableDataset``), and ready batches (any iterable). Each yields the steps of a pass in order: this process's part of the
+step, and the samples of each of its micro-steps.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ _END = object()
 
 
 Deal = tuple[StepPlan, list[Any]]
-"""A step, and the samples of each of this process's micro-steps."""
+"""A step's plan, and the samples of each of this process's micro-steps."""
 
 
 class Source(Protocol):
-    """Global batches in order, cut for one process."""
+    """Yields one process's part of each global batch, in order."""
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
-        """The steps of one pass, the first of which has the number ``first_step``, without its first ``skip`` steps: those
-        were taken before the run was interrupted. ``compared``: the first that is dealt is to have a digest."""
+        """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
+        was interrupted. ``compared``: the first step yielded gets a digest of its data."""
 
     def state(self, step: int | None) -> Any:
-        """What a run needs to go on after this step, which must be the last of the pass at hand that has ended; None: to
-        go on between two passes. A tree of plain values and tensors, the same on every rank."""
+        """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
+        between two passes. A tree of plain values and tensors, the same on every rank."""
 
     def load_state(self, state: Any) -> None:
-        """Go on from there with the next ``deal``."""
+        """Resume from a state with the next ``deal``."""
 
     def num_steps(self) -> int:
-        """Global batches in one pass. TypeError if that cannot be known."""
+        """Steps in one pass. TypeError if unknown."""
 
     def describe(self) -> list[str]:
-        """What must be the same on every rank, a line each."""
+        """Lines that must be the same on every rank."""
 
 
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class SampleSource:
-    """A DataLoader over a data set that can be indexed."""
+    """A DataLoader over a map-style data set."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         self._loader = loader
@@ -78,7 +78,7 @@ class SampleSource:
         self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
         self._stateful = [loader, *samplers_of(loader)]
         self._at_begin: Any = None
-        """The state before the first index of the pass at hand was drawn: from there the pass is drawn again."""
+        """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
@@ -93,7 +93,7 @@ class SampleSource:
                 plans.append(plan)
                 if compared and step == first_step + skip:
                     plan.digest = digest(batches)
-                    if assignment.rank > 0:  # the first shard is rank 0's, and the one that all fetch
+                    if assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
                         samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
@@ -113,7 +113,7 @@ class SampleSource:
             if len(data) == len(plans[0].micro_steps):
                 yield plans.popleft(), data
                 data = []
-        for plan in plans:  # the last steps of the pass may have nothing for this process
+        for plan in plans:  # the last steps of the pass may have no samples for this process
             yield plan, []
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
@@ -137,8 +137,8 @@ class SampleSource:
 
     def load_state(self, state: Any) -> None:
         """See Source."""
-        for thing, own in zip(self._stateful, state, strict=True):
-            put_state(thing, own)
+        for item, item_state in zip(self._stateful, state, strict=True):
+            put_state(item, item_state)
 
     def num_steps(self) -> int:
         """See Source."""
@@ -162,7 +162,7 @@ class _ShardReader(StreamReader):
         super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate)
         self._assignment = assignment
         self.compared = False
-        """Whether the first step is to have a digest."""
+        """Whether the first step gets a digest of its data."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Deal]:
         assignment = self._assignment
@@ -179,7 +179,7 @@ class _ShardReader(StreamReader):
 
 
 def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> range:
-    """Where in the pass the samples of a micro-step stand; ``first_sample`` is where those of its step begin."""
+    """Positions in the pass of a micro-step's samples; ``first_sample`` is the position of its step's first sample."""
     first = first_sample + sum(sizes[: micro.part])
     return range(first + micro.rows.start, first + micro.rows.stop)
 
@@ -220,7 +220,7 @@ class StreamSource:
 
 
 class _ReadyReader(StreamReader):
-    """Hands on the batches of a stream of ready batches."""
+    """Yields the batches of a stream of ready batches."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
         for number, part in enumerate(parts, first_sample):
@@ -228,7 +228,7 @@ class _ReadyReader(StreamReader):
 
 
 class ReadySource:
-    """Any iterable of ready batches: every rank takes each batch, and keeps its rows."""
+    """Any iterable of ready batches: every rank reads each batch and keeps its own rows."""
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
         self._batches = batches
@@ -239,12 +239,12 @@ class ReadySource:
         self._has_state = has_state(batches)
         self._at_begin: Any = None
         self._after: dict[int, Any] = {}
-        """Of an iterable that says its state: that after the batches of a step, by step."""
+        """For an iterable with a state: the state after each step's batches, by step."""
         self._resumed: Any = None
         self._number = 0
-        """Batches read in the pass at hand."""
+        """Batches read in the current pass."""
         if isinstance(batches, DataLoader) and is_torch_loader(batches):
-            # Not iterated itself, so that what is drawn in its workers does not depend on how many there are.
+            # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
                 key = (assignment.loader, assignment.num_shards)
                 self._reader = _ReadyReader(
@@ -258,7 +258,7 @@ class ReadySource:
         assignment = self._assignment
         resumed, self._resumed = self._resumed, None
         first_sample, self._number, begin = 0, 0, first_step
-        if resumed is not None and skip:  # the batches of the first steps do not come again
+        if resumed is not None and skip:  # the iterable continues behind the batches of the first steps
             first_sample, self._number, begin = resumed["num_samples"], resumed["number"], first_step + skip
         elif self._reader is None:
             self._at_begin = list(map(take_state, self._stateful))
@@ -285,7 +285,7 @@ class ReadySource:
     def state(self, step: int | None) -> Any:
         """See Source."""
         if self._reader is not None:
-            # What is in the batches is not known before they are read, so neither which steps they make.
+            # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step, is_read_again=True)}
         if self._has_state and step is not None:
             return {"after": self._after[step]}
@@ -299,8 +299,8 @@ class ReadySource:
             self._resumed = state["after"]
             put_state(self._batches, self._resumed["own"])
         else:
-            for thing, own in zip(self._stateful, state["begin"], strict=True):
-                put_state(thing, own)
+            for item, item_state in zip(self._stateful, state["begin"], strict=True):
+                put_state(item, item_state)
             self._resumed = {} if self._has_state else None
 
     def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
@@ -314,15 +314,15 @@ class ReadySource:
             yield from self._pool.run(self._requests(first_step, epoch))
             return
         assignment.reseed(Purpose.SAMPLER, epoch)
-        found = iter(batches)
+        iterator = iter(batches)
         for number in itertools.count(self._number):
             assignment.reseed(Purpose.FETCH, *self._key(first_step, number))
             try:
-                batch = next(found, _END)
+                batch = next(iterator, _END)
                 if batch is _END and is_resumed and number == 0:
-                    # A state taken after a pass may stand for the end of it, and not for the beginning of the next.
-                    found = iter(batches)
-                    batch = next(found, _END)
+                    # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
+                    iterator = iter(batches)
+                    batch = next(iterator, _END)
             except Exception as error:
                 raise Culprit(batches, assignment.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
             if batch is _END:
@@ -344,7 +344,7 @@ class ReadySource:
             yield Request(Purpose.FETCH, (assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
-        """Where in the run a batch of this pass is drawn: in its step, beside the shards."""
+        """The stream key of a batch of this pass: its step, and a number behind those of the shards."""
         steps, part = divmod(number, self._assignment.accumulate)
         return first_step + steps, self._assignment.num_shards, part
 
@@ -358,22 +358,22 @@ class ReadySource:
 
 
 def _lengths(*named: tuple[str, object]) -> list[str]:
-    lengths = [(name, length_of(thing)) for name, thing in named]
+    lengths = [(name, length_of(collection)) for name, collection in named]
     return [f"{name} of {'unknown length' if length is None else f'length {length}'}" for name, length in lengths]
 
 
 def choose_source(batches: Iterable[Any], assignment: ShardAssignment) -> Source:
-    """The source for what the user gave to ``prepare``.
+    """The source for an iterable given to ``prepare``.
 
     Raises:
-        DataError: it is already split for several processes, or can be read only once.
+        DataError: it is already split over processes, or can be iterated only once.
     """
     refuse_split(batches)
     if not isinstance(batches, DataLoader):
         if iter(batches) is batches:
             raise DataError(
                 f"a {type(batches).__name__} can be read only once, so a second epoch would be empty: "
-                "give prepare() a list, or an object whose __iter__ starts anew"
+                "give prepare() a list, or an object whose __iter__ starts over"
             )
         return ReadySource(batches, assignment)
     if not is_torch_loader(batches) or (batches.batch_size is None and batches.batch_sampler is None):

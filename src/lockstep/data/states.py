@@ -1,7 +1,7 @@
-"""The state of what samples come from: samplers, streams and generators, as far as they let it be seen.
+"""The state of sample sources (samplers, streams, generators), as far as it is accessible.
 
-An object with ``state_dict()`` and ``load_state_dict()`` is asked. Of others, the random generators among their
-attributes are looked at (a ``RandomSampler(generator=...)`` has one, and it goes on from pass to pass).
+Objects with ``state_dict()`` and ``load_state_dict()`` provide it. Of other objects, the random generators among their
+attributes are saved (that of a ``RandomSampler(generator=...)``, say, which continues from pass to pass).
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from typing import Any
 import torch
 
 
-def has_state(thing: Any) -> bool:
-    """Whether an object says what its state is, and takes one."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+def has_state(source: Any) -> bool:
+    """Whether an object has ``state_dict()`` and ``load_state_dict()``."""
+    return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
 
 
-def is_generator(thing: Any) -> bool:
-    """Whether it is a random generator, of PyTorch, numpy or Python."""
+def is_generator(source: Any) -> bool:
+    """Whether an object is a random generator of PyTorch, NumPy or Python."""
     numpy = sys.modules.get("numpy")
     kinds = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
-    return isinstance(thing, (torch.Generator, random.Random, *kinds))
+    return isinstance(source, (torch.Generator, random.Random, *kinds))
 
 
-def take_state(thing: Any) -> Any:
-    """The state of an object or generator, as a value that later changes of the object leave alone."""
-    if isinstance(thing, torch.Generator):
-        return thing.get_state()
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    if is_generator(thing):
-        return thing.bit_generator.state if hasattr(thing, "bit_generator") else thing.get_state(legacy=False)
-    if has_state(thing):
-        return copy.deepcopy(thing.state_dict())
-    attributes = getattr(thing, "__dict__", {})
+def take_state(source: Any) -> Any:
+    """A copy of the state of an object or generator."""
+    if isinstance(source, torch.Generator):
+        return source.get_state()
+    if isinstance(source, random.Random):
+        return source.getstate()
+    if is_generator(source):
+        return source.bit_generator.state if hasattr(source, "bit_generator") else source.get_state(legacy=False)
+    if has_state(source):
+        return copy.deepcopy(source.state_dict())
+    attributes = getattr(source, "__dict__", {})
     return {name: take_state(value) for name, value in attributes.items() if is_generator(value)}
 
 
-def put_state(thing: Any, state: Any) -> None:
-    """Give an object or generator a state that ``take_state`` took of its like."""
-    if isinstance(thing, torch.Generator):
-        thing.set_state(state)
-    elif isinstance(thing, random.Random):
-        thing.setstate(state)
-    elif is_generator(thing):
-        if hasattr(thing, "bit_generator"):
-            thing.bit_generator.state = state
+def put_state(source: Any, state: Any) -> None:
+    """Restore a state that ``take_state`` returned for an object or generator of the same kind."""
+    if isinstance(source, torch.Generator):
+        source.set_state(state)
+    elif isinstance(source, random.Random):
+        source.setstate(state)
+    elif is_generator(source):
+        if hasattr(source, "bit_generator"):
+            source.bit_generator.state = state
         else:
-            thing.set_state(state)
-    elif has_state(thing):
-        thing.load_state_dict(state)
+            source.set_state(state)
+    elif has_state(source):
+        source.load_state_dict(state)
     else:
         for name, value in state.items():
-            put_state(getattr(thing, name), value)
+            put_state(getattr(source, name), value)

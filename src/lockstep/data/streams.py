@@ -1,9 +1,9 @@
-"""Random streams that belong to a key, which names a point in the run, and not to a process.
+"""Random streams that belong to a key, which names a point in the run, rather than to a process.
 
 Every generator that user code can reach (torch on the CPU and on the GPU, ``numpy.random``, ``random``) is reseeded at
-each key: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So what
-user code draws depends on the run's seed and on the key, and on nothing else: not on the rank, nor on how many
-processes or loader workers there are.
+each key: a shard's training code, the fetching of its samples, the sampler's draws, an evaluation batch. So the
+numbers that user code draws depend on the run's seed and the key alone: not on the rank, nor on how many processes or
+loader workers there are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for: streams for different purposes with one key must not be alike."""
+    """What a stream is for. Streams with equal keys but different purposes differ."""
 
     START = 0
     TRAIN = 1
@@ -37,14 +37,14 @@ class Purpose(enum.IntEnum):
 
 
 def _mix(value: int) -> int:
-    # The finaliser of SplitMix64 (Steele, Lea, Flood 2014): one bit changed in changes half of those that come out.
+    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): changing one input bit changes half of the output bits.
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
 
 
 def derive(*key: int) -> int:
-    """A 64-bit seed for a key, given as integers: equal keys give equal seeds, and others differ in all bits."""
+    """A 64-bit seed for a key of integers. Seeds of different keys are independent in all bits."""
     value = 0
     for part in key:
         value = _mix((value + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK)
@@ -52,20 +52,20 @@ def derive(*key: int) -> int:
 
 
 def script_seed() -> int | None:
-    """What the script has given to ``torch.manual_seed``, before there are any streams; None: nothing that can be seen.
+    """The seed that the script gave to ``torch.manual_seed`` before ``join``; None: none can be detected.
 
-    PyTorch begins with 64 random bits of the system's. Seeds that people give are below 2**32, as numpy's must be.
+    PyTorch starts with 64 random bits from the system, while seeds that people choose are below 2**32, as NumPy requires.
     """
     seed = torch.initial_seed()
     return seed if seed < 2**32 else None
 
 
 _gpus: tuple[int, ...] = ()
-"""Those that this process draws on; none: the current one."""
+"""The GPUs whose generators this process reseeds; empty: the current one."""
 
 
 def draw_on(devices: Iterable[torch.device]) -> None:
-    """These are this process's devices, which have a generator each: from now on the streams of all of them are reseeded."""
+    """Set the devices of this process: from now on the generators of all of them are reseeded."""
     global _gpus
     _gpus = tuple(dict.fromkeys(device.index for device in devices if device.type == "cuda"))
 
@@ -74,7 +74,7 @@ _root = functools.lru_cache(maxsize=64)(derive)
 
 
 def reseed(seed: int, purpose: Purpose, *key: int) -> None:
-    """Start the streams of a key, in this process. Cheap enough for every micro-step (some 7 µs)."""
+    """Start the streams of a key in this process. Cheap enough for every micro-step (some 7 µs)."""
     value = _root(seed, purpose)
     for part in key:  # as in derive(), written out: this runs several times a step
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
@@ -84,7 +84,7 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(value)  # of the current GPU, which is this process's first
-        for number, gpu in enumerate(_gpus[1:], 1):  # others by their number, not by who they are
+        for number, gpu in enumerate(_gpus[1:], 1):  # by position in the list, not by device index
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")
@@ -95,7 +95,7 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
 
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Whatever is reseeded or drawn inside, the streams go on afterwards from where they were."""
+    """A context after which all streams continue as if nothing had been reseeded or drawn inside."""
     cpu = torch.default_generator.get_state()
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = _gpus or (torch.cuda.current_device(),) if on_gpu else ()

@@ -1,4 +1,4 @@
-"""What is to be known of a DataLoader of PyTorch's, or of what a script uses in its place."""
+"""Inspecting a PyTorch DataLoader, or what a script uses in its place."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from lockstep.errors import DataError
 
 
 def set_epoch(epoch: int, *objects: object) -> None:
-    """Tell those of the objects that want to know it, as scripts tell samplers."""
-    for thing in objects:
-        setter = getattr(thing, "set_epoch", None)
+    """Call ``set_epoch(epoch)`` on each object that has it, as scripts do with samplers."""
+    for item in objects:
+        setter = getattr(item, "set_epoch", None)
         if callable(setter):
             setter(epoch)
 
 
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     """The samplers of a loader, and those that they wrap."""
-    found: list[Any] = []
+    samplers: list[Any] = []
     for sampler in (loader.sampler, loader.batch_sampler):
-        while sampler is not None and not any(sampler is known for known in found):
-            found.append(sampler)
+        while sampler is not None and not any(sampler is seen for seen in samplers):
+            samplers.append(sampler)
             sampler = getattr(sampler, "sampler", None)
-    return found
+    return samplers
 
 
 def is_torch_loader(batches: object) -> bool:
-    """Whether it is a DataLoader that works as PyTorch's own does: a subclass may iterate in its own way."""
+    """Whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass may replace."""
     return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
 
 
 def refuse_split(batches: object) -> None:
-    """See that a loader is not split for several processes already.
+    """Check that a loader is not split over processes already.
 
     Raises:
-        DataError: it is.
+        DataError: it has a DistributedSampler.
     """
     if isinstance(batches, DataLoader) and any(isinstance(s, DistributedSampler) for s in samplers_of(batches)):
         raise DataError(

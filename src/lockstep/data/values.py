@@ -1,4 +1,4 @@
-"""Values that scripts give to ``add``, of shards and of evaluations."""
+"""Values passed to ``batch.add`` and ``Evaluation.add``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lockstep.errors import ConfigError
 
 
 def mean_of(name: str, value: Any) -> Any:
-    """The mean of a value: itself, if it is a number, or that of a tensor of one value a sample, in float64 and on its device.
+    """A number as a float, or the mean of a tensor of one value per sample: a float64 scalar on the tensor's device.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the value is neither.
     """
     if hasattr(value, "__array__"):
         value = torch.as_tensor(value)
     if isinstance(value, Tensor):
         return value.detach().double().mean()
     if not hasattr(value, "__float__"):
-        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value a sample")
+        raise ConfigError(f"add({name}={value!r}): a value must be a number, or a tensor of one value per sample")
     return float(value)
