@@ -131,7 +131,7 @@ def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_
         return [content, contents.content_of(SCHEDULES[name](optimizer, lr))]
 
     def course(things, num_steps):
-        optimizer, schedule = (content.thing for content in things)
+        optimizer, schedule = (content.target for content in things)
         found = []
         for _ in range(num_steps):
             found.append([group["lr"] for group in optimizer.param_groups])

@@ -92,9 +92,9 @@ def test_it_trains_in_other_precisions_with_the_answer_of_ddp_up_to_their_roundi
     ("what", "message"),
     [
         ("used optimizer", r"AdamW has taken steps before prepare\(\): it has state for \d+ of its \d+ parameters"),
-        ("scalar", r"parameter 'scale' is a scalar, which cannot be dealt out"),
+        ("scalar", r"parameter 'scale' is a scalar, which cannot be sharded"),
         ("average", r"an AveragedModel with strategy='fsdp'"),
-        ("sharded before", r"parameter 'first.weight' of FSDPModel is dealt out to processes already"),
+        ("sharded before", r"parameter 'first.weight' of FSDPModel is sharded over processes already"),
         ("few samples", r"step 5: a global batch of 4 samples leaves some of the 6 shards empty.*drop_last=True"),
         ("absent shard", r"a shard of weight 0 has the loss nan, which strategy='fsdp' cannot leave out"),
     ],

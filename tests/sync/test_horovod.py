@@ -77,7 +77,7 @@ def test_a_process_can_join_one_run_after_another(crew):
 
 @pytest.mark.usefixtures("horovod")
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_timeout_says(crew):
-    said = r"PeerError: another rank did not come to the end of its loop over batch.shards in step 2 within the timeout"
+    said = r"PeerError: another rank did not reach the end of its loop over batch.shards in step 2 within the timeout"
     with pytest.raises(LaunchError, match=said):
         crew(2, horovod_scripts.stay_away)
 

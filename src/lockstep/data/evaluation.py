@@ -232,9 +232,7 @@ class Evaluation:
         if weight is None:
             weight = self._num_samples
         if weight is None:
-            raise ConfigError(
-                "the number of samples in this batch is unknown: give add(..., weight=number of samples)"
-            )
+            raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
         for name, value in values.items():
             self._added.append((self._batch, name, mean_of(name, value), float(weight)))
 

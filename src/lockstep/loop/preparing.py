@@ -25,7 +25,7 @@ from lockstep.prepare.checks import check_model, check_optimizers, check_placed,
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.remap import remap
-from lockstep.prepare.watched import Watched, idle_in_replay, keep_formats, refuse_inside
+from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -159,7 +159,7 @@ class Preparation:
         self._move(average)
         for tensor in (*average.parameters(), *average.buffers()):
             tensor.data.copy_(self._collectives.broadcast(tensor))
-        keep_formats(average)
+        keep_dtypes(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
         idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
 

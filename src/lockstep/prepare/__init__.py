@@ -1,1 +1,1 @@
-"""What ``team.prepare`` hands back: the user's models, optimizers and schedules, made to act once a step."""
+"""Preparing models, optimizers, schedules and registered objects: checks, wrappers, and their state in checkpoints."""

@@ -1,4 +1,4 @@
-"""What ``prepare`` looks at before it changes anything."""
+"""The checks of ``prepare``, made before anything is changed."""
 
 from __future__ import annotations
 
@@ -17,64 +17,64 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.errors import ModelError, UsageError
 
 
-def is_loader(thing: Any) -> bool:
-    """Whether something given to ``prepare`` is a training loader.
+def is_loader(candidate: Any) -> bool:
+    """Whether an object given to ``prepare`` is a training loader.
 
     Raises:
-        UsageError: it is nothing that can be prepared.
+        UsageError: it cannot be prepared.
     """
-    if isinstance(thing, (nn.Module, Optimizer, LRScheduler, amp.GradScaler)):
+    if isinstance(candidate, (nn.Module, Optimizer, LRScheduler, amp.GradScaler)):
         return False
-    if isinstance(thing, (PreparedLoader, str, bytes, Tensor)) or not hasattr(thing, "__iter__"):
+    if isinstance(candidate, (PreparedLoader, str, bytes, Tensor)) or not hasattr(candidate, "__iter__"):
         raise UsageError(
-            f"a {type(thing).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
+            f"a {type(candidate).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
             "GradScalers, DataLoaders, or iterables of ready batches"
         )
     return True
 
 
-def preparing_order(thing: Any) -> int:
+def preparing_order(item: Any) -> int:
     """A sort key. Models come first: optimizers need their parameters on the device, and schedules wrap optimizers."""
     for order, kind in enumerate((nn.Module, Optimizer, LRScheduler)):
-        if isinstance(thing, kind):
+        if isinstance(item, kind):
             return order
     return 3
 
 
 def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader], devices: Sequence[torch.device] = ()) -> list[str]:
-    """What must be equal on all ranks, a line each. ``devices``: those that parts of models may be on."""
+    """Lines that must be equal on all ranks. ``devices``: those on which parts of models may be."""
     numbers = {device: f", on device {number}" for number, device in enumerate(dict.fromkeys(devices))}
     lines = []
-    for number, thing in enumerate(objects, 1):
-        what = f"object {number}, {type(thing).__name__}"
-        if isinstance(thing, nn.Module):
+    for number, item in enumerate(objects, 1):
+        label = f"object {number}, {type(item).__name__}"
+        if isinstance(item, nn.Module):
             lines += [
-                f"{what}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
+                f"{label}: {name} of shape {tuple(tensor.shape)}, {tensor.dtype}, requires_grad={tensor.requires_grad}"
                 + numbers.get(tensor.device, "")
-                for name, tensor in [*thing.named_parameters(), *thing.named_buffers()]
+                for name, tensor in [*item.named_parameters(), *item.named_buffers()]
             ]
-        elif isinstance(thing, Optimizer):
-            sizes = [len(group["params"]) for group in thing.param_groups]
-            lines.append(f"{what}: parameter groups of {sizes} tensors")
-        elif id(thing) in loaders:
-            lines += [f"{what}: {line}" for line in loaders[id(thing)].describe()]
+        elif isinstance(item, Optimizer):
+            sizes = [len(group["params"]) for group in item.param_groups]
+            lines.append(f"{label}: parameter groups of {sizes} tensors")
+        elif id(item) in loaders:
+            lines += [f"{label}: {line}" for line in loaders[id(item)].describe()]
         else:
-            lines.append(what)
+            lines.append(label)
     return lines
 
 
 def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool, is_exact: bool) -> None:
-    """Make sure that a model can be trained in shards.
+    """Check that a model can be trained in shards.
 
     Args:
         model: the user's.
         num_shards: V.
         world_size: number of processes.
-        on_cpu: whether it is trained there.
-        is_exact: whether the answer is promised to the bit at every world size.
+        on_cpu: whether it is trained on the CPU.
+        is_exact: whether bit-identical answers at every world size are promised.
 
     Raises:
-        ModelError: it has no parameters, is already wrapped, or takes statistics over processes.
+        ModelError: it has no parameters, is already wrapped or sharded, or computes statistics over processes.
     """
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
@@ -83,8 +83,8 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     for name, parameter in model.named_parameters():
         if is_dtensor(parameter):
             raise ModelError(
-                f"parameter {name!r} of {type(model).__name__} is dealt out to processes already (fully_shard?): prepare the "
-                "plain model instead, and let strategy='fsdp' do that"
+                f"parameter {name!r} of {type(model).__name__} is sharded over processes already (fully_shard?): prepare the "
+                "plain model instead, and use strategy='fsdp'"
             )
     for name, module in model.named_modules():
         if not isinstance(module, nn.SyncBatchNorm) or (world_size == 1 == num_shards and not is_exact):
@@ -106,15 +106,15 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
 
 
 def check_placed(model: nn.Module, devices: Sequence[torch.device]) -> None:
-    """Make sure that all parts of a model that the script has placed by itself are on devices of this process.
+    """Check that all parts of a model that the script has placed are on devices of this process.
 
     Raises:
-        ModelError: one is not.
+        ModelError: a parameter or buffer is not.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device not in devices:
             raise ModelError(
-                f"{name!r} of {type(model).__name__} is on {tensor.device}, and this process has "
+                f"{name!r} of {type(model).__name__} is on {tensor.device}, but this process has "
                 f"{', '.join(map(str, devices))}. With devices_per_process={len(devices)} models stay where "
                 "the script puts them. Put each part on one of team.devices before prepare(): layer.to(team.devices[1]), or "
                 "model.to(team.device) for all of a small one."
@@ -122,20 +122,20 @@ def check_placed(model: nn.Module, devices: Sequence[torch.device]) -> None:
 
 
 def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> None:
-    """Make sure that optimizers train prepared models: those among the objects, or earlier ones.
+    """Check that optimizers train prepared models, or models among ``objects``.
 
     Raises:
         ModelError: an optimizer has a parameter of no such model.
     """
-    models = [thing for thing in objects if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel)]
-    known = prepared.union(*(model.parameters() for model in models))
-    for thing in objects:
-        if not isinstance(thing, Optimizer):
+    models = [item for item in objects if isinstance(item, nn.Module) and not isinstance(item, AveragedModel)]
+    trained = prepared.union(*(model.parameters() for model in models))
+    for item in objects:
+        if not isinstance(item, Optimizer):
             continue
-        strangers = sum(parameter not in known for group in thing.param_groups for parameter in group["params"])
+        strangers = sum(parameter not in trained for group in item.param_groups for parameter in group["params"])
         if strangers:
             raise ModelError(
-                f"{strangers} of the parameters of {type(thing).__name__} belong to no prepared model, so nothing would "
-                "keep them equal on all ranks: make the optimizer from the parameters of the model that you prepare, and "
+                f"{strangers} of the parameters of {type(item).__name__} belong to no prepared model, so nothing would "
+                "keep them equal on all ranks: create the optimizer from the parameters of the model that you prepare, and "
                 "prepare the model first or in the same call"
             )

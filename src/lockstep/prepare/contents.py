@@ -1,7 +1,7 @@
-"""What a checkpoint holds of a prepared object, and how it gets back.
+"""Adapters between objects and checkpoints: what is saved of an object, and how it is restored.
 
-A model's weights are kept apart from the rest, under the names that the user's own model gives them, so that they can be
-loaded anywhere. The rest is what a run needs besides to go on as if it had not been interrupted.
+A model's weights are separate from the rest of its state, under the names of the user's model, so that they can be loaded
+anywhere. The rest is what a run needs to resume as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -21,68 +21,68 @@ Weights = dict[str, Tensor]
 
 
 class Content:
-    """One object's part of the run's state. This one is for objects that say themselves what their state is.
+    """The adapter of one object in the run's state. This base class is for objects with ``state_dict``.
 
     Args:
-        thing: the object.
+        target: the object.
     """
 
     kind = "object"
 
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
+    def __init__(self, target: Any) -> None:
+        self.target = target
         self.name = self.kind
-        """That of its files and of messages."""
+        """The name in files and messages."""
         self.options_at_birth = self.options()
-        """Those it was made with: an optimizer's, or a schedule's."""
+        """The initial options of an optimizer or a schedule."""
 
     def weights(self) -> Weights | None:
-        """A model's weights, its own and not copies; None: it is none."""
+        """A model's weights, not copied; None: not a model."""
         return None
 
     def state_dict(self) -> Any:
-        """The rest: a tree of plain values and tensors, its own and not copies."""
-        return self.thing.state_dict()
+        """The rest of the state: a tree of plain values and tensors, not copied."""
+        return self.target.state_dict()
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Give the object what was taken of its like."""
-        self.thing.load_state_dict(state)
+        """Restore a state of an object of the same kind."""
+        self.target.load_state_dict(state)
 
     def describe(self) -> list[str]:
-        """What must be the same of it when a run is resumed, a line each."""
+        """Lines that must be the same when the run is resumed."""
         return []
 
     def options(self) -> dict[str, Any]:
-        """The options that it has now, by name (with the number of its group behind, if there are several)."""
+        """The current options by name (followed by " of group <number>" if there are several groups)."""
         return {}
 
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
-        """Set the options of these names to those at birth; ``before`` has the ``repr`` of those in the checkpoint."""
+        """Set the named options to their initial values; ``before``: the ``repr`` of their values in the checkpoint."""
 
     def compared(self) -> Iterator[tuple[str, Any]]:
-        """What must be the same on all ranks, with words that name it."""
+        """Pairs of a description and a value that must be the same on all ranks."""
         yield "the state", self.state_dict()
 
 
 class ModelContent(Content):
-    """A model's: its weights, hidden tensors, gradients, and what is frozen or in evaluation mode."""
+    """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in evaluation mode."""
 
     kind = "model"
 
     def weights(self) -> Weights:
         """See Content."""
-        state = innermost(self.thing).state_dict()
+        state = innermost(self.target).state_dict()
         return {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
 
     def state_dict(self) -> Any:
         """See Content."""
-        model: nn.Module = self.thing
-        known = {_memory_of(value) for value in self.weights().values()}
+        model: nn.Module = self.target
+        saved = {_memory_of(value) for value in self.weights().values()}
         state = innermost(model).state_dict()
         return {
             "extra": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
-            "hidden": {name: value for name, value in _own_tensors(model).items() if _memory_of(value) not in known},
-            "gradients": {name: _gradient_apart(p.grad) for name, p in model.named_parameters() if p.grad is not None},
+            "hidden": {name: value for name, value in _tensors_of(model).items() if _memory_of(value) not in saved},
+            "gradients": {name: _pack_gradient(p.grad) for name, p in model.named_parameters() if p.grad is not None},
             "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
             "evaluating": [name for name, module in model.named_modules() if not module.training],
         }
@@ -91,10 +91,10 @@ class ModelContent(Content):
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """See Content."""
         assert weights is not None
-        model: nn.Module = self.thing
+        model: nn.Module = self.target
         inner = innermost(model)
-        own = inner.state_dict()
-        values = {name: distribute_like(value, own.get(name, value)) for name, value in weights.items()}
+        current = inner.state_dict()
+        values = {name: distribute_like(value, current.get(name, value)) for name, value in weights.items()}
         for name, value in values.items():
             _make_buffer(inner, name, value)
         inner.load_state_dict({**values, **state["extra"]})
@@ -104,75 +104,75 @@ class ModelContent(Content):
         for name, parameter in model.named_parameters():
             gradient = state["gradients"].get(name)
             parameter.grad = (
-                None if gradient is None else distribute_like(_gradient_together(gradient), parameter).to(parameter.device)
+                None if gradient is None else distribute_like(_unpack_gradient(gradient), parameter).to(parameter.device)
             )
             parameter.requires_grad_(name not in frozen)
         for name, module in model.named_modules():
             module.training = name not in evaluating
 
     def describe(self) -> list[str]:
-        """See Content. Parameters only: buffers may be made later, and of these loading finds out by itself."""
+        """See Content. Parameters only: buffers may be created later, and loading checks them."""
         return [
             f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
-            for name, parameter in innermost(self.thing).named_parameters()
+            for name, parameter in innermost(self.target).named_parameters()
         ]
 
     def compared(self) -> Iterator[tuple[str, Any]]:
         """See Content."""
-        for name, tensor in (*self.thing.named_parameters(), *self.thing.named_buffers()):
+        for name, tensor in (*self.target.named_parameters(), *self.target.named_buffers()):
             yield repr(name), tensor
 
 
 class AverageContent(ModelContent):
-    """An ``AveragedModel``'s."""
+    """An ``AveragedModel``."""
 
     kind = "average"
 
 
 class OptimizerContent(Content):
-    """An optimizer's."""
+    """An optimizer."""
 
     kind = "optimizer"
 
     @torch.no_grad()
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """See Content."""
-        state = _spread(self.thing, state)
-        self.thing.load_state_dict(state)
-        _restore_dtypes(self.thing, state)
+        state = _distribute(self.target, state)
+        self.target.load_state_dict(state)
+        _restore_dtypes(self.target, state)
 
     def describe(self) -> list[str]:
         """See Content."""
-        groups = self.thing.param_groups
+        groups = self.target.param_groups
         return [f"group {number} of {len(group['params'])} parameters" for number, group in enumerate(groups, 1)]
 
     def options(self) -> dict[str, Any]:
         """See Content."""
-        groups = self.thing.param_groups
-        found = {}
+        groups = self.target.param_groups
+        options = {}
         for number, group in enumerate(groups, 1):
             for name, value in group.items():
                 if name != "params":
                     key = name if len(groups) == 1 else f"{name} of group {number}"
-                    found[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-        return found
+                    options[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+        return options
 
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
         """See Content."""
-        options, groups = self.options_at_birth, self.thing.param_groups
+        options, groups = self.options_at_birth, self.target.param_groups
         for number, group in enumerate(groups, 1):
-            behind = "" if len(groups) == 1 else f" of group {number}"
+            suffix = "" if len(groups) == 1 else f" of group {number}"
             changed = {
-                name.removesuffix(behind): options[name] for name in names if name.endswith(behind) and name in options
+                name.removesuffix(suffix): options[name] for name in names if name.endswith(suffix) and name in options
             }
             if "initial_lr" in group:
-                # A schedule has moved the rate on: what has changed is the rate that it began with.
-                begin = "initial_lr" if "initial_lr" + behind in options else "lr"
-                if begin != "lr":
+                # A schedule has changed the rate since: apply the change of the initial rate as a factor.
+                base = "initial_lr" if "initial_lr" + suffix in options else "lr"
+                if base != "lr":
                     changed.pop("lr", None)
-                was = float(before.get(begin + behind, "0"))
-                if begin in changed and was:
-                    factor = float(changed[begin]) / was
+                old = float(before.get(base + suffix, "0"))
+                if base in changed and old:
+                    factor = float(changed[base]) / old
                     changed.update(lr=float(group["lr"]) * factor, initial_lr=float(group["initial_lr"]) * factor)
             for name, value in changed.items():
                 if isinstance(group.get(name), Tensor):
@@ -182,25 +182,25 @@ class OptimizerContent(Content):
 
     def compared(self) -> Iterator[tuple[str, Any]]:
         """See Content."""
-        groups = self.thing.param_groups
+        groups = self.target.param_groups
         yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        for number, slots in enumerate(self.thing.state.values()):
+        for number, slots in enumerate(self.target.state.values()):
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
 
 
 class ScheduleContent(Content):
-    """A schedule's."""
+    """A schedule."""
 
     kind = "schedule"
 
     def options(self) -> dict[str, Any]:
         """See Content."""
-        return {name: value for name, value in self.thing.state_dict().items() if _is_plain(value)}
+        return {name: value for name, value in self.target.state_dict().items() if _is_plain(value)}
 
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
         """See Content."""
         options = self.options_at_birth
-        self.thing.__dict__.update({name: options[name] for name in names if name in options})
+        self.target.__dict__.update({name: options[name] for name in names if name in options})
 
 
 class ScalerContent(Content):
@@ -225,7 +225,7 @@ def content_of(thing: Any) -> Content:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model whose names the user knows: neither averaged nor compiled."""
+    """The user's model inside ``AveragedModel`` and compiled wrappers."""
     while True:
         inner = model.module if isinstance(model, AveragedModel) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
@@ -239,7 +239,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {
         **{name: parameter.detach() for name, parameter in module.named_parameters()},
         **{name: buffer.detach() for name, buffer in module.named_buffers()},
@@ -252,48 +252,48 @@ def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Make room for a buffer that the new model has not, or in another shape: it was made, or grew, during training."""
-    owner_name, _, last = name.rpartition(".")
+    """Create or resize a buffer that the new model lacks or has in another shape: it was created, or grew, in training."""
+    owner_name, _, buffer_name = name.rpartition(".")
     try:
         owner = module.get_submodule(owner_name)
     except AttributeError:
-        return  # loading will say what does not fit
-    if last not in owner._buffers:
+        return  # load_state_dict reports it
+    if buffer_name not in owner._buffers:
         return
-    now = owner._buffers[last]
-    if now is None:
-        put_buffer(owner, last, value)
-    elif now.shape != value.shape or now.dtype != value.dtype or _is_expanded(now):
-        owner._buffers[last] = value.to(now.device, copy=True)
+    current = owner._buffers[buffer_name]
+    if current is None:
+        put_buffer(owner, buffer_name, value)
+    elif current.shape != value.shape or current.dtype != value.dtype or _is_expanded(current):
+        owner._buffers[buffer_name] = value.to(current.device, copy=True)
 
 
 def _put_hidden(module: nn.Module, name: str, value: Tensor) -> None:
-    """A parameter or buffer that the model's state dict leaves out."""
-    owner_name, _, last = name.rpartition(".")
+    """Restore a parameter or buffer that the model's state dict omits."""
+    owner_name, _, tensor_name = name.rpartition(".")
     owner = module.get_submodule(owner_name)
-    now = {**owner._buffers, **owner._parameters}.get(last)
-    value = value if now is None else distribute_like(value, now)
-    if now is not None and now.shape == value.shape and now.dtype == value.dtype and not _is_expanded(now):
-        now.copy_(value)
+    current = {**owner._buffers, **owner._parameters}.get(tensor_name)
+    value = value if current is None else distribute_like(value, current)
+    if current is not None and current.shape == value.shape and current.dtype == value.dtype and not _is_expanded(current):
+        current.copy_(value)
         return
-    # A buffer that was made in training, or made anew: a cache that grew, say.
-    device = next((tensor.device for tensor in (now, *module.parameters()) if tensor is not None), torch.device("cpu"))
-    persistent = last in owner._buffers and last not in owner._non_persistent_buffers_set
-    owner.register_buffer(last, value.to(device), persistent)
+    # A buffer that was created or replaced in training: a cache that grew, say.
+    device = next((tensor.device for tensor in (current, *module.parameters()) if tensor is not None), torch.device("cpu"))
+    persistent = tensor_name in owner._buffers and tensor_name not in owner._non_persistent_buffers_set
+    owner.register_buffer(tensor_name, value.to(device), persistent)
 
 
 def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _gradient_apart(gradient: Tensor) -> Any:
+def _pack_gradient(gradient: Tensor) -> Any:
     if gradient.layout is not torch.sparse_coo:
         return gradient
     parts = {"indices": gradient._indices(), "values": gradient._values()}
     return {**parts, "shape": list(gradient.shape), "coalesced": gradient.is_coalesced()}
 
 
-def _gradient_together(value: Any) -> Tensor:
+def _unpack_gradient(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     return torch.sparse_coo_tensor(
@@ -302,17 +302,17 @@ def _gradient_together(value: Any) -> Tensor:
 
 
 def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Give a module's buffer a value, also where it has none yet."""
+    """Set a module's buffer, which may be None."""
     buffer = getattr(module, name)
-    if buffer is None:  # it was made after the first step
+    if buffer is None:  # it was created after the first step
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         setattr(module, name, value.to(device))
     else:
         buffer.copy_(value)
 
 
-def _spread(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of parameters of which every rank has a part is spread as they are."""
+def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Distribute the state of DTensor parameters like the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
         **state,
@@ -329,7 +329,7 @@ def _spread(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loading casts state to its parameter's dtype; float32 masters of 16-bit parameters must stay what they are."""
+    """Undo the cast of state to its parameter's dtype by ``load_state_dict``: float32 masters must stay float32."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, slots in state["state"].items():
         parameter = parameters[index]

@@ -1,4 +1,4 @@
-"""Says in the user's words what a failed forward pass means: which layer, why, and what to do."""
+"""Explaining errors of a forward pass: which layer failed, why, and what to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NARROW = re.compile(r"half|bfloat16", re.IGNORECASE)
 
 
 def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
-    """Return, or raise a better error from ``error``.
+    """Raise a better error from ``error``, or return if there is none.
 
     Raises:
-        ModelError: the pass failed for a reason that is known here.
+        ModelError: the pass failed for a known reason.
     """
     if isinstance(error, LockstepError):
         return
-    said = str(error)
-    if "more than 1 value per channel" in said:
+    message = str(error)
+    if "more than 1 value per channel" in message:
         raise ModelError(
             f"{_where(error, model)} met a shard of one sample, which has no variance to normalise by. "
             "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
@@ -31,30 +31,30 @@ def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
         ) from error
     if precision.narrow is None:
         return
-    if _NO_KERNEL.search(said):
+    if _NO_KERNEL.search(message):
         raise ModelError(
-            f"{_where(error, model)} uses an operation that PyTorch does not have in 16 bits on this device ({said}), with "
+            f"{_where(error, model)} uses an operation that PyTorch does not have in 16 bits on this device ({message}), with "
             f"precision={precision.name!r}. Compute it in float32 there, and continue as before: "
             "`x = operation(x.float()).to(x.dtype)`; or use precision='32-true'."
         ) from error
-    if precision.reach is not CastScope.OPERATIONS and _MIXED_UP.search(said) and _NARROW.search(said):
+    if precision.reach is not CastScope.OPERATIONS and _MIXED_UP.search(message) and _NARROW.search(message):
         raise ModelError(
-            f"{_where(error, model)} met tensors of two formats ({said}). With precision={precision.name!r} weights, buffers "
-            f"and inputs are {str(precision.narrow).removeprefix('torch.')}; a tensor that is made in the forward pass, or is "
-            "kept in a plain attribute, must be too: make it with dtype=x.dtype, or register it as a buffer. With "
-            f"precision={precision.name.split('-')[0] + '-mixed'!r} PyTorch casts by itself."
+            f"{_where(error, model)} met tensors of two formats ({message}). With precision={precision.name!r} weights, "
+            f"buffers and inputs are {str(precision.narrow).removeprefix('torch.')}; a tensor that is created in the forward "
+            "pass, or kept in a plain attribute, must be too: create it with dtype=x.dtype, or register it as a buffer. With "
+            f"precision={precision.name.split('-')[0] + '-mixed'!r} PyTorch casts automatically."
         ) from error
 
 
 def _where(error: BaseException, model: nn.Module) -> str:
-    """The innermost layer in whose forward pass it happened."""
+    """Describe the innermost layer in whose forward pass the error was raised."""
     names = {module: name for name, module in model.named_modules()}
     frames = error.__traceback__
     layer = model
     while frames is not None:
-        found = frames.tb_frame.f_locals.get("self")
-        if isinstance(found, nn.Module) and found in names:
-            layer = found
+        module = frames.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and module in names:
+            layer = module
         frames = frames.tb_next
     name = names[layer]
     return f"layer {name!r} ({type(layer).__name__})" if name else type(layer).__name__

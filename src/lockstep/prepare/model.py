@@ -1,4 +1,4 @@
-"""The prepared model: the user's own, with its forward pass led through the run's strategy and precision."""
+"""The prepared model: the user's model, with its forward pass routed through the run's strategy and precision."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from lockstep.prepare.model_precision import ModelPrecision
 
 
 class PreparedModel(nn.Module):
-    """Stands for the user's model: same parameters, buffers, submodules and names, same methods and attributes.
+    """A proxy of the user's model, with the same parameters, buffers, submodules, names, methods and attributes.
 
-    ``state_dict()`` has the user's plain names. Copying or pickling it gives a plain copy of the user's model.
-    ``team.unwrap(model)`` gives the model itself.
+    ``state_dict()`` has the names of the user's model. Copying or pickling gives a plain copy of the user's model.
+    ``team.unwrap(model)`` returns the user's model.
 
     Args:
         model: the user's model, on its device.
-        forward: what to call for a forward pass with gradients.
-        model_precision: in which formats passes are computed.
-        guard: called with the name of what does not belong into ``batch.shards``.
+        forward: the callable for forward passes with gradients.
+        model_precision: the formats of the passes.
+        guard: called with the name of a call that is not allowed in ``batch.shards``.
     """
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
     ) -> None:
         super().__init__()
-        own = self.__dict__
-        # The very registries of the user's model: what is added there is seen here, and no name gets a prefix.
+        attributes = self.__dict__
+        # The registries are shared with the user's model: additions there are visible here, and no name gets a prefix.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            own[registry] = model.__dict__[registry]
-        own["_wrapped"] = model
-        own["_forward"] = forward
-        own["_model_precision"] = model_precision
-        own["_guard"] = guard
-        own.pop("training", None)
+            attributes[registry] = model.__dict__[registry]
+        attributes["_wrapped"] = model
+        attributes["_forward"] = forward
+        attributes["_model_precision"] = model_precision
+        attributes["_guard"] = guard
+        attributes.pop("training", None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's forward pass. Floating results of a pass in 16 bits come back in float32, for the loss."""
+        """The user's forward pass. Floating-point results of a pass in 16 bits are returned in float32, for the loss."""
         if args and isinstance(args[0], Batch):
             args[0].refuse(f"{type(self._wrapped).__name__}(batch)")
-        # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy stays out of it.
+        # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy is bypassed.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
             return self._model_precision.forward(run, args, kwargs)
@@ -61,16 +61,16 @@ class PreparedModel(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        if "_wrapped" in self.__dict__:  # not yet, where nn.Module's own __init__ sets it
+        if "_wrapped" in self.__dict__:  # not yet when nn.Module.__init__ sets it
             self.__dict__["_wrapped"].training = mode
 
     def train(self, mode: bool = True) -> PreparedModel:
-        """Set training or evaluation mode, as on the user's model."""
+        """``train`` of the user's model."""
         self._wrapped.train(mode)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As on the user's model, outside of ``batch.shards``."""
+        """``zero_grad`` of the user's model. An error inside ``batch.shards``."""
         self._guard("model.zero_grad()")
         self._wrapped.zero_grad(set_to_none)
 

@@ -1,9 +1,9 @@
-"""The floating-point formats of one model: of its weights, of its inputs and results, and of what comes between.
+"""The floating-point formats of one model: its weights, inputs, results, and intermediate values.
 
-With the precisions that leave the choice to PyTorch's autocast, the model stays as it is. ``16-true`` and ``bf16-true`` keep
-all of it in 16 bits. With ``16-master`` the script's parameters stay the float32 ones that the optimizer steps, that are
-saved and averaged; forward and backward passes see 16-bit copies in their places. Autograd makes these copies, so every
-shard's gradients arrive at the parameters in float32.
+With the precisions that use PyTorch's autocast, the model is not changed. ``16-true`` and ``bf16-true`` keep all of it in
+16 bits. With ``16-master`` the parameters stay float32 for the optimizer, checkpoints and averages, and forward and backward
+passes use 16-bit copies in their place. Autograd records the copying, so every shard's gradients arrive at the parameters
+in float32.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lockstep.data.batches import map_tensors
 from lockstep.errors import ConfigError, UsageError
 from lockstep.precision import CastScope, Precision
 from lockstep.prepare.contents import innermost
-from lockstep.sync.buffers import NORMALISATIONS
+from lockstep.sync.buffers import NORMALIZATIONS
 
 
 class ModelPrecision:
-    """How the passes of one model are computed.
+    """Computes the passes of one model in the run's precision.
 
     Args:
-        model: the user's, on its device. With a precision that reaches its weights it is changed in place: parameters and
-            buffers stay the same objects, and become narrower.
-        precision: of the run.
-        device: of this process.
+        model: the user's, on its device. With a precision that applies to weights it is changed in place: parameters and
+            buffers stay the same objects, with another dtype.
+        precision: the run's.
+        device: this process's.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
@@ -39,24 +39,24 @@ class ModelPrecision:
         self._device = device
         self._holder = _Holder(model)
         self._copies: dict[str, Tensor] | None = None
-        """Those of the last forward pass with gradients, until a backward pass is over."""
+        """The 16-bit copies of the last forward pass with gradients, until the next backward pass."""
         if precision.reach is not CastScope.OPERATIONS:
-            self._narrow_what_is_kept()
+            self._cast_model()
 
     @property
     def reaches_backward(self) -> bool:
-        """Whether backward passes must go through ``backward``."""
+        """Whether backward passes must be run by ``backward``."""
         return self.precision.reach is CastScope.PASSES
 
     def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``run(*args, **kwargs)``, in these formats. Floating results are float32, for the loss."""
+        """``run(*args, **kwargs)`` in these formats. Floating-point results are float32, for the loss."""
         narrow = self.precision.narrow
         if narrow is None:
             return run(*args, **kwargs)
         if self.precision.reach is CastScope.OPERATIONS:
             with self.precision.autocast(self._device):
                 return map_tensors(_widen, run(*args, **kwargs))
-        args, kwargs = map_tensors(lambda one: one.to(narrow) if one.is_floating_point() else one, (args, kwargs))
+        args, kwargs = map_tensors(lambda t: t.to(narrow) if t.is_floating_point() else t, (args, kwargs))
         if self.precision.reach is CastScope.PASSES:
             copies = self._make_copies()
             if torch.is_grad_enabled():
@@ -65,35 +65,35 @@ class ModelPrecision:
         return map_tensors(_widen, run(*args, **kwargs))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """``run(*args, **kwargs)``, which is a backward pass: ``checkpoint()`` runs parts of the model again in it."""
+        """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the model again."""
         copies, self._copies = self._copies, None
         functional_call(self._holder, copies or self._make_copies(), (run, args, kwargs), tie_weights=False)
 
-    def _narrow_what_is_kept(self) -> None:
+    def _cast_model(self) -> None:
         for module in self._model.modules():
-            stays = self.precision.reach is CastScope.PASSES and isinstance(module, NORMALISATIONS)
+            stays = self.precision.reach is CastScope.PASSES and isinstance(module, NORMALIZATIONS)
             parameters = module.parameters(recurse=False) if self.precision.reach is CastScope.WEIGHTS else ()
             for tensor in (*parameters, *module.buffers(recurse=False)):
                 if tensor.is_floating_point() and not stays:
                     tensor.data = tensor.data.to(self.precision.narrow)
 
     def _make_copies(self) -> dict[str, Tensor]:
-        """A copy for every place in which the model has a parameter: one for the places that share one."""
-        made: dict[Tensor, Tensor] = {}
+        """A 16-bit copy for every parameter name of the model; names that share a parameter share the copy."""
+        by_parameter: dict[Tensor, Tensor] = {}
         copies = {}
         for path, module in self._holder.named_modules():
-            if isinstance(module, NORMALISATIONS):
+            if isinstance(module, NORMALIZATIONS):
                 continue
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 if parameter.is_floating_point():
-                    if parameter not in made:
-                        made[parameter] = parameter.to(self.precision.narrow)
-                    copies[f"{path}.{name}"] = made[parameter]
+                    if parameter not in by_parameter:
+                        by_parameter[parameter] = parameter.to(self.precision.narrow)
+                    copies[f"{path}.{name}"] = by_parameter[parameter]
         return copies
 
 
 class _Holder(nn.Module):
-    """What ``functional_call`` puts the copies into: it has the model, and runs whatever it is given."""
+    """The module for ``functional_call``, which replaces the model's parameters by copies while ``run`` is called."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -104,10 +104,10 @@ class _Holder(nn.Module):
 
 
 def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
-    """Bring an optimizer's state into the format of its parameters, which may have become narrower.
+    """Cast an optimizer's state to the dtype of its parameters, which may have been cast to 16 bits.
 
     Raises:
-        ConfigError: it divides by ``eps``, which is 0 in that format.
+        ConfigError: it divides by ``eps``, which is 0 in that dtype.
     """
     narrow = precision.narrow
     if narrow is None or precision.reach is not CastScope.WEIGHTS:
@@ -121,31 +121,30 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
                 "use an optimizer without such a division (SGD), or precision='16-master', whose weights are float32."
             )
     if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())  # loading casts to the parameters' format
+        optimizer.load_state_dict(optimizer.state_dict())  # loading casts to the parameters' dtype
 
 
-def fit_state(thing: Any, weights: Mapping[str, Tensor] | None, rest: Any) -> tuple[dict[str, Tensor] | None, Any]:
-    """What a checkpoint of another precision holds of an object (see ``contents.Content``), in the object's formats."""
-    if isinstance(thing, nn.Module):
+def fit_state(target: Any, weights: Mapping[str, Tensor] | None, state: Any) -> tuple[dict[str, Tensor] | None, Any]:
+    """Cast an object's weights and state from a checkpoint of another precision (see ``contents.Content``) to its dtypes."""
+    if isinstance(target, nn.Module):
         assert weights is not None
-        own = {name: value for name, value in innermost(thing).state_dict().items() if isinstance(value, Tensor)}
-        inside = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
-        like = {"hidden": inside, "gradients": inside}
-        return _cast(weights, own), {**rest, **{name: _cast(rest[name], tensors) for name, tensors in like.items()}}
-    if isinstance(thing, Optimizer):
-        parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+        current = {name: value for name, value in innermost(target).state_dict().items() if isinstance(value, Tensor)}
+        tensors = {**dict(target.named_parameters()), **dict(target.named_buffers())}
+        return _cast(weights, current), {**state, **{key: _cast(state[key], tensors) for key in ("hidden", "gradients")}}
+    if isinstance(target, Optimizer):
+        parameters = [parameter for group in target.param_groups for parameter in group["params"]]
         slots = {
             index: _cast(
                 values, {name: parameters[index] for name, value in values.items() if getattr(value, "ndim", 0) > 0}
             )
-            for index, values in rest["state"].items()
+            for index, values in state["state"].items()
         }
-        return None, {**rest, "state": slots}
-    return None, rest
+        return None, {**state, "state": slots}
+    return None, state
 
 
 def _cast(values: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Floating tensors in the formats of those of the same names."""
+    """Cast floating-point tensors to the dtypes of those of the same names."""
     return {
         name: value.to(like[name].dtype)
         if name in like and isinstance(value, Tensor) and value.is_floating_point() and like[name].is_floating_point()
@@ -155,20 +154,20 @@ def _cast(values: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, An
 
 
 def check_scaler(precision: Precision) -> None:
-    """Make sure that a script's own loss scaler has something to do.
+    """Check that a script's GradScaler works with the precision.
 
     Raises:
-        UsageError: the run scales the loss, or gradients are of a format that a scaler does not take.
+        UsageError: the run scales the loss itself, or gradients are float16, which a scaler refuses.
     """
     if precision.scales_loss:
         raise UsageError(
-            f"a GradScaler with precision={precision.name!r}: the run scales the loss by itself, so leave it out"
+            f"a GradScaler with precision={precision.name!r}: the run scales the loss automatically, so leave it out"
         )
     if precision.narrow is torch.float16 and precision.reach is CastScope.WEIGHTS:
         raise UsageError(
             f"a GradScaler with precision={precision.name!r}: gradients are float16 here, which it refuses, since they may "
-            "vanish when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and scaled "
-            "by the run."
+            "underflow when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and "
+            "scaled by the run."
         )
 
 

@@ -1,4 +1,4 @@
-"""State that goes from batch to batch, for each shard its own: an RNN's hidden state, say."""
+"""State that each shard carries from batch to batch, such as an RNN's hidden state."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from lockstep.plan.shards import MicroStep, block
 
 
 class Current(Protocol):
-    """What runs at the moment."""
+    """Provides the running shard."""
 
     num_shards: int
     """V."""
     micro: MicroStep | None
-    """None: outside of ``batch.shards``."""
+    """The running micro-step; None: outside of ``batch.shards``."""
 
 
 class PerShard:
-    """A value for each shard: ``value`` is that of the shard that runs. Made by ``team.per_shard``.
+    """A value for each shard; ``value`` is that of the running shard. Created by ``team.per_shard``.
 
     Args:
         name: for messages.
-        start: what every shard begins with; each gets a copy.
-        phases: says which shard runs.
-        collectives: of all ranks.
+        start: the initial value, copied for each shard.
+        phases: provides the running shard.
+        collectives: over all ranks.
     """
 
     def __init__(self, name: str, start: Any, phases: Current, collectives: Collectives) -> None:
@@ -37,7 +37,7 @@ class PerShard:
 
     @property
     def value(self) -> Any:
-        """Of the shard that runs."""
+        """The running shard's value. UsageError outside of ``batch.shards``."""
         return self._values[self._shard()]
 
     @value.setter
@@ -48,18 +48,18 @@ class PerShard:
         micro = self._phases.micro
         if micro is None:
             raise UsageError(
-                f"per_shard({self._name!r}).value outside of batch.shards: each shard has its own, so there is none here. Use "
-                "it in the loop over batch.shards; what is one for all ranks goes to team.register()."
+                f"per_shard({self._name!r}).value outside of batch.shards: each shard has a value of its own, so there is none "
+                "here. Use it in the loop over batch.shards, and team.register() for state that is the same on all ranks."
             )
         return micro.shard
 
     def state_dict(self) -> dict[str, Any]:
         """The values of all shards. Every rank must call it."""
         size, number = self._collectives.size, len(self._values)
-        own = block(self._collectives.rank, size, number)
-        parts = self._collectives.all_gather_object(self._values[own.start : own.stop])
+        shards = block(self._collectives.rank, size, number)
+        parts = self._collectives.all_gather_object(self._values[shards.start : shards.stop])
         return {"values": [value for part in parts for value in part]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the values of all shards."""
+        """Restore the values of all shards."""
         self._values = list(state["values"])

@@ -1,4 +1,4 @@
-"""What ``team.register`` takes: the script's own things that belong to the run's state."""
+"""Adapters for objects given to ``team.register``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lockstep.prepare.per_shard import PerShard
 
 
 class StatefulContent(Content):
-    """Of an object with ``state_dict`` and ``load_state_dict``, or of a random generator."""
+    """An object with ``state_dict`` and ``load_state_dict``, or a random generator."""
 
     def state_dict(self) -> Any:
         """See Content. A copy."""
-        return take_state(self.thing)
+        return take_state(self.target)
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """See Content."""
-        put_state(self.thing, state)
+        put_state(self.target, state)
 
 
 class ShardsContent(StatefulContent):
-    """Of values that each shard has of its own, which no two ranks have alike."""
+    """Values per shard, which differ between ranks, so none are compared."""
 
     def compared(self) -> Iterator[tuple[str, Any]]:
         """See Content."""
@@ -35,61 +35,61 @@ class ShardsContent(StatefulContent):
 
 
 class PlainContent(Content):
-    """Of a tensor, a list or a dict: filled again in place."""
+    """A tensor, a list or a dict: restored in place."""
 
     def state_dict(self) -> Any:
         """See Content."""
-        return self.thing.detach() if isinstance(self.thing, Tensor) else self.thing
+        return self.target.detach() if isinstance(self.target, Tensor) else self.target
 
     @torch.no_grad()
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """See Content.
 
         Raises:
-            MismatchError: the state is of a thing of another kind, or of a tensor of another shape.
+            MismatchError: the state is that of an object of another kind, or of a tensor of another shape.
         """
-        thing = self.thing
-        now, was = _kind(thing), _kind(state)
+        target = self.target
+        now, was = _kind(target), _kind(state)
         if now != was:
             raise MismatchError(
-                f"register({self.name!r}, ...): {now} is registered now, and {was} was when the checkpoint was saved, so it "
-                "cannot be put back. Change it back, or start a new run with --fresh (fresh=True)."
+                f"register({self.name!r}, ...): {now} is registered now, but {was} was when the checkpoint was saved, so it "
+                "cannot be restored. Change it back, or start a new run with --fresh (fresh=True)."
             )
-        if isinstance(thing, Tensor):
-            thing.copy_(state)
-        elif isinstance(thing, list):
-            thing[:] = state
+        if isinstance(target, Tensor):
+            target.copy_(state)
+        elif isinstance(target, list):
+            target[:] = state
         else:
-            thing.clear()
-            thing.update(state)
+            target.clear()
+            target.update(state)
 
 
-def _kind(thing: Any) -> str:
-    if isinstance(thing, Tensor):
-        return f"a tensor of shape {tuple(thing.shape)}, {str(thing.dtype).removeprefix('torch.')}"
-    return next((f"a {kind.__name__}" for kind in (list, dict) if isinstance(thing, kind)), f"a {type(thing).__name__}")
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    return next((f"a {kind.__name__}" for kind in (list, dict) if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 REGISTERED: tuple[tuple[Callable[[Any], bool], type[Content]], ...] = (
-    (lambda thing: isinstance(thing, PerShard), ShardsContent),
-    (lambda thing: has_state(thing) or is_generator(thing), StatefulContent),
-    (lambda thing: isinstance(thing, (Tensor, list, dict)), PlainContent),
+    (lambda target: isinstance(target, PerShard), ShardsContent),
+    (lambda target: has_state(target) or is_generator(target), StatefulContent),
+    (lambda target: isinstance(target, (Tensor, list, dict)), PlainContent),
 )
-"""What can be registered: the first row that knows a thing is its adapter."""
+"""The kinds of objects that can be registered: the first row whose function accepts an object has its adapter."""
 
 
-def registered_content(name: str, thing: Any) -> Content:
-    """The part of the run's state of something that is registered.
+def registered_content(name: str, target: Any) -> Content:
+    """The adapter for a registered object.
 
     Raises:
-        UsageError: nothing could be saved of it, or nothing put back.
+        UsageError: its state cannot be saved and restored.
     """
-    for knows, kind in REGISTERED:
-        if knows(thing):
-            content = kind(thing)
+    for accepts, kind in REGISTERED:
+        if accepts(target):
+            content = kind(target)
             content.name = name
             return content
     raise UsageError(
-        f"register({name!r}, ...): a {type(thing).__name__} cannot be given its state back. Register a tensor, a list or a "
-        "dict (they are filled again), a random generator, or an object with state_dict() and load_state_dict()."
+        f"register({name!r}, ...): the state of a {type(target).__name__} cannot be restored. Register a tensor, a list or a "
+        "dict (restored in place), a random generator, or an object with state_dict() and load_state_dict()."
     )

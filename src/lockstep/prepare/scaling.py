@@ -1,8 +1,8 @@
-"""Loss scaling for float16: PyTorch's GradScaler, acting when gradients have met, and so alike on all ranks.
+"""Loss scaling for float16 by PyTorch's GradScaler, applied to synchronized gradients and so alike on all ranks.
 
-The loss of every shard is scaled. As soon as the gradients of a phase are there they are unscaled, so that the script sees
-true ones. They are equal on all ranks, which therefore find an overflow together: optimizers leave out the step that would
-use it, and the scale becomes smaller for all of them.
+The loss of every shard is scaled. At the end of each phase the gradients are unscaled, so the script sees true ones. They
+are equal on all ranks, so all ranks detect an overflow together: optimizers skip the step that would use these gradients,
+and the scale is reduced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.errors import UsageError
 
 
 class LossScaling:
-    """The scaler of a run that scales its losses: the script has none of its own, and sees true losses.
+    """Scales the losses of a run. The script has no scaler, and sees true losses and gradients.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -27,48 +27,48 @@ class LossScaling:
 
     def __init__(self, device: str) -> None:
         self.scaler = amp.GradScaler(device)
-        self.scaler.scale(torch.zeros((), device=device))  # it makes its scale then: a rank without samples needs one too
+        self.scaler.scale(torch.zeros((), device=device))  # creates its scale, which a rank without samples needs too
         self._optimizers: list[Optimizer] = []
         self._overflowed: set[int] = set()
-        """Optimizers whose gradients have overflowed since their last step, by id."""
+        """The ids of optimizers whose gradients have overflowed since their last step."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """A prepared optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
+        """Add an optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
         self._optimizers.append(optimizer)
         act, overflowed = optimizer.step, self._overflowed
 
         def step(self: Optimizer, closure: Callable[[], float] | None = None) -> Any:
             if closure is not None:
                 raise UsageError(
-                    f"{type(self).__name__}.step(closure) in a run that scales the loss: whether a step is to be left out "
-                    "is known only after its backward pass, which the closure makes. Use precision='32-true' or 'bf16-mixed'."
+                    f"{type(self).__name__}.step(closure) in a run that scales the loss: whether a step must be skipped is "
+                    "known only after its backward pass, which the closure runs. Use precision='32-true' or 'bf16-mixed'."
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
                 gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-                if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they were cleared since
+                if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they have been cleared
                     return None
             return act()
 
-        # A bound method, as the original is: schedules look at its __func__. What they have noted on the original is kept.
+        # A bound method like the original: schedules use its __func__. Attributes that they have set on it are kept.
         step.__dict__.update(getattr(act, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss, so much larger that its gradients do not vanish in float16."""
+        """The loss times the current scale."""
         scaled: Tensor = self.scaler.scale(loss)
         return scaled
 
     def unscale(self) -> None:
-        """Gradients have met: make them true ones. After an overflow the scale becomes smaller, after many phases larger."""
-        have_met = [
-            one for one in self._optimizers if any(p.grad is not None for g in one.param_groups for p in g["params"])
+        """Unscale the synchronized gradients. The scale shrinks after an overflow, and grows after many phases without."""
+        with_gradients = [
+            o for o in self._optimizers if any(p.grad is not None for g in o.param_groups for p in g["params"])
         ]
-        if not have_met:
+        if not with_gradients:
             return
-        for optimizer in have_met:
+        for optimizer in with_gradients:
             self.scaler.unscale_(optimizer)
         before = self.scaler.get_scale()
         self.scaler.update()
         if self.scaler.get_scale() < before:
-            self._overflowed.update(map(id, have_met))
+            self._overflowed.update(map(id, with_gradients))

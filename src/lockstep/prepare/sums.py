@@ -1,4 +1,4 @@
-"""A loss that is summed over the batch, where a mean was expected: seen in the graph that computed it."""
+"""Detecting from the autograd graph that a loss is a sum over the batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SUM = 2
 
 
 def is_sum(loss: Tensor, num_samples: int) -> bool:
-    """Whether the last thing that was done for a loss was to add up something with a row a sample.
+    """Whether the last operation of a loss was a sum over something with one row per sample.
 
-    PyTorch documents that the nodes of its graph show what they save (``grad_fn._saved_*``). What is not seen here, since more
-    was computed afterwards, ``lockstep verify`` finds.
+    PyTorch documents the saved values of graph nodes (``grad_fn._saved_*``). Sums followed by other operations are not detected
+    here, but by ``lockstep verify``.
     """
     node: Any = loss.grad_fn
     if node is None or num_samples < 2:

@@ -1,4 +1,4 @@
-"""The prepared objects that a step acts on, and what must hold of them while shards run."""
+"""The prepared objects that steps act on, and the checks on them while shards run."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from lockstep.sync.buffers import version
 
 
 class Watched:
-    """Parameters, formats and optimizers of all that was prepared so far.
+    """The parameters, precisions, optimizers and schedules that were prepared so far.
 
     Args:
-        num_shards: V. With one shard nothing need be the same for others.
-        is_plain: whether a step is that of a plain script: then ``.grad`` is what it is there.
-        scaling: of the loss, if the precision wants it.
+        num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
+        scaling: scales the loss, if the precision requires it.
+        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
     """
 
     def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
         self.model_precisions: list[ModelPrecision] = []
-        """Of the prepared models whose backward passes need them too."""
+        """Those of prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
-        """Those of all prepared models, with their names. (A dict, since it keeps their order.)"""
+        """The parameters of all prepared models, in order, with their names."""
         self._ids: set[int] = set()
-        """Theirs: to look for a tensor itself takes several times as long, and this is done for each one in every step."""
+        """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
         self._scaling = scaling
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
         self._is_strict = num_shards > 1
         self._is_plain = is_plain
         self._marked: list[nn.Parameter] = []
-        """The first parameter of each model: stands for all gradients that are not there yet."""
+        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._before: Any = None
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
-        """A model takes part."""
+        """Add a model."""
         if precision.reaches_backward:
             self.model_precisions.append(precision)
         first = next(model.parameters())
@@ -54,30 +54,30 @@ class Watched:
             self._ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer takes part."""
+        """Add an optimizer."""
         self._optimizers.append(optimizer)
         if self._scaling is not None:
             self._scaling.attach(optimizer)
 
     def add_schedule(self, schedule: LRScheduler) -> None:
-        """A schedule takes part."""
+        """Add a schedule."""
         self._schedules.append(schedule)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss as the backward pass needs it."""
+        """The scaled loss for the backward pass."""
         return loss if self._scaling is None else self._scaling.scale(loss)
 
     def unscale(self) -> None:
-        """Gradients have met: make them those of the true loss."""
+        """Unscale the synchronized gradients."""
         if self._scaling is not None:
             self._scaling.unscale()
 
     def begin_phase(self) -> None:
-        """Remember what no shard may change."""
+        """Record what no shard may change."""
         if self._is_strict:
-            self._before = self._look()
+            self._before = self._snapshot()
 
-    def _look(self) -> tuple[list[int], list[bool], list[Any]]:
+    def _snapshot(self) -> tuple[list[int], list[bool], list[Any]]:
         return (
             [version(parameter) for parameter in self.parameters],
             [parameter.requires_grad for parameter in self.parameters],
@@ -86,51 +86,51 @@ class Watched:
         )
 
     def check_unchanged(self, step: int) -> None:
-        """The shards of this rank have run: see that they have left alone what is equal on all ranks.
+        """Check that the shards of this rank have not changed what must be equal on all ranks.
 
         Raises:
-            ModelError: parameters were changed, frozen or thawed.
+            ModelError: parameters were changed, frozen or unfrozen.
             UsageError: a learning rate was changed.
         """
         if not self._is_strict:
             return
-        versions, learning, rates = self._look()
+        versions, learning, rates = self._snapshot()
         if (versions, learning, rates) == self._before:
             return
-        for what, now, before in (
+        for change, values, old_values in (
             ("changed", versions, self._before[0]),
-            ("frozen or thawed (requires_grad)", learning, self._before[1]),
+            ("frozen or unfrozen (requires_grad)", learning, self._before[1]),
         ):
-            for name, one, other in zip(self.parameters.values(), now, before, strict=True):
-                if one != other:
+            for name, value, old_value in zip(self.parameters.values(), values, old_values, strict=True):
+                if value != old_value:
                     raise ModelError(
-                        f"parameter {name!r} was {what} inside batch.shards in step {step}: each process runs only its own "
+                        f"parameter {name!r} was {change} inside batch.shards in step {step}: each process runs only its own "
                         "shards, so the weights would differ from rank to rank, and from one number of processes to another. "
-                        "Do that once a step, behind the loop over batch.shards. (Embedding(max_norm=...) changes its weight "
-                        "in the forward pass: leave max_norm out, and clip the rows behind that loop.)"
+                        "Do that once a step, after the loop over batch.shards. (Embedding(max_norm=...) changes its weight "
+                        "in the forward pass: leave max_norm out, and clip the rows after that loop.)"
                     )
         raise UsageError(
-            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): so it "
-            "would act once a shard. Call it once a step, behind the loop over batch.shards."
+            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): it "
+            "would act once a shard. Call it once a step, after the loop over batch.shards."
         )
 
     def before_backward(self) -> None:
-        """Take the marks of ``after_backward`` away."""
+        """Remove the placeholders of ``after_backward``."""
         for parameter in self._marked:
             if isinstance(parameter.grad, NotYet):
                 parameter.grad = None
 
     def after_backward(self) -> None:
-        """A shard's backward pass has run: who clips or reads gradients now is told that they have not met yet."""
+        """Put placeholders for gradients after a shard's backward pass, which raise an error when used."""
         for parameter in self._marked:
             if parameter.grad is None:
                 parameter.grad = NotYet.like(parameter)
 
     def end_shard(self, step: int, num_calls: int) -> None:
-        """A micro-step is over: see that its gradients have come through ``team.backward``.
+        """Check after a micro-step that all gradients were computed by ``team.backward``.
 
         Raises:
-            UsageError: some have not.
+            UsageError: some were not.
         """
         if self._is_plain and num_calls:
             return
@@ -138,9 +138,9 @@ class Watched:
         for parameter, name in self.parameters.items():
             if parameter.grad is not None:
                 raise UsageError(
-                    f"step {step}: {name!r} has a gradient that did not come through team.backward(loss): it would not meet "
-                    "those of the other shards, so every process would train a model of its own. Call team.backward(loss) "
-                    "where the script has loss.backward()."
+                    f"step {step}: {name!r} has a gradient that was not computed by team.backward(loss): it would not be "
+                    "combined with those of the other shards, so every process would train a different model. Call "
+                    "team.backward(loss) in place of loss.backward()."
                 )
 
     def trains(self, optimizer: Optimizer) -> bool:
@@ -148,7 +148,7 @@ class Watched:
         return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
-        """Whether it has; and a parameter of it that has a gradient and belongs to no prepared model."""
+        """``trains``, and any parameter of the optimizer that has a gradient but belongs to no prepared model."""
         ids, trains, stranger = self._ids, False, None
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -160,21 +160,21 @@ class Watched:
 
 
 def progress_of(schedule: LRScheduler) -> list[int]:
-    """How often a schedule was stepped. (A ChainedScheduler does not count itself: the schedules in it do.)"""
-    return [getattr(one, "last_epoch", 0) for one in (schedule, *getattr(schedule, "_schedulers", ()))]
+    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its own.)"""
+    return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Those of all its groups."""
+    """The parameters of all groups of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 class NotYet(Tensor):
-    """Stands in ``.grad`` inside ``batch.shards`` once a shard's backward pass has run. Whoever uses it gets an error."""
+    """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it raises UsageError."""
 
     @staticmethod
     def like(parameter: Tensor) -> NotYet:
-        """Of a parameter's shape, and without memory of its own."""
+        """A placeholder of a parameter's shape, which takes no memory."""
         return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(NotYet)
 
     @classmethod
@@ -184,71 +184,71 @@ class NotYet(Tensor):
         if getattr(func, "__name__", "") in ("__get__", "__set__"):  # its shape, say
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         raise UsageError(
-            "a gradient was used inside batch.shards (clipped, scaled, looked at?): there is only a part of it there, that of "
-            "this process's shards so far. Use gradients behind the loop over batch.shards, where they are those of the whole "
+            "a gradient was used inside batch.shards (clipped, scaled, printed?): it is incomplete there, the sum over this "
+            "process's shards so far. Use gradients after the loop over batch.shards, where they are those of the whole "
             "global batch, and the same on every rank."
         )
 
 
-def refuse_inside(thing: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
-    """Have an object's methods refused inside ``batch.shards``. They are replaced on that object, and act as before."""
-    kind = "GradScaler" if isinstance(thing, amp.GradScaler) else type(thing).__name__
+def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
+    """Replace methods of an object by ones that raise an error inside ``batch.shards``, and otherwise act as before."""
+    kind = "GradScaler" if isinstance(target, amp.GradScaler) else type(target).__name__
     for name in names:
-        _guard_method(thing, name, guard, kind)
+        _guard_method(target, name, guard, kind)
 
 
-def _guard_method(thing: Any, name: str, guard: Callable[[str], None], kind: str) -> None:
-    act = getattr(thing, name)
+def _guard_method(target: Any, name: str, guard: Callable[[str], None], kind: str) -> None:
+    act = getattr(target, name)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         guard(f"{kind}.{name}()")
         return act(*args, **kwargs)
 
     guarded.__doc__ = act.__doc__
-    setattr(thing, name, guarded)
+    setattr(target, name, guarded)
 
 
-def idle_in_replay(thing: Any, name: str, is_replaying: Callable[[], bool]) -> None:
-    """Have a method do nothing where the script runs again what it had done before an interruption: the state is put back, and
-    behind the end of a finished run nothing is to change either."""
-    act = getattr(thing, name)
+def idle_in_replay(target: Any, name: str, is_replaying: Callable[[], bool]) -> None:
+    """Replace a method by one that does nothing while the script repeats what it did before an interruption: the state is
+    restored from the checkpoint. Nor does it act after the end of a finished run."""
+    act = getattr(target, name)
 
     def idle(*args: Any, **kwargs: Any) -> Any:
         return None if is_replaying() else act(*args, **kwargs)
 
-    idle.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules note there that they were called
+    idle.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules record their calls there
     idle.__doc__ = act.__doc__
-    setattr(thing, name, idle)
-    if isinstance(thing, LRScheduler):
-        state_of = thing.state_dict
+    setattr(target, name, idle)
+    if isinstance(target, LRScheduler):
+        state_of = target.state_dict
 
         def state_dict() -> dict[str, Any]:
-            # PyTorch's own takes all attributes of the object: what was put there is not part of its state.
+            # PyTorch's own returns all attributes of the object, including the methods replaced here.
             return {key: value for key, value in state_of().items() if key not in (name, "state_dict")}
 
-        thing.state_dict = state_dict  # type: ignore[method-assign]
+        target.state_dict = state_dict  # type: ignore[method-assign]
 
 
-def keep_formats(average: AveragedModel) -> None:
-    """Let an average take a model of other formats: that of 16-bit weights is better kept in float32."""
+def keep_dtypes(average: AveragedModel) -> None:
+    """Let an AveragedModel average a model of other dtypes: an average of 16-bit weights is better kept in float32."""
     act = average.update_parameters
 
     def update_parameters(model: nn.Module) -> None:
-        act(_in_formats_of(average.module, model))
+        act(_cast_like(average.module, model))
 
     average.update_parameters = update_parameters  # type: ignore[method-assign]
 
 
-def _in_formats_of(average: nn.Module, model: nn.Module) -> nn.Module:
-    """The model, or something with its parameters and buffers in the average's formats."""
-    kept, seen = ([*module.parameters(), *module.buffers()] for module in (average, model))
-    if all(one.dtype == other.dtype for one, other in zip(kept, seen, strict=False)):
+def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
+    """The model, or a module with its parameters and buffers in the dtypes of ``average``."""
+    averages, values = ([*module.parameters(), *module.buffers()] for module in (average, model))
+    if all(a.dtype == value.dtype for a, value in zip(averages, values, strict=False)):
         return model
-    same = nn.Module()
-    for number, (one, other) in enumerate(zip(kept, seen, strict=True)):
-        cast = other.detach().to(one.dtype)
-        if isinstance(one, nn.Parameter):
-            same.register_parameter(str(number), nn.Parameter(cast, requires_grad=False))
+    cast = nn.Module()
+    for number, (a, value) in enumerate(zip(averages, values, strict=True)):
+        tensor = value.detach().to(a.dtype)
+        if isinstance(a, nn.Parameter):
+            cast.register_parameter(str(number), nn.Parameter(tensor, requires_grad=False))
         else:
-            same.register_buffer(str(number), cast)
-    return same
+            cast.register_buffer(str(number), tensor)
+    return cast

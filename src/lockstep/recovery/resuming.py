@@ -163,7 +163,7 @@ class Restorer:
             weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
             rest = put_together(rest, tensors)
             if self._other_precision:
-                weights, rest = fit_state(content.thing, weights, rest)
+                weights, rest = fit_state(content.target, weights, rest)
             content.load_state_dict(rest, weights)
             content.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):

@@ -70,7 +70,7 @@ class RunState:
 
 
 def _record(content: Content) -> dict[str, Any]:
-    record = {"kind": content.kind, "name": content.name, "type": type(content.thing).__name__}
+    record = {"kind": content.kind, "name": content.name, "type": type(content.target).__name__}
     if content.kind in ("model", "average"):
         record["file"] = weights_name(content.name)
     options = {key: repr(value) for key, value in content.options_at_birth.items()}

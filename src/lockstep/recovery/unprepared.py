@@ -93,12 +93,12 @@ class Unprepared(Listener):
                 self._tell(f"{type(thing).__name__} {_what(thing)}")
 
     def _is_kept(self, thing: Any) -> bool:
-        registered = [content.thing for content in self._state.registered.values()]
+        registered = [content.target for content in self._state.registered.values()]
         return id(thing) in _ids_in([*self._prepared, *registered])
 
     @property
     def _prepared(self) -> list[Any]:
-        return [content.thing for content in self._state.objects]
+        return [content.target for content in self._state.objects]
 
     def _tell(self, what: str) -> None:
         if self._speaks:

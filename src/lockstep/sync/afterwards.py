@@ -1,4 +1,4 @@
-"""Sums of gradients brought together in one piece, when all shards of a phase have run."""
+"""Reducing gradients over ranks without overlap, after all shards of a phase have run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.sync.gradients import Gradients, widen
 
 
 def sparse_weights(model: nn.Module) -> list[Parameter]:
-    """The parameters whose gradients are sparse."""
+    """The parameters of a model whose gradients are sparse."""
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
     return [weight for m in embeddings if isinstance(weight := m.weight, Parameter)]
 
@@ -22,17 +22,17 @@ def sparse_weights(model: nn.Module) -> list[Parameter]:
 def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequence[Parameter], world_size: int) -> bool:
     """Sum the gradients of this process's shards over the ranks.
 
-    Every rank must call it, with equally many parameters; it blocks until they have. A parameter that no rank used is not in
+    Every rank must call it, with equally many parameters; it blocks until all have. Parameters that no rank used are not in
     ``sums`` afterwards.
 
     Args:
-        parameters: those that learn.
-        sums: of this process's shards; changed in place.
+        parameters: those with ``requires_grad``.
+        sums: this process's sums; changed in place.
         sparse: parameters whose gradients are sparse.
         world_size: number of ranks.
 
     Returns:
-        Whether all parameters were used, by each rank that used any.
+        Whether every rank that used any parameter used all of them.
     """
     num_used = sum(parameter in sums for parameter in parameters)
     partial = 0 < num_used < len(parameters)
@@ -46,15 +46,16 @@ def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequ
 
 
 def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float], sparse: Sequence[Parameter]) -> None:
-    """Put sums in order, with zeros for what only other ranks have. What no rank used stays without a gradient."""
+    """Order ``sums`` as ``trainable``, with zeros for parameters that only other ranks used. ``used``: for each parameter,
+    the number of ranks that used it."""
     for parameter, count in zip(trainable, used, strict=False):
-        found = sums.pop(parameter, None)
-        if found is None and count > 0:
+        gradient = sums.pop(parameter, None)
+        if gradient is None and count > 0:
             like = widen(parameter.detach())
             is_sparse = any(parameter is weight for weight in sparse)
-            found = torch.zeros_like(like, layout=torch.sparse_coo if is_sparse else torch.strided)
-        if found is not None:
-            sums[parameter] = found
+            gradient = torch.zeros_like(like, layout=torch.sparse_coo if is_sparse else torch.strided)
+        if gradient is not None:
+            sums[parameter] = gradient
 
 
 def _all_reduce_sums(sums: Gradients) -> None:
@@ -75,6 +76,6 @@ def _all_reduce_sums(sums: Gradients) -> None:
 def _all_reduce_sparse(gradient: Tensor) -> Tensor:
     gradient = gradient.coalesce()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse tensors are announced as a beta feature of PyTorch
+        warnings.simplefilter("ignore")  # PyTorch warns that sparse tensors are a beta feature
         dist.all_reduce(gradient)
     return gradient

@@ -1,4 +1,4 @@
-"""The leaves of one bucket, added up as the tree says."""
+"""Summing the leaves of one bucket in the order of the tree."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from lockstep.sync.buckets import ABSENT, Bucket, Flat
 
 
 class BucketSum:
-    """What a process has added up of one bucket so far, for one backward call of the body.
+    """A process's partial sum of one bucket, for one backward call of the phase.
 
     Args:
         bucket: the bucket.
-        ended: this process's shards that have run before in this phase: they had no gradients in it.
+        ended: this process's shards that ran earlier in this phase, and had no gradients in the bucket.
     """
 
     def __init__(self, bucket: Bucket, ended: Iterable[int]) -> None:
         self._bucket = bucket
         self._empty = list(ended)
-        """This process's shards so far, as long as none has had a gradient: leaves that need no memory yet."""
+        """This process's shards so far, until one has a gradient: leaves that need no memory yet."""
         self._leaf: Flat | None = None
-        """The shard at hand: with ``accumulate``, over its parts so far."""
-        self._in_leaf: set[int] = set()
-        """The slots of which it has a gradient."""
+        """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
+        self._filled_slots: set[int] = set()
+        """The slots of ``_leaf`` that have a gradient."""
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
-        """The slots of which one of this process's shards has a gradient."""
+        """The slots for which any of this process's shards has a gradient."""
 
     def take(self, slot: int, gradient: Tensor, factor: float) -> None:
-        """Weight a gradient, and put it into the leaf."""
+        """Multiply a gradient by ``factor`` and add it to the leaf."""
         if self._leaf is None:
             self._leaf = self._bucket.take()
         view = self._leaf.views[slot]
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
-        if slot in self._in_leaf:
+        if slot in self._filled_slots:
             view.add_(gradient.mul_(factor))
         else:
             torch.mul(gradient, factor, out=view)
-            self._in_leaf.add(slot)
+            self._filled_slots.add(slot)
 
     def end_shard(self, shard: int) -> None:
-        """The leaf is whole: put it into the tree."""
+        """Add the complete leaf to the tree."""
         if self._leaf is None and not self.stack:
             self._empty.append(shard)
             return
         self.make_whole()
-        self._push(shard, self._leaf, self._in_leaf)
-        self._leaf, self._in_leaf = None, set()
+        self._push(shard, self._leaf, self._filled_slots)
+        self._leaf, self._filled_slots = None, set()
 
     def make_whole(self) -> None:
-        """Put leaves into the tree for the shards before the first that had a gradient."""
+        """Add leaves for the shards before the first that had a gradient."""
         for shard in self._empty:
             self._push(shard, None, set())
         self._empty = []
@@ -75,8 +75,8 @@ class BucketSum:
         return left
 
     def clear(self) -> None:
-        """Forget it all."""
+        """Discard the sum and return its memory."""
         flats = [node.value for node in self.stack] + ([] if self._leaf is None else [self._leaf])
         for flat in flats:
             self._bucket.give_back(flat)
-        self._leaf, self._in_leaf, self._empty, self.stack = None, set(), [], []
+        self._leaf, self._filled_slots, self._empty, self.stack = None, set(), [], []

@@ -1,9 +1,8 @@
-"""Buckets: gradients side by side in flat memory, a bucket at a time on its way while the backward pass still runs.
+"""Buckets: gradients side by side in flat memory, exchanged bucket by bucket during the backward pass.
 
-What is added up is every single element, so where one bucket ends and the next begins cannot change a bit. Alignment can
-(a norm or a matrix product over misaligned memory may take another path), so every gradient begins at a multiple of 64
-bytes, whatever the number of processes. After the gradients a bucket holds a count for each of them: of the shards that
-had one.
+Sums are element by element, so bucket boundaries cannot change a bit. Alignment can (a norm or a matrix product over
+misaligned memory may take another code path), so every gradient begins at a multiple of 64 bytes, whatever the number of
+processes. Behind the gradients a bucket holds a count for each of them: the number of shards that had one.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 ABSENT = -0.0
-"""What stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, also for -0.0 (IEEE 754),
-so that adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
+"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, including -0.0 (IEEE 754), so
+adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
 
 _ALIGNED = 16  # elements: 64 bytes of float32
-_FIRST_BYTES = 4 << 20  # a smaller first bucket is soon full, so that sending begins early; small models are one bucket
-_MOST_BYTES = 25 << 20  # as DistributedDataParallel has it
+_FIRST_BYTES = 4 << 20  # a smaller first bucket is full sooner, so sending begins early; small models are one bucket
+_MOST_BYTES = 25 << 20  # the default of DistributedDataParallel
 
 
 def summed_dtype(parameter: Tensor) -> torch.dtype:
-    """What a parameter's gradients are weighted and summed in: float32 at least."""
+    """The dtype in which a parameter's gradients are weighted and summed: float32 at least."""
     if parameter.is_complex():
         return torch.float64 if parameter.dtype == torch.complex128 else torch.float32
     return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
@@ -39,12 +38,12 @@ class Flat:
 
     def __init__(self, bucket: Bucket) -> None:
         self.data = torch.empty(bucket.length, dtype=bucket.dtype, device=bucket.device)
-        """All of it: shape ``(bucket.length,)``."""
+        """The whole memory: shape ``(bucket.length,)``."""
         self.views = [bucket.view(self.data, slot) for slot in range(len(bucket.parameters))]
-        """A gradient for each parameter, in its shape and memory order."""
+        """For each parameter a view of its gradient, in its shape and memory order."""
         self.counts = self.data[bucket.length - len(bucket.parameters) :]
-        """How many shards had a gradient, for each parameter."""
-        self.data.fill_(ABSENT)  # the gaps too: nothing unknown is ever sent
+        """For each parameter the number of shards that had a gradient."""
+        self.data.fill_(ABSENT)  # the gaps too, so that no uninitialized memory is sent
 
 
 class Bucket:
@@ -74,21 +73,21 @@ class Bucket:
         return data.as_strided(size, strides, start)
 
     def take(self) -> Flat:
-        """Memory for one node: used before if there is any (new memory is slow to touch)."""
+        """Memory for one node, reused if possible (new memory is slow to touch)."""
         if not self._free:
             self._collect()
         return self._free.pop() if self._free else Flat(self)
 
     def give_back(self, flat: Flat) -> None:
-        """A node's memory is not needed any more."""
+        """Return a node's memory for reuse."""
         self._free.append(flat)
 
     def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
-        """New views of some gradients, for the user. Their memory is used again when nothing refers to it any more."""
-        if flat.data.is_cuda:  # there PyTorch keeps memory for the next one by itself
+        """New views of some gradients, for the user. Their memory is reused when nothing refers to it any more."""
+        if flat.data.is_cuda:  # PyTorch's allocator reuses memory there
             return [self.view(flat.data, slot) for slot in slots]
-        # A script may keep ``p.grad.detach()``, or a part of it: other tensors than the one it was given. What all of them
-        # hold on to is the array that this memory is taken from.
+        # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep the underlying array
+        # alive.
         array = flat.data.numpy()
         data = torch.from_numpy(array)
         self._lent.append((flat, weakref.ref(array)))
@@ -105,7 +104,7 @@ class Bucket:
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """The parameter's own strides if it fills its memory, else those of a contiguous tensor."""
+    """The parameter's strides if it is dense in memory, else those of a contiguous tensor."""
     strides = parameter.stride()
     expected = 1
     for stride, size in sorted(zip(strides, parameter.size(), strict=True)):
@@ -116,24 +115,24 @@ def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep memory that is freed, up to 60 MiB, instead of returning it to the system at once.
+    """Make the C library keep up to 60 MiB of freed memory instead of returning it to the system at once.
 
     Gradients are freed as soon as they are in their bucket, and the next ones need as much: without this, every step gets
-    new pages from the system (1,400 page faults a step, and 4 % of its time, were seen with 5 million parameters).
-    glibc sets its thresholds by the largest block of its own pages that is freed (mallopt(3), M_MMAP_THRESHOLD).
+    new pages from the system (1,400 page faults a step, 4 % of its time, were measured with 5 million parameters).
+    glibc adapts its thresholds to the largest mmapped block that is freed (mallopt(3), M_MMAP_THRESHOLD).
     """
     torch.empty(31 << 20, dtype=torch.uint8)  # never touched, so it costs nothing
 
 
 def make_buckets(parameters: Sequence[Parameter]) -> list[Bucket]:
-    """Buckets for parameters given in the order in which the model has them: the backward pass reaches the last first."""
+    """Buckets for parameters given in model order; the backward pass fills the first bucket first."""
     buckets: list[Bucket] = []
-    open_ones: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
+    open_buckets: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     sizes: dict[tuple[torch.device, torch.dtype], int] = {}
 
     def close(kind: tuple[torch.device, torch.dtype]) -> None:
         device, dtype = kind
-        buckets.append(Bucket(open_ones.pop(kind), dtype, device))
+        buckets.append(Bucket(open_buckets.pop(kind), dtype, device))
         del sizes[kind]
 
     for parameter in reversed(parameters):
@@ -141,8 +140,8 @@ def make_buckets(parameters: Sequence[Parameter]) -> list[Bucket]:
         num_bytes = parameter.numel() * kind[1].itemsize
         if kind in sizes and sizes[kind] + num_bytes > (_MOST_BYTES if buckets else _FIRST_BYTES):
             close(kind)
-        open_ones.setdefault(kind, []).append(parameter)
+        open_buckets.setdefault(kind, []).append(parameter)
         sizes[kind] = sizes.get(kind, 0) + num_bytes
-    for kind in list(open_ones):
+    for kind in list(open_buckets):
         close(kind)
     return buckets

@@ -1,10 +1,10 @@
-"""PyTorch's DistributedDataParallel: buckets of gradients are reduced while the backward pass still runs.
+"""PyTorch's DistributedDataParallel: buckets of gradients are reduced during the backward pass.
 
-Its communication hook multiplies a bucket by the shard's weight, adds the process's earlier shards, and sums over the
-ranks. DDP counts on a gradient for every parameter on every rank. So gradients are reduced without it, in one piece when the
-phase ends, in the first step (which shows whether all parameters are used), for a model that does not use them all, and in a
-step in which some ranks have no samples; and, in one message with all else that the ranks have to tell each other, where they
-are so small that there is nothing to overlap.
+Its communication hook multiplies a bucket by the shard's weight, adds the sums of the process's earlier shards, and sums
+over the ranks. DDP requires a gradient for every parameter on every rank. So gradients are reduced without it, in one piece
+at the end of the phase: in the first step (which shows whether all parameters are used), for a model that does not use them
+all, and in a step in which some ranks have no samples. Gradients too small for any overlap go in one message with the numbers
+of the phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 from lockstep.sync.together import fits, gather_together, size_of
 
-# Buffers are combined shard by shard, so DDP's own broadcast before every forward pass is off. (Its name changed in 2.13.)
+# Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option was renamed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -41,43 +41,43 @@ _NO_BUFFERS: dict[str, Any] = {
 
 
 class _Engine:
-    """One model in a DistributedDataParallel of its own."""
+    """A model and its DistributedDataParallel."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.look()
         self.shares = False
-        """Whether another prepared model has some of its parameters: then nobody may reduce them twice."""
+        """Whether it shares parameters with another prepared model: they must not be reduced twice."""
         self.partial: set[int] = set()
-        """The phases in which a loss was seen that depends on some of the parameters only."""
+        """The phases in which some loss depended on only part of the parameters."""
         self.proven: set[int] = set()
-        """Those in which a step has shown that all parameters are used by every shard, which is what DDP counts on."""
+        """The phases in which every shard has been found to use all parameters, as DDP requires."""
         self.overlaps = False
-        """Whether DDP reduces this model's gradients in the micro-step at hand."""
+        """Whether DDP reduces this model's gradients in the current micro-step."""
         self.may_overlap = False
-        """Whether it does so in the last micro-step of the phase at hand."""
-        self.learnt_before: list[Parameter] = []
-        """Those that learnt in the first phase of the last step."""
+        """Whether it does so in the last micro-step of the current phase."""
+        self.trainable_before: list[Parameter] = []
+        """The parameters that were trainable in the first phase of the last step."""
         self.sparse = sparse_weights(model)
         self.build()
 
     def look(self) -> None:
-        """Note the parameters that the model has now. (In its passes it may have 16-bit copies in their places.)"""
+        """Record the model's parameters. (During its passes, 16-bit copies may stand in for them.)"""
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def learning(self) -> list[Parameter]:
-        """Those that learn as it is now: scripts freeze and thaw."""
+        """The currently trainable parameters: scripts freeze and unfreeze."""
         return [parameter for parameter in self.names if parameter.requires_grad]
 
     def build(self) -> None:
-        """Make the DDP. Every rank must call it: it gives all ranks the parameters of rank 0."""
+        """Create the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
         self.trainable = self.learning()
-        self.size = math.inf if self.sparse else size_of(self.trainable)  # infinite: it cannot go in one message
+        self.size = math.inf if self.sparse else size_of(self.trainable)  # infinite: never sent in one message
         self.is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.trainable)
         self.launched = 0
         self.finished = False
         self.ddp: DistributedDataParallel | None = None
-        if not self.trainable:  # DDP refuses a model that does not learn
+        if not self.trainable:  # DDP refuses a model without trainable parameters
             return
         devices = {parameter.device for parameter in self.model.parameters()}
         device = next(iter(devices))
@@ -93,23 +93,23 @@ class DDPSync(ShardedSync):
 
     Args:
         num_shards: V of the run.
-        find_unused: whether parameters that the first step used may be unused later, so that DDP cannot be relied on.
+        find_unused: whether parameters that the first step used may be unused later, which rules DDP out.
     """
 
     def __init__(self, num_shards: int, *, find_unused: bool) -> None:
         super().__init__(num_shards, dist.get_world_size())
         self._find_unused = find_unused
         self._is_small = False
-        """Whether all gradients go in one message, without DDP."""
+        """Whether all gradients of the phase go in one message, without DDP."""
         self._gathered: dict[int, Gradients] = {}
-        """Those of the phase at hand that have met so, by backward call."""
+        """The sums over all ranks from that message, by backward call."""
         self._engines: list[_Engine] = []
         self._factor = 1.0
         self._earlier: Gradients = {}
         self._is_weighted = False
-        """Whether some backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
+        """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
         self._num_calls: dict[int, int] = {}
-        """By phase, how many backward calls it had when it was last run."""
+        """By phase, the number of backward calls when it was last run."""
         self._overlapped: dict[int, list[_Engine]] = {}
         """By backward call, the models whose gradients DDP has reduced."""
 
@@ -126,13 +126,14 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
             engine.may_overlap = engine.may_overlap and not self._is_small
-            # 16-bit gradients must be divided by the weights before they are narrowed: DDP hands them on narrowed.
+            # 16-bit gradients must be divided by the weights before they are rounded to 16 bits, which DDP does first.
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
     def _follow_changes(self, engine: _Engine) -> None:
-        """Scripts freeze and thaw parameters: for good, or in one phase of a step (a GAN's), for which DDP is left out."""
-        now, before, engine.learnt_before = engine.learning(), engine.learnt_before, engine.learning()
-        if not _same(now, engine.trainable) and _same(now, before):
+        """Rebuild the DDP after the script has frozen or unfrozen parameters. If it did so for a single phase (of a GAN, say),
+        that phase goes without DDP."""
+        now, before, engine.trainable_before = engine.learning(), engine.trainable_before, engine.learning()
+        if not _are_same(now, engine.trainable) and _are_same(now, before):
             engine.proven, engine.partial = set(), set()
             self._build(engine)
 
@@ -153,7 +154,7 @@ class DDPSync(ShardedSync):
         with self._buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
-        # What DDP has reduced is whole, and already weighted.
+        # DDP's sums are complete, and already weighted.
         reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
         add_weighted(self._parameters, self._earlier, factor)
         self._sums.put(call, {**self._earlier, **reduced})
@@ -163,7 +164,7 @@ class DDPSync(ShardedSync):
         """See Sync.
 
         Raises:
-            UsageError: the other ranks wait in a backward pass that this one's last shard has not made.
+            UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
         """
         micro = self._micro
         assert micro is not None
@@ -177,7 +178,7 @@ class DDPSync(ShardedSync):
                 )
         super().end_shard()
         for engine in self._engines:
-            engine.overlaps = False  # a forward pass outside of the shards is every rank's own
+            engine.overlaps = False  # forward passes outside of the shards are local
 
     def end_phase(self, outcome: Outcome) -> None:
         """See Sync."""
@@ -198,20 +199,19 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.ddp, engine.overlaps = None, False
 
-    # How a model runs
+    # Models
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         take_from_rank_0(model)
         engine = _Engine(model)
-        own = set(model.parameters())
-        for other in self._engines:
-            if not own.isdisjoint(other.model.parameters()):
-                engine.shares = other.shares = True
+        for earlier in self._engines:
+            if not engine.names.keys().isdisjoint(earlier.model.parameters()):
+                engine.shares = earlier.shares = True
         self._register(engine)
         self._engines.append(engine)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            engine.overlaps = engine.overlaps and _same(engine.learning(), engine.trainable)
+            engine.overlaps = engine.overlaps and _are_same(engine.learning(), engine.trainable)
             if engine.ddp is not None and engine.overlaps:
                 return engine.ddp(*args, **kwargs)
             return model(*args, **kwargs)
@@ -224,10 +224,10 @@ class DDPSync(ShardedSync):
 
     def _register(self, engine: _Engine) -> None:
         if engine.ddp is not None:
-            # A lambda, since DDP looks at a hook's annotations and takes those that are strings for wrong ones.
+            # A lambda, since DDP checks a hook's annotations and rejects those that are strings.
             engine.ddp.register_comm_hook(engine, lambda state, bucket: self._reduce_bucket(state, bucket))
 
-    # How gradients meet
+    # Gradients
 
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
         """See Sync."""
@@ -251,7 +251,7 @@ class DDPSync(ShardedSync):
 
     def _reduce_bucket(self, engine: _Engine, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not engine.overlaps:
-            # DDP was prepared by a forward pass that had no backward pass, and takes this one for it.
+            # An earlier forward pass without a backward pass has armed DDP, which mistakes this backward pass for its own.
             unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
             unchanged.set_result(bucket.buffer())
             return unchanged
@@ -275,7 +275,7 @@ class DDPSync(ShardedSync):
         return future
 
     def _add_earlier(self, bucket: Tensor, parameters: list[Tensor]) -> Tensor:
-        """The bucket with the sums of this process's earlier shards."""
+        """Add the sums of this process's earlier shards to a bucket."""
         if not self._earlier:
             return bucket
         if bucket.is_sparse:  # then it holds one parameter
@@ -285,16 +285,16 @@ class DDPSync(ShardedSync):
         for parameter in parameters:
             earlier = self._earlier.pop(parameter, None)  # type: ignore[call-overload]
             if earlier is not None:
-                # A bucket holds each gradient in its parameter's own memory order (channels_last, say).
+                # A bucket holds each gradient in its parameter's memory order (channels_last, say).
                 bucket.as_strided(parameter.size(), parameter.stride(), offset).add_(earlier)
             offset += parameter.numel()
         return bucket
 
     def _has_finished(self, engine: _Engine) -> bool:
-        """Whether DDP has reduced the model's gradients, or there are none. False if it has left them all to us.
+        """Whether DDP has reduced the model's gradients, or there are none. False if all of them are still to be reduced.
 
         Raises:
-            ModelError: it waits for a parameter that this loss does not reach, and the other ranks would wait for it.
+            ModelError: DDP waits for a parameter that this loss does not reach, so the other ranks would wait too.
         """
         if engine.finished:
             return True
@@ -303,7 +303,7 @@ class DDPSync(ShardedSync):
         if engine.launched == 0 and len(unused) == len(engine.trainable) and not in_earlier_shards:
             return True  # this loss has nothing to do with the model
         if engine.launched == 0 and not unused:
-            return False  # a second backward pass through one forward pass: DDP reduces the first only
+            return False  # a second backward pass through the same forward pass: DDP reduces only the first
         names = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
         raise ModelError(
             f"step {self._plan.number if self._plan else '?'}: {type(engine.model).__name__} used all its parameters "
@@ -316,21 +316,21 @@ class DDPSync(ShardedSync):
         """Reduce a model's gradients in one piece, with a count of the ranks that have one for each parameter."""
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
-        own: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
-        all_used = reduce_afterwards(trainable, own, engine.sparse, self._world_size)
-        sums.update(own)
+        engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
+        all_used = reduce_afterwards(trainable, engine_sums, engine.sparse, self._world_size)
+        sums.update(engine_sums)
         assert self._plan is not None
         everyone = self._plan.num_active_ranks == self._world_size
-        if everyone and own and not self._find_unused:
+        if everyone and engine_sums and not self._find_unused:
             if not all_used:
                 engine.partial.add(self._phase)
                 engine.proven.discard(self._phase)
-            elif self._phase not in engine.partial and _same(engine.learning(), engine.trainable):
+            elif self._phase not in engine.partial and _are_same(engine.learning(), engine.trainable):
                 engine.proven.add(self._phase)
 
 
-def _same(some: list[Parameter], others: list[Parameter]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+def _are_same(left: list[Parameter], right: list[Parameter]) -> bool:
+    return list(map(id, left)) == list(map(id, right))
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

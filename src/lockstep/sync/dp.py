@@ -1,9 +1,9 @@
-"""PyTorch's DataParallel: one process cuts every shard into a part for each of its GPUs, and gathers what they give.
+"""PyTorch's DataParallel: one process splits every shard over its GPUs and gathers the results.
 
-The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the backward pass adds the copies'
-gradients up. What that does to the answer: a shard's gradient is that of one GPU up to rounding, as long as a sample's
-result does not depend on the others of its part. A BatchNorm layer takes its statistics over a part, keeps those of the first
-GPU, and dropout draws on each GPU: then the answer depends on the number of GPUs too.
+The model is copied to the other GPUs in every forward pass, and a thread runs each copy; the backward pass sums the
+copies' gradients. A shard's gradient equals that of one GPU up to rounding, as long as a sample's result does not depend
+on the other samples. BatchNorm takes its statistics over each GPU's part and keeps those of the first GPU, and dropout
+draws on each GPU: with these the answer depends on the number of GPUs too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check_dp(world_size: int, *, on_gpus: bool) -> None:
-    """Make sure that the strategy ``dp`` has what it needs.
+    """Check that the strategy ``dp`` can be used.
 
     Raises:
         ConfigError: there are several processes, or no GPUs.
@@ -49,7 +49,7 @@ class DataParallelSync(SingleSync):
         num_shards: V of the run.
         accumulate: global batches of a step.
         devices: the GPUs, each once. Models, inputs and results are on the first.
-        batch_dim: the dimension of inputs and results that is cut.
+        batch_dim: the dimension along which inputs and results are split.
     """
 
     def __init__(self, num_shards: int, accumulate: int, devices: Sequence[torch.device], batch_dim: int = 0) -> None:
@@ -73,10 +73,10 @@ class DataParallelSync(SingleSync):
 
 
 class _Copied(nn.Module):
-    """What is copied to the GPUs: the model, under the autocast of the thread that asked for the forward pass.
+    """The module that is copied to the GPUs: the model, under the autocast settings of the calling thread.
 
-    DataParallel's threads take over whether autocast is on. Its dtype is a thread's own too, and would be float16 in them,
-    also where bfloat16 was asked for.
+    DataParallel's threads inherit whether autocast is enabled, but not its dtype, which is thread-local: it would be float16
+    in them even where bfloat16 is set.
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:
@@ -86,7 +86,7 @@ class _Copied(nn.Module):
         self.note_autocast()
 
     def note_autocast(self) -> None:
-        """Remember this thread's autocast. (Copies of a module take its attributes with them.)"""
+        """Record this thread's autocast settings. (Copies of a module have its attributes.)"""
         self._enabled = torch.is_autocast_enabled(self._device_type)
         self._dtype = torch.get_autocast_dtype(self._device_type)
 
@@ -96,10 +96,10 @@ class _Copied(nn.Module):
 
 
 def _check_copies(model: nn.Module, num_gpus: int) -> None:
-    """Look for what copies of a model, one for each GPU, cannot do, or do in another way than the model.
+    """Check for layers that behave differently in per-GPU copies of a model; warn of BatchNorm.
 
     Raises:
-        ModelError: it is compiled.
+        ModelError: the model is compiled.
     """
     kind = type(model).__name__
     for name, module in model.named_modules():

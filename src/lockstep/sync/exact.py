@@ -1,8 +1,8 @@
-"""Gradients added up in one fixed tree over shard numbers: equal to the bit at every number of processes.
+"""Gradients summed in one fixed tree over shard numbers: bit-identical for every number of processes.
 
-Every shard's gradients are a leaf: weighted, in float32, with ABSENT where it has none. A process adds its leaves up as the
-tree says (``plan.tree``), and on its last shard sends each bucket on its way (``sync.exchange``) as soon as the backward
-pass has filled it. Weights and buffers go through the same tree. One process runs the same code, and has nobody to send to.
+The gradients of a shard are a leaf: weighted, in float32, with ABSENT where the shard has none. A process sums its leaves
+in tree order (``plan.tree``), and on its last shard sends each bucket (``sync.exchange``) as soon as the backward pass has
+filled it. Buffers go through the same tree. A single process runs the same code without sending anything.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
 
 MOST_TOGETHER = 1 << 20
-"""Bytes that a rank receives in one message with the numbers of a phase. More are better sent in buckets, while the backward
-pass still runs (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time in buckets, 1.11 together)."""
-_MOST_LAYOUTS = 8
-"""Choices of parameters that learn for which buckets are kept: a script may freeze others in every step."""
+"""Bytes that a rank receives at most in one message with the numbers of a phase. More are better sent in buckets during
+the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time in buckets, 1.11 together)."""
+_MAX_LAYOUTS = 8
+"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others in every step."""
 
 
 class Layout:
-    """Which bucket each parameter's gradient goes to."""
+    """Assigns each parameter's gradient to a bucket."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
         self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
-        """The number of a parameter's bucket, and its slot in it."""
+        """Each parameter's bucket number, and its slot in the bucket."""
 
 
-class _Learnt:
-    """What phases of one number have shown to all ranks alike: what is worth sending at once."""
+class _History:
+    """What earlier phases of one number have sent, which is sent without asking from then on. The same on every rank."""
 
     def __init__(self) -> None:
         self.buckets: dict[tuple[Layout, int], set[int]] = {}
-        """By layout and backward call, the buckets that some shard had gradients in."""
+        """By layout and backward call, the buckets in which any shard had gradients."""
         self.owners: set[int] = set()
-        """Modules whose buffers some shard has changed."""
+        """Numbers of modules whose buffers any shard has changed."""
 
 
 class ExactSync:
     """The strategy ``exact``.
 
     Args:
-        rank: of this process.
+        rank: this process's rank.
         world_size: number of processes.
         num_shards: V of the run.
-        between_hosts: whether some messages go over a network.
-        gpus: the devices whose gradients are exchanged by collectives (NCCL); none: everything goes by tags (Gloo).
+        between_hosts: whether any messages go over a network.
+        gpus: the devices whose gradients are exchanged by collectives (NCCL); others use tagged messages (Gloo).
     """
 
     forward_is_collective = False
@@ -82,7 +82,7 @@ class ExactSync:
         gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
-        self._own = block(rank, world_size, num_shards)
+        self._block = block(rank, world_size, num_shards)
         self._exchange = Exchange(rank, between_hosts=between_hosts)
         self._on_gpus = {gpu: OrderedExchange(rank, gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
@@ -93,14 +93,14 @@ class ExactSync:
         self._layout = Layout(())
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
-        """For each bucket, the slots whose gradients the backward pass at hand has not yet brought."""
+        """For each bucket, the slots whose gradients the current backward pass has yet to produce."""
         self._buffers = ShardBuffers()
-        self._learnt: dict[int, _Learnt] = {}
-        """By phase."""
+        self._histories: dict[int, _History] = {}
+        """By number of the phase."""
         self._micro: MicroStep | None = None
         self._listening = False
-        self._one_at_a_time = threading.Lock()
-        """Autograd has a thread for each GPU, and the parts of a model may be on several."""
+        self._hook_lock = threading.Lock()
+        """Autograd has a thread per GPU, and the parts of a model may be on several."""
         self._call, self._factor = 0, 1.0
         keep_freed_memory()
         self._forget_phase()
@@ -109,15 +109,15 @@ class ExactSync:
         self._sums: dict[tuple[int, int], BucketSum] = {}
         """By backward call and bucket."""
         self._sent: list[tuple[int, int]] = []
-        """Those that are on their way."""
+        """Keys of the sums that are being exchanged."""
         self._num_calls = 0
         """Backward calls of this process's last micro-step."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
-        self._next_shard = self._own.start
-        """The first of this process's shards that has not run in this phase."""
+        self._next_shard = self._block.start
+        """This process's first shard that has yet to run in this phase."""
 
-    # The protocol
+    # Methods of Sync
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
@@ -128,7 +128,7 @@ class ExactSync:
                 self._names[parameter] = name
                 if parameter.is_floating_point() or parameter.is_complex():
                     learns = parameter.requires_grad
-                    parameter.requires_grad_(True)  # a frozen one takes no hook, but keeps it
+                    parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
                     parameter.requires_grad_(learns)
         self._buffers.attach(model)
@@ -138,7 +138,7 @@ class ExactSync:
         """See Sync."""
         self._buffers.begin_step()
         self._lay_out()
-        self._known = self._learnt.setdefault(phase, _Learnt())
+        self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1
         self._exchange.begin_phase(self._num_phases, self._roots, holds=self._goes_together())
         for exchange in self._on_gpus.values():
@@ -155,8 +155,8 @@ class ExactSync:
         assert micro is not None
         if options.get("create_graph"):
             raise UsageError(
-                "backward(create_graph=True) with strategy 'exact': gradients that have met are plain numbers, which nothing "
-                "can be derived from. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
+                "backward(create_graph=True) with strategy 'exact': synchronized gradients have no graph and cannot be "
+                "differentiated. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
             )
         for index, bucket in enumerate(self._layout.buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
@@ -179,30 +179,30 @@ class ExactSync:
         """See Sync."""
         micro, self._micro = self._micro, None
         assert micro is not None
-        if not micro.ends_shard:  # the parts of a shard go on from each other's buffers
+        if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             return
         fraction = self._shard_samples / micro.step_samples
         self._end_leaves(micro.shard, self._buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
         self._buffers.rewind()
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
-        for key, added in self._sums.items():
+        for key, bucket_sum in self._sums.items():
             if key not in self._sent:
-                added.end_shard(shard)
+                bucket_sum.end_shard(shard)
         push(self._changes, Node(shard, 1, changes), _add_changes)
         self._next_shard = shard + 1
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: buckets with gradients ``(call, bucket)``, and modules whose buffers have changed."""
+        """See Sync: ``(call, bucket)`` of buckets with gradients, and numbers of modules whose buffers have changed."""
         with torch.no_grad():
-            for shard in range(self._next_shard, self._own.stop):  # those without samples
+            for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
-            for call in range(self._num_calls, self._most_calls()):  # those that this process has not made
+            for call in range(self._num_calls, self._most_calls()):  # calls that this process has not made
                 for index in self._foreseen(call):
                     self._start(call, index)
         owners = {owner for node in self._changes for owner in node.value}
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
-        return [*more, *sorted(owners - self._known.owners)]
+        return [*more, *sorted(owners - self._history.owners)]
 
     @torch.no_grad()
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
@@ -221,9 +221,9 @@ class ExactSync:
         more = [key for key in outcome.unforeseen if isinstance(key, tuple)]
         for call, index in sorted(more):
             self._start(call, index)
-            self._known.buckets.setdefault((self._layout, call), set()).add(index)
-        self._known.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
-        changes = self._start_buffers(sorted(self._known.owners))
+            self._history.buckets.setdefault((self._layout, call), set()).add(index)
+        self._history.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
+        changes = self._start_buffers(sorted(self._history.owners))
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
@@ -232,7 +232,7 @@ class ExactSync:
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:
                 self._sums[call, index].stack[0].value.data.div_(total)
-            self._hand_out(index, self._sums.pop((call, index)))
+            self._set_gradients(index, self._sums.pop((call, index)))
         self._clear()
 
     def drop(self) -> None:
@@ -241,8 +241,8 @@ class ExactSync:
         self._clear()
 
     def _clear(self) -> None:
-        for added in self._sums.values():
-            added.clear()
+        for bucket_sum in self._sums.values():
+            bucket_sum.clear()
         self._forget_phase()
         self._micro = None
 
@@ -255,17 +255,17 @@ class ExactSync:
     # The layout
 
     def _lay_out(self) -> None:
-        """Put the parameters into buckets: once for each choice of those that learn.
+        """Choose the bucket layout for the current set of trainable parameters.
 
-        Those that do not learn now, and may be thawed within a phase, are in buckets of their own: as long as they have no
-        gradients, nothing is kept or sent for them.
+        Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long as they have no gradients,
+        nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
         if kind not in self._layouts:
-            if len(self._layouts) == _MOST_LAYOUTS:
-                forgotten = self._layouts.pop(next(iter(self._layouts)))
-                for known in self._learnt.values():
-                    known.buckets = {key: found for key, found in known.buckets.items() if key[0] is not forgotten}
+            if len(self._layouts) == _MAX_LAYOUTS:
+                dropped = self._layouts.pop(next(iter(self._layouts)))
+                for history in self._histories.values():
+                    history.buckets = {key: used for key, used in history.buckets.items() if key[0] is not dropped}
             can_learn = [p for p in self._names if p.is_floating_point() or p.is_complex()]
             learning = make_buckets([p for p in can_learn if p.requires_grad])
             self._layouts[kind] = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
@@ -274,26 +274,26 @@ class ExactSync:
             self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
-        """The buckets that are sent as soon as they are full."""
-        return sorted(self._known.buckets.get((self._layout, call), ()))
+        """The buckets that are sent as soon as the backward pass has filled them."""
+        return sorted(self._history.buckets.get((self._layout, call), ()))
 
     def _most_calls(self) -> int:
-        return max((call + 1 for layout, call in self._known.buckets if layout is self._layout), default=0)
+        return max((call + 1 for layout, call in self._history.buckets if layout is self._layout), default=0)
 
     # The backward pass
 
     def _arrived(self, parameter: Parameter) -> None:
-        """A gradient is there: into its bucket, before it leaves the cache. (Called by autograd, in the backward pass.)"""
+        """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd during the backward pass."""
         if self._listening and parameter in self._layout.slots:
-            with self._one_at_a_time:
+            with self._hook_lock:
                 self._take(*self._layout.slots[parameter], parameter)
 
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             raise ModelError(
-                f"a hook of the script's own took the gradient of {self._names[parameter]!r} away in the backward pass, before "
-                "it met those of the other shards: act after the loop over batch.shards, on the whole gradient"
+                f"a hook of the script removed the gradient of {self._names[parameter]!r} in the backward pass, before it was "
+                "combined with those of the other shards: use the whole gradient after the loop over batch.shards instead"
             )
         if gradient.is_sparse:
             raise ModelError(
@@ -306,7 +306,7 @@ class ExactSync:
                 "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
                 "use_reentrant=False."
             )
-        if self._factor != 0:  # without weight a shard is absent: its gradient may be NaN, of a mean over nothing
+        if self._factor != 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
             self._sum(self._call, index).take(slot, gradient, self._factor)
         missing = self._missing[index]
         missing.discard(slot)
@@ -315,34 +315,34 @@ class ExactSync:
 
     def _sum(self, call: int, index: int) -> BucketSum:
         if (call, index) not in self._sums:
-            self._sums[call, index] = BucketSum(self._layout.buckets[index], range(self._own.start, self._next_shard))
+            self._sums[call, index] = BucketSum(self._layout.buckets[index], range(self._block.start, self._next_shard))
         return self._sums[call, index]
 
     def _send_complete(self) -> None:
-        """In this process's last micro-step: send the buckets that are whole, in order."""
+        """In this process's last micro-step: send the complete buckets, in order."""
         assert self._micro is not None
         while self._at_once and not self._missing[self._at_once[0]]:
             index = self._at_once.pop(0)
             self._sum(self._call, index).end_shard(self._micro.shard)
-            for shard in range(self._micro.shard + 1, self._own.stop):
+            for shard in range(self._micro.shard + 1, self._block.stop):
                 self._sum(self._call, index).end_shard(shard)
             self._start(self._call, index)
 
     def _start(self, call: int, index: int) -> None:
-        """Send this process's part of a bucket on its way."""
-        added = self._sum(call, index)
-        added.make_whole()
+        """Start exchanging this process's part of a bucket."""
+        bucket_sum = self._sum(call, index)
+        bucket_sum.make_whole()
         self._sent.append((call, index))
-        self._send([node.value.data for node in added.stack])
+        self._send([node.value.data for node in bucket_sum.stack])
 
     def _send(self, nodes: list[Tensor]) -> None:
-        """Begin to add up tensors over all ranks; ``nodes[0]`` becomes the sum."""
+        """Start summing tensors over all ranks; ``nodes[0]`` becomes the sum."""
         (self._on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
 
-    def _hand_out(self, index: int, added: BucketSum) -> None:
-        """Make the sum of a bucket the gradients of its parameters: of those that some shard had one of."""
-        bucket, flat = self._layout.buckets[index], added.stack[0].value
-        for node in added.stack[1:]:
+    def _set_gradients(self, index: int, bucket_sum: BucketSum) -> None:
+        """Set the gradients of a bucket's parameters to their sums, where any shard had one."""
+        bucket, flat = self._layout.buckets[index], bucket_sum.stack[0].value
+        for node in bucket_sum.stack[1:]:
             bucket.give_back(node.value)
         slots = [slot for slot, count in enumerate(flat.counts.tolist()) if count > 0]
         for slot, view in zip(slots, bucket.lend(flat, slots), strict=True):
@@ -353,7 +353,7 @@ class ExactSync:
     # Buffers
 
     def _start_buffers(self, owners: list[int]) -> dict[int, Tensor]:
-        """Begin to add up the changes of modules' buffers; to be read when all exchanges have finished."""
+        """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
         by_device: dict[torch.device, list[int]] = {}
         for owner in owners:
             by_device.setdefault(self._buffers.device(owner), []).append(owner)

@@ -1,14 +1,14 @@
-"""How nodes of the tree meet those of other processes: each rank adds up one slice of all, and hands out the result.
+"""Summing nodes of the tree over processes: each rank sums one slice of all nodes and distributes the result.
 
-For one node a rank the traffic is that of a ring all-reduce. Where it is no more (two ranks), or hardly any (short tensors),
-every rank sends the others all that it has instead, and adds up everything itself: half as many messages.
+For one node per rank the traffic is that of a ring all-reduce. Where it costs no more (two ranks), or hardly more (short
+tensors), every rank sends all its nodes to all others instead and sums everything itself: half as many messages.
 
-Messages carry tags, so they find each other in whatever order the ranks come to send them: no collective is issued while
-others are under way. (Gloo matches collectives by the order in which they are issued, and the ranks reach theirs at
-different times.) Between hosts long messages are cut in pieces that are all on their way before any is waited for: Gloo
-does not send one long message both ways at once. Within a host that only costs.
+Messages carry tags, so they match in whatever order the ranks send them; collectives would not. (Gloo matches collectives
+by the order in which they are issued, which differs between ranks here.) Between hosts, long messages are split into
+pieces that are all posted before any is waited for, since Gloo does not send one long message both ways at once. Within a
+host that would only cost time.
 
-Where all of a phase is short, it is held back for one message with the numbers of the phase (``gather``).
+If everything in a phase is short, it is held back for one message with the numbers of the phase (``gather``).
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from lockstep.sync.together import gather_parts
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 _PIECE_BYTES = 512 << 10
 _SHORT_BYTES = 64 << 10
-_LAG = 2  # exchanges that have begun before the additions of the oldest are waited for
-_FIRST_TAG = 1 << 30  # the lower ones are the user's
+_LAG = 2  # exchanges started before the sum of the oldest is waited for
+_FIRST_TAG = 1 << 30  # lower tags are left to the user
 _TAGS_PER_PHASE = 1 << 24
 
 Roots = Sequence[Sequence[tuple[int, int]]]
-"""For each rank that takes part: start and size of each of its subtrees."""
+"""For each rank: start and size of each of its subtrees."""
 
 
 def slice_of(rank: int, length: int, num_ranks: int) -> slice:
-    """Which elements of a flat tensor a rank adds up: nearly equal parts, aligned."""
+    """The elements of a flat tensor that a rank sums: nearly equal parts, aligned."""
     width = -(-length // (_UNIT * num_ranks)) * _UNIT
     return slice(min(rank * width, length), min((rank + 1) * width, length))
 
 
 class Exchange:
-    """Brings flat tensors of the ranks together, several at a time. Every rank must make the same calls in the same order.
+    """Sums flat tensors over the ranks, several at a time. Every rank must make the same calls in the same order.
 
     Args:
-        rank: of this process, in the default group.
-        between_hosts: whether some messages go over a network.
+        rank: this process's rank in the default group.
+        between_hosts: whether any messages go over a network.
     """
 
     def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
@@ -58,16 +58,16 @@ class Exchange:
         self._gathering: list[_Underway] = []
         self._holds = False
         self._held: list[list[Tensor]] = []
-        """What ``gather`` is to send."""
+        """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
 
     def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
-        """The exchanges to come are of this phase: the ``number``-th of this launch.
+        """Begin a phase.
 
         Args:
-            number: of the phase, the same on every rank.
+            number: number of the phase within this launch, the same on every rank.
             roots: the subtrees of ranks 0, 1, ...
-            holds: whether those that are started before ``gather`` are held back for it. Then it must be called.
+            holds: whether exchanges started before ``gather`` are held back for it. If so, it must be called.
         """
         self._roots = roots
         self._holds, self._held = holds, []
@@ -75,14 +75,14 @@ class Exchange:
 
     @property
     def holds(self) -> bool:
-        """Whether what is started waits for ``gather``."""
+        """Whether started exchanges wait for ``gather``."""
         return self._holds
 
     def start(self, nodes: list[Tensor]) -> None:
-        """Begin to add up flat tensors over all ranks. The sum comes to be in ``nodes[0]``.
+        """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is in ``nodes[0]``.
 
         Args:
-            nodes: this rank's, one for each of its subtrees, in order: shape ``(n,)``, the same dtype and n everywhere.
+            nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same dtype and n on every rank.
         """
         if self._holds:
             self._held.append(nodes)
@@ -92,7 +92,11 @@ class Exchange:
             self._advance()
 
     def finish(self) -> None:
-        """Wait until all that has been started is complete."""
+        """Wait until all started exchanges are complete.
+
+        Raises:
+            PeerError: a rank did not take part within the timeout.
+        """
         while self._sending:
             self._advance()
         for underway in self._gathering:
@@ -100,16 +104,16 @@ class Exchange:
         self._gathering = []
 
     def sum(self, nodes: list[Tensor]) -> Tensor:
-        """``start`` and ``finish`` in one: the sum."""
+        """``start`` and ``finish``; returns the sum."""
         self.start(nodes)
         self.finish()
         return nodes[0]
 
     def gather(self, row: list[float]) -> list[list[float]]:
-        """Gather a row of numbers from each rank, and complete what was held back, in one collective.
+        """Gather a row of numbers from each rank, and complete the exchanges held back, in one collective.
 
         Args:
-            row: of equal length on every rank.
+            row: numbers, of equal length on every rank.
 
         Returns:
             The rows by rank.
@@ -119,11 +123,11 @@ class Exchange:
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
         rows, by_rank = gather_parts(row, parts, len(self._roots))
         for number, nodes in enumerate(held):
-            of_ranks = by_rank[number * most_nodes :]
+            node_parts = by_rank[number * most_nodes :]
             stack: list[Node[Tensor]] = []
             for rank, roots in enumerate(self._roots):
-                for (start, size), theirs in zip(roots, of_ranks, strict=False):
-                    push(stack, Node(start, size, theirs[rank]), torch.Tensor.add_)
+                for (start, size), copies in zip(roots, node_parts, strict=False):
+                    push(stack, Node(start, size, copies[rank]), torch.Tensor.add_)
             nodes[0].copy_(fold(stack, torch.Tensor.add_))
         return rows
 
@@ -132,7 +136,7 @@ class Exchange:
         underway.add()
         self._gathering.append(underway)
 
-    # For those under way
+    # For _Underway
 
     @property
     def roots(self) -> Roots:
@@ -141,11 +145,11 @@ class Exchange:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """This process's rank."""
         return self._rank
 
     def reserve_tags(self, number: int) -> int:
-        """The first of so many tags that no other exchange of this phase has."""
+        """Reserve ``number`` consecutive tags, unique in this phase; returns the first."""
         first = self._tag
         self._tag += number
         return first
@@ -156,17 +160,17 @@ class Exchange:
         return free.pop() if free else torch.empty(length, dtype=dtype)
 
     def give_back(self, scratch: Tensor) -> None:
-        """Memory that was received into is not needed any more."""
+        """Return memory for reuse."""
         self._scratch[scratch.dtype, scratch.numel()].append(scratch)
 
 
 class _Underway:
-    """One exchange: from the first message sent to the last received."""
+    """One exchange in progress."""
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
         self._on_gpu = nodes if nodes[0].is_cuda and len(exchange.roots) > 1 else None
-        # Gloo sends from the CPU's memory only: what is on a GPU is copied there and back.
+        # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
         self._sends: list[dist.Work] = []
         self._gathers: list[dist.Work] = []
@@ -183,12 +187,12 @@ class _Underway:
         width = self._slices[0].stop - self._slices[0].start
         self._piece = exchange.piece_bytes // self._nodes[0].element_size()
         self._num_pieces = -(-width // self._piece)
-        # A tag for every piece of every subtree, and for every piece of the result.
+        # One tag for every piece of every subtree, and for every piece of the result.
         most_nodes = max(map(len, roots))
         self._tag = exchange.reserve_tags((most_nodes + 1) * self._num_pieces)
         self._result_tag = self._tag + most_nodes * self._num_pieces
         self._mine = self._slices[rank]
-        peers = [*range(rank + 1, len(roots)), *range(rank)]  # each begins with another, so that none is overrun
+        peers = [*range(rank + 1, len(roots)), *range(rank)]  # each rank begins with another peer, to spread the load
         for peer in peers:
             self._post_receives(peer, len(roots[peer]))
         for peer in peers:
@@ -205,7 +209,7 @@ class _Underway:
                 self._receive(part, peer, self._tag + number * self._num_pieces, self._receives)
         if self._is_broad:
             return
-        # A peer hands out its slice of the result only after it has received ours of all nodes: the memory is free then.
+        # A peer sends its slice of the result only after it has received our part of it: the memory is free by then.
         self._receive(self._nodes[0][self._slices[peer]], peer, self._result_tag, self._gathers)
 
     def _send(self, data: Tensor, peer: int, tag: int) -> None:
@@ -221,9 +225,9 @@ class _Underway:
             works.append(work)
 
     def add(self) -> None:
-        """Wait for the others' nodes, add up this rank's slice, and begin to hand it out."""
+        """Wait for the peers' nodes, sum this rank's slice, and start distributing the result."""
         _wait(self._receives)
-        if self._is_broad:  # the sum takes the place of what is sent
+        if self._is_broad:  # the sum overwrites the memory being sent
             self._wait_sent()
         result = self._nodes[0][self._mine]
         if result.numel():
@@ -249,7 +253,7 @@ class _Underway:
         self._received = {}
 
     def finish(self) -> None:
-        """Wait for the other slices of the sum, and until all that was sent has left."""
+        """Wait for the other slices of the sum, and for all sends."""
         _wait(self._gathers)
         self._wait_sent()
         if self._on_gpu is not None:
@@ -268,6 +272,6 @@ def _wait(works: list[dist.Work]) -> None:
         if "imed out" not in str(error):
             raise
         raise PeerError(
-            f"another rank did not come to the end of this phase within the timeout ({error}): it may be stuck (loading "
+            f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
             "data, say), or have left its loop over batch.shards."
         ) from error

@@ -1,8 +1,7 @@
-"""PyTorch's ``fully_shard``: each rank keeps a part of the parameters, gradients and optimizer state.
+"""PyTorch's ``fully_shard``: each rank holds a part of the parameters, gradients and optimizer state.
 
-A block's parameters are brought together for its forward and backward pass, and its gradients are summed and dealt out
-again when they are there. So all ranks must run the model equally often: each has the same number of shards, and none of
-them may be empty.
+A block's parameters are all-gathered for its forward and backward pass, and its gradients are reduce-scattered. So all
+ranks must run the model equally often: each has the same number of shards, and none of them may be empty.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class FSDPSync(ShardedSync):
 
     Args:
         num_shards: V of the run.
-        devices: of this process: one.
+        devices: those of this process; the first is used.
 
     Raises:
         ConfigError: some ranks would have more shards than others.
@@ -46,23 +45,23 @@ class FSDPSync(ShardedSync):
         if num_shards % self._world_size:
             raise ConfigError(
                 f"strategy='fsdp' with {num_shards} shards on {self._world_size} processes: every process must have equally "
-                "many, since all of them hold the parameters together and must run the model equally often. Use a number of "
-                f"processes that divides {num_shards}, or another strategy."
+                "many, since the parameters are spread over all of them and they must run the model equally often. Use a "
+                f"number of processes that divides {num_shards}, or another strategy."
             )
         self._device = devices[0]
         self._mesh: DeviceMesh | None = None
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync. The parameters of ``model`` are other objects afterwards: ``replaced`` tells which."""
+        """See Sync. The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
         _check(model)
         take_from_rank_0(model)
         before = dict(model.named_parameters())
         if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(_everyone(), self._device.type)
+            self._mesh = DeviceMesh.from_group(_world_group(), self._device.type)
         for part in (*_blocks(model), model):
             _shard(part, self._mesh)
         model.to(self._device)  # its buffers
-        model.register_forward_hook(_deal_out_again)
+        model.register_forward_hook(_reshard)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
         return super().attach(model)
 
@@ -82,11 +81,11 @@ class FSDPSync(ShardedSync):
 
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
-        # The sum over the ranks comes within the backward pass, so the weight must be in the loss by then.
+        # The backward pass sums over the ranks, so the weight must already be in the loss.
         if factor == 0 and not math.isfinite(loss.item()):
             raise LossError(
                 f"a shard of weight 0 has the loss {loss.item()}, which strategy='fsdp' cannot leave out of the sum over the "
-                "processes: make it finite (divide by max(1, number of tokens), say)"
+                "processes: make it finite (for example, divide by max(1, number of tokens))"
             )
         super().backward(loss if factor == 1.0 else loss * factor, call, 1.0, options)
 
@@ -101,7 +100,7 @@ class FSDPSync(ShardedSync):
         return self._sums.take(call)
 
 
-def _everyone() -> dist.ProcessGroup:
+def _world_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     return group
@@ -111,29 +110,29 @@ def _check(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise ModelError(
-                f"parameter {name!r} is a scalar, which cannot be dealt out to processes (strategy='fsdp'): give it the "
+                f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
                 "shape (1,), or use another strategy"
             )
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The parts that are brought together one at a time: the elements of lists and sequences of layers, the innermost first.
+    """The modules to shard as units: the elements of ModuleLists and Sequentials, innermost first.
 
-    One that shares a parameter with another part of the model is left to the model as a whole.
+    A module that shares a parameter with another part of the model is left to the unit of the whole model.
     """
     occurrences = Counter(parameter for module in model.modules() for parameter in module._parameters.values())
     for module in reversed(list(model.modules())):
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):
             continue
         for block in module:
-            own = Counter(parameter for part in block.modules() for parameter in part._parameters.values())
-            own.pop(None, None)
-            if own and block is not model and all(occurrences[parameter] == count for parameter, count in own.items()):
+            counts = Counter(parameter for part in block.modules() for parameter in part._parameters.values())
+            counts.pop(None, None)
+            if counts and block is not model and all(occurrences[parameter] == count for parameter, count in counts.items()):
                 yield block
 
 
-def _deal_out_again(model: nn.Module, *_: object) -> None:
-    """After a forward pass without a backward pass, nothing else does: the model would stay whole, with other parameters."""
+def _reshard(model: nn.Module, *_: object) -> None:
+    """Reshard after a forward pass without gradients: only a backward pass would do so otherwise."""
     if not torch.is_grad_enabled() and isinstance(model, FSDPModule):
         model.reshard()
 
@@ -153,12 +152,12 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
     """See ``config.Strategy``."""
     if config.trace != "off":
         raise ConfigError(
-            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has a part "
-            "of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
+            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has only a "
+            "part of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
         )
     if config.precision == "16-master":
         raise ConfigError(
-            "precision='16-master' with strategy='fsdp': the float16 copy of the weights would be made of each process's part "
-            "of them. Use 16-mixed or bf16-mixed, which have float32 weights too."
+            "precision='16-master' with strategy='fsdp': the float16 copies would be made of each process's part of the "
+            "weights. Use 16-mixed or bf16-mixed, which have float32 weights too."
         )
     return FSDPSync(num_shards, devices)

@@ -1,4 +1,4 @@
-"""Gradients of a process's shards, added up one after another by weight."""
+"""Weighted sums of the gradients of a process's shards."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ Gradients = dict[Parameter, Tensor]
 
 
 def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
-    """Take away the gradients that parameters have, so that the next backward pass begins with none.
+    """Remove and return the gradients of parameters, so that the next backward pass begins with none.
 
-    (Autograd then makes each gradient anew, in the same way on every process; adding to an old one rounds differently.)
+    Autograd then creates each gradient anew, in the same way on every process; accumulating would round differently.
     """
-    aside: Gradients = {}
+    detached: Gradients = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            aside[parameter] = parameter.grad
+            detached[parameter] = parameter.grad
             parameter.grad = None
-    return aside
+    return detached
 
 
-def put_back(aside: Gradients) -> None:
-    """Add gradients that were set aside to those that have come since."""
-    for parameter, gradient in aside.items():
+def put_back(detached: Gradients) -> None:
+    """Add detached gradients to those computed since."""
+    for parameter, gradient in detached.items():
         if parameter.grad is not None:
             gradient.add_(parameter.grad)
         parameter.grad = gradient
 
 
 def widen(gradient: Tensor) -> Tensor:
-    """16-bit gradients are weighted and summed in float32."""
+    """A 16-bit gradient as float32, in which it is weighted and summed; others as they are."""
     return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
-    """Move the gradients of the shard that has just run into sums."""
+    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped."""
     for parameter, gradient in detach_grads(parameters).items():
         if weight == 0:
             continue
@@ -49,10 +49,10 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
 
 
 class ShardSums:
-    """Weighted sums over the shards that have run, kept apart for each backward call of a micro-step.
+    """Weighted sums over the shards that have run, separately for each backward call of a micro-step.
 
-    Two backward calls (two losses, say) may have weights of different kinds: the first calls of all shards belong together,
-    and so do the second ones.
+    Backward calls (for two losses, say) may have weights of different kinds: the first calls of all shards are summed
+    together, and so are the second ones.
     """
 
     def __init__(self) -> None:
@@ -61,30 +61,30 @@ class ShardSums:
     def add(self, call: int, parameters: Iterable[Parameter], weight: float) -> None:
         """Move the gradients of the shard that has just run into the sum of this call.
 
-        A shard of weight 0 (no tokens) is absent: its loss may be a mean over nothing, and its gradients NaN.
+        A shard of weight 0 (no tokens) is left out: its loss may be a mean over nothing, and its gradients NaN.
         """
         add_weighted(parameters, self._sums.setdefault(call, {}), weight)
 
     def put(self, call: int, sums: Gradients) -> None:
-        """Take sums for those of a call."""
+        """Set the sums of a call."""
         self._sums[call] = sums
 
     def take(self, call: int) -> Gradients:
-        """The sum of a call, and forget it."""
+        """Remove and return the sums of a call."""
         return self._sums.pop(call, {})
 
     def clear(self) -> None:
-        """Forget all sums."""
+        """Discard all sums."""
         self._sums.clear()
 
 
 def install(sums: Gradients) -> None:
-    """Make sums the gradients of their parameters, in the parameters' own dtype."""
+    """Set ``.grad`` of each parameter to its sum, in the parameter's dtype."""
     for parameter, gradient in sums.items():
         parameter.grad = gradient.to(parameter.dtype)
 
 
 def divide(gradients: Iterable[Tensor], total: float) -> None:
-    """Divide by the weights' sum, in place."""
+    """Divide gradients by ``total``, in place."""
     for gradient in gradients:
         gradient.div_(total)

@@ -1,8 +1,8 @@
 """Horovod's all-reduce: each gradient is sent as soon as the backward pass has it, under the name of its parameter.
 
-Horovod itself finds out which gradients all ranks have sent, and adds several up together, in whatever order they come. A
-gradient that some ranks have and others do not would be waited for without end. So when the phase ends the ranks tell each
-other which parameters were used, and those that a rank did not use are sent as zeros, by a rank without samples too.
+Horovod itself determines which gradients all ranks have submitted, and fuses them in whatever order they come. It would wait
+forever for a gradient that only some ranks have. So at the end of the phase the ranks exchange which parameters were used,
+and those that a rank did not use are sent as zeros, also by a rank without samples.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 
-_POLL_S = 0.0002  # Horovod itself looks for new operations every millisecond
+_POLL_S = 0.0002  # Horovod's own cycle time is a millisecond
 
 
 class HorovodSync(ShardedSync):
-    """The strategy ``horovod``. Every rank must make one: it starts Horovod where the launcher has not.
+    """The strategy ``horovod``. Every rank must create one: it starts Horovod unless the launcher has.
 
     Args:
         num_shards: V of the run.
-        timeout_s: how long a rank is waited for.
+        timeout_s: how long to wait for other ranks, in seconds.
 
     Raises:
-        ConfigError: Horovod is missing, or cannot be started here.
+        ConfigError: Horovod is missing or cannot be started.
     """
 
     def __init__(self, num_shards: int, timeout_s: float) -> None:
@@ -48,19 +48,19 @@ class HorovodSync(ShardedSync):
         self._timeout_s = timeout_s
         self._names: dict[Parameter, str] = {}
         self._wires: dict[Parameter, str] = {}
-        """What the gradients are called among the ranks: also two models' parameters of one name have two."""
+        """The names of the gradients in messages, which are unique over models."""
         self._sparse: list[Parameter] = []
         self._hooks: list[RemovableHandle] = []
         self._listening = False
-        """Whether gradients leave as they come."""
+        """Whether gradients are sent as they arrive."""
         self._factor = 1.0
         self._earlier: Gradients = {}
         self._call = 0
         self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
-        """By backward call, what waits for the sum of each gradient that has left."""
+        """By backward call, a function for each sent gradient that waits for its sum."""
 
     def close(self) -> None:
-        """See Sync. Horovod goes on until the process ends: it cannot be left by one rank alone."""
+        """See Sync. Horovod runs until the process ends: a single rank cannot leave it."""
         super().close()
         for hook in self._hooks:
             hook.remove()
@@ -75,7 +75,7 @@ class HorovodSync(ShardedSync):
             self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
             self._names[parameter] = name
             learns = parameter.requires_grad
-            parameter.requires_grad_(True)  # a frozen one takes no hook, but keeps it
+            parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
             parameter.requires_grad_(learns)
         return model
@@ -98,13 +98,13 @@ class HorovodSync(ShardedSync):
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
-        # What has not left stays with the sum of its call.
+        # Gradients that were not sent stay in the sum of their call.
         add_weighted(list(self._names), self._earlier, factor)
         self._sums.put(call, self._earlier)
         self._earlier = {}
 
     def _arrived(self, parameter: Parameter) -> None:
-        """A gradient is there. (Called by autograd, in the backward pass.)"""
+        """Send a new gradient. Called by autograd during the backward pass."""
         if not self._listening:
             return
         if parameter in self._sent.get(self._call, {}):
@@ -115,34 +115,34 @@ class HorovodSync(ShardedSync):
             )
         sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
         add_weighted([parameter], sums, self._factor)
-        if sums:  # without weight the shard is absent, and there may be nothing to send
+        if sums:  # empty if the shard has weight 0 and there are no earlier ones
             self._send(self._call, parameter, sums[parameter])
 
     def _reduce(self, call: int) -> Gradients:
-        """What has not left during the backward pass, as far as some rank has a gradient; then all sums."""
+        """Send the gradients that were not sent during the backward pass, if any rank has one; then wait for all sums."""
         sums = self._sums.take(call)
         if self._world_size == 1:
             return sums
-        trainable = [p for p in self._names if p.requires_grad]  # as it is now: scripts freeze and thaw
+        trainable = [p for p in self._names if p.requires_grad]  # scripts freeze and unfreeze
         waiting = self._sent.pop(call, {})
-        rest = [p for p in trainable if p not in waiting]
+        unsent = [p for p in trainable if p not in waiting]
         used = torch.tensor([float(p in waiting or p in sums) for p in trainable])
         self._wait(self._horovod.allreduce_async_(used, name="lockstep.used", op=self._horovod.Sum))
         counts = dict(zip(trainable, used.tolist(), strict=True))
-        add_absent(rest, sums, [counts[parameter] for parameter in rest], self._sparse)
+        add_absent(unsent, sums, [counts[parameter] for parameter in unsent], self._sparse)
         for parameter, part in sums.items():
             self._send(call, parameter, part)
         waiting.update(self._sent.pop(call, {}))
         return {parameter: wait() for parameter, wait in waiting.items()}
 
     def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
-        """Have Horovod sum this rank's part of a gradient with those of the others. It is changed in place."""
+        """Start summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
         name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
         if part.is_sparse:
             finish = horovod.sparse_allreduce_async(part.coalesce(), name, op=horovod.Sum)
             sent[parameter] = lambda: self._checked(finish).coalesce()
             return
-        # Horovod takes real numbers in the usual order of memory, and only where it was built for GPUs those on one.
+        # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with NCCL.
         plain = torch.view_as_real(part) if part.is_complex() else part
         wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
         handle = horovod.allreduce_async_(wire, name=name, op=horovod.Sum)
@@ -156,11 +156,11 @@ class HorovodSync(ShardedSync):
         sent[parameter] = wait
 
     def _wait(self, handle: Any) -> None:
-        """Wait for an operation. (Horovod's own way spins, which costs the others a core, and knows no end.)"""
+        """Wait for an operation. (Horovod's ``synchronize`` spins, which occupies a core, and has no timeout.)"""
         deadline = time.monotonic() + self._timeout_s
         while not self._horovod.poll(handle):
             if time.monotonic() > deadline:
-                raise self._failure(f"after {self._timeout_s:g} s some rank has still not come. ")
+                raise self._failure(f"a rank did not take part within {self._timeout_s:g} s. ")
             time.sleep(_POLL_S)
         self._checked(lambda: self._horovod.synchronize(handle))
 
@@ -173,7 +173,7 @@ class HorovodSync(ShardedSync):
     def _failure(self, why: str) -> PeerError:
         step = self._plan.number if self._plan else "?"
         return PeerError(
-            f"the gradients of step {step} could not meet through Horovod: {why}If another rank has failed, look at its error "
+            f"the gradients of step {step} could not be reduced by Horovod: {why}If another rank has failed, look at its error "
             "first."
         )
 

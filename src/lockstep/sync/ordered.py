@@ -1,7 +1,6 @@
-"""The same exchange by collectives in one fixed order, for GPUs: NCCL has no tags, and does its waiting on the GPU.
+"""The exchange by collectives in a fixed order, for GPUs: NCCL has no tags, and waits on the GPU.
 
-Everything is put on a stream of its own, which goes on while the backward pass does; the processor waits for nothing. All
-ranks must take part.
+All work is issued on a stream of its own, which runs concurrently with the backward pass; the CPU never waits.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from lockstep.sync.exchange import Roots
 
 
 class OrderedExchange:
-    """As ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
+    """Like ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
 
     Args:
-        rank: of this process, in the default group.
-        device: where the tensors are. On the CPU every call waits.
+        rank: this process's rank in the default group.
+        device: the device of the tensors. On the CPU every call blocks.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -31,15 +30,15 @@ class OrderedExchange:
         self._roots: Roots = [[]]
 
     def begin_phase(self, roots: Roots) -> None:
-        """The exchanges to come add up these subtrees: those of all ranks."""
+        """Set the subtrees of all ranks for the following exchanges."""
         self._roots = roots
 
     def start(self, nodes: list[Tensor]) -> None:
         """See ``Exchange``."""
-        with self._aside():
+        with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()
             width = -(-length // num_ranks)
-            # Row r holds what goes to rank r: its slice of every subtree.
+            # Row r is sent to rank r: its slice of every subtree.
             outgoing = nodes[0].new_zeros(num_ranks, len(nodes), width)
             for number, node in enumerate(nodes):
                 padded = torch.nn.functional.pad(node, (0, num_ranks * width - length))
@@ -56,11 +55,11 @@ class OrderedExchange:
             nodes[0].copy_(total[:length])
 
     def finish(self) -> None:
-        """Have what comes next on this process's stream wait for all that has been started."""
+        """Make the current stream wait for all started exchanges."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    def _aside(self) -> contextlib.AbstractContextManager[object]:
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
             return contextlib.nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

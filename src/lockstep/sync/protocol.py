@@ -1,4 +1,4 @@
-"""What every way for gradients to meet can do."""
+"""``Sync``: the interface of all strategies for synchronizing gradients."""
 
 from __future__ import annotations
 
@@ -13,79 +13,81 @@ from lockstep.plan.shards import MicroStep, StepPlan
 
 @dataclass(slots=True)
 class Outcome:
-    """What the ranks have told each other at the end of a phase: the same on all of them. (Nothing changes it.)"""
+    """What the ranks have exchanged at the end of a phase; the same on every rank. (Treated as immutable.)"""
 
     totals: Sequence[float | None]
-    """For each backward call of the phase, what its sum over all shards is to be divided by; None: by nothing."""
+    """For each backward call of the phase, the divisor of its sum over all shards; None: not divided."""
     unforeseen: Sequence[Hashable] = ()
-    """What ``Sync.unforeseen`` has given on all ranks, each once, in order."""
+    """The results of ``Sync.unforeseen`` of all ranks, in order, without duplicates."""
 
 
 class Sync(Protocol):
-    """The one place where strategies differ. Made once, by the team.
+    """A strategy: the only place where strategies differ. Created once per run.
 
-    In each phase of a step every rank calls ``begin_phase``; for each of its micro-steps, if it has any, ``begin_shard``,
-    ``backward`` as often as the script does, and ``end_shard``; and ``end_phase``, in which gradients and buffers meet. Or
-    ``drop`` at any point, where all ranks end or leave the step.
+    In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
+    often as the script does, and ``end_shard``; then ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at
+    any point, if all ranks end or leave the step.
     """
 
     forward_is_collective: bool
-    """Whether the ranks meet in every forward pass, so that all must run the model equally often, in evaluations too."""
+    """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
     is_plain: bool
-    """Whether a step is that of a plain script: then ``.grad`` inside ``batch.shards`` is what it is there."""
+    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
     replaced: dict[nn.Parameter, nn.Parameter]
-    """Parameters that ``attach`` has put others in the place of."""
+    """The parameters that ``attach`` has replaced, with their replacements."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """Make ``model`` take part: it is on its device, and equal in structure on all ranks.
+        """Add a model, which must be on its device and equal in structure on all ranks.
 
         Every rank must call it, in the same order. Parameters and buffers become those of rank 0.
-        Returns what to call for a forward pass with gradients.
+
+        Returns:
+            The callable for forward passes with gradients.
         """
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """A phase of a step begins. Every parameter's ``.grad`` is None. Local."""
+        """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """A micro-step begins. Local."""
+        """Begin a micro-step. Local."""
 
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """Run a backward pass. ``.grad`` of every parameter is None afterwards, or not yet what it will be.
+        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May communicate.
 
         Args:
             loss: a scalar.
-            call: which of this micro-step's backward passes it is, from 0.
-            factor: what its gradients are multiplied by.
+            call: number of the backward call within the micro-step, from 0.
+            factor: factor for its gradients.
             options: for ``Tensor.backward``.
         """
 
     def end_shard(self) -> None:
-        """The micro-step is over: changes of buffers are noted and undone. Local."""
+        """End the micro-step: changes of buffers are recorded and undone. Local."""
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """What this rank must tell the others of the phase, since it was not so in the phases of this number before."""
+        """What this rank must tell the others about the phase because earlier phases of this number did not have it."""
 
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
-        """Gather a row of numbers from each rank, together with the gradients of the phase. Every rank must call it, when its
-        shards have run and before ``end_phase``.
+        """Gather a row of numbers from each rank, in one message with the gradients of the phase. Every rank must call it,
+        after its shards have run and before ``end_phase``.
 
         Args:
             row: of equal length on every rank.
-            num_calls: the backward calls that are foreseen for the phase: the same on every rank.
+            num_calls: the expected number of backward calls in the phase, the same on every rank.
 
         Returns:
-            The rows by rank. None, on every rank: gradients go by themselves.
+            The rows by rank; None, on every rank, if gradients are sent separately.
         """
 
     def end_phase(self, outcome: Outcome) -> None:
-        """Bring together what the shards of all ranks have given. Every rank must call it.
+        """Synchronize gradients and buffers. Every rank must call it; it blocks until all have.
 
         Afterwards ``.grad`` is, summed over the backward calls, ``sum(factor * gradient) / total`` over all shards of all
-        ranks: the same on every rank; None if no shard used the parameter. Buffers are the same on every rank too.
+        ranks: the same on every rank, and None if no shard used the parameter. Buffers are the same on every rank too.
         """
 
     def drop(self) -> None:
-        """Forget what an unfinished phase has added up so far. Local."""
+        """Discard the sums of an unfinished phase. Local."""
 
     def close(self) -> None:
-        """The run is over: let go of process groups. Local."""
+        """Release resources at the end of the run. Local."""

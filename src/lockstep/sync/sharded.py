@@ -1,4 +1,4 @@
-"""The bookkeeping of shards that strategies with a plain sum share: what is added up before anything is sent."""
+"""The base class of strategies with a plain sum: sums a process's shards before anything is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.sync.protocol import Outcome
 
 
 class ShardedSync(ABC):
-    """Adds up a process's shards; a subclass says how the sums of several processes meet."""
+    """Sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
     """See Sync."""
@@ -31,7 +31,7 @@ class ShardedSync(ABC):
         self._parameters: list[Parameter] = []
         self._buffers = ShardBuffers()
         self._changing: set[int] = set()
-        """Modules whose buffers some shard has changed, by number: known to all ranks."""
+        """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._sums = ShardSums()
         self._plan: StepPlan | None = None
         self._phase = 0
@@ -40,8 +40,8 @@ class ShardedSync(ABC):
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """See Sync."""
-        known = set(self._parameters)
-        self._parameters.extend(parameter for parameter in model.parameters() if parameter not in known)
+        attached = set(self._parameters)
+        self._parameters.extend(parameter for parameter in model.parameters() if parameter not in attached)
         forward = self._replicate(model)
         self._buffers.attach(model)
         return forward
@@ -66,11 +66,11 @@ class ShardedSync(ABC):
         """See Sync."""
         micro, self._micro = self._micro, None
         assert micro is not None
-        if micro.ends_shard:  # until then the parts of a shard go on from each other's buffers
+        if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             self._buffers.note(self._shard_samples / micro.step_samples, is_lowest_shard=micro.shard == 0)
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: the modules with buffers that have changed for the first time."""
+        """See Sync: the modules whose buffers have changed for the first time."""
         noted = self._buffers.noted()
         return [number for number, yes in enumerate(noted) if yes and number not in self._changing]
 
@@ -85,13 +85,13 @@ class ShardedSync(ABC):
             sums = self._reduce(call)
             if total is not None:
                 divide(sums.values(), total)
-            for parameter, one in sums.items():
-                gradients[parameter] = gradients[parameter].add_(one) if parameter in gradients else one
+            for parameter, gradient in sums.items():
+                gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
         install(gradients)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
         if self._changing:
-            which = [number in self._changing for number in range(self._buffers.num_owners)]
-            self._buffers.combine(which, _all_reduce if self._world_size > 1 else None)
+            is_changing = [number in self._changing for number in range(self._buffers.num_owners)]
+            self._buffers.combine(is_changing, _all_reduce if self._world_size > 1 else None)
         self._plan = None
 
     def drop(self) -> None:
@@ -100,18 +100,18 @@ class ShardedSync(ABC):
         self._buffers.rewind()
         self._plan = self._micro = None
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
+    def close(self) -> None:  # noqa: B027 - most subclasses have nothing to release
         """See Sync."""
 
     @abstractmethod
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Make the model that of rank 0 on every rank; what to call for its forward pass."""
+        """Copy the model from rank 0 to every rank, and return the callable for its forward pass."""
 
     @abstractmethod
     def _reduce(self, call: int) -> Gradients:
         """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype.
 
-        Every rank comes here for every call that some rank made.
+        Called on every rank for every call that any rank made.
         """
 
 

@@ -1,4 +1,4 @@
-"""One process: its shards are all there is."""
+"""The strategy for a single process, which runs all shards itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.sync.sharded import ShardedSync
 
 
 class SingleSync(ShardedSync):
-    """The strategy ``single``. With one shard, a step is what the plain single-device loop does, to the bit.
+    """The strategy ``single``. With one shard, a step equals that of a plain single-device loop, to the bit.
 
     Args:
         num_shards: V of the run.

@@ -1,4 +1,4 @@
-"""The strategies by name. A new way for gradients to meet is a new file, and a row in ``config.STRATEGIES``."""
+"""Creating strategies by name. A new strategy is a new file, and a row in ``config.STRATEGIES``."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from lockstep.sync.protocol import Sync
 
 
 def promises_bits(strategy: str, *, shards_given: bool) -> bool:
-    """Whether a run with this strategy (definite, or ``auto``) promises its answer to the bit at every world size."""
+    """Whether a run with this strategy (which may be ``auto``) promises bit-identical answers at every world size."""
     return strategy == "exact" or (strategy == "auto" and shards_given)
 
 
 def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: bool) -> str:
-    """``auto`` made definite, and checked against the number of processes and the kind of device.
+    """Resolve ``auto``, and check the strategy against the number of processes and the kind of device.
 
     Args:
-        name: as asked for.
+        name: the requested strategy.
         world_size: number of processes.
-        is_exact: whether the run was born with a number of shards of its own choice, so that its answer is promised to
-            the bit.
-        on_gpus: whether this process trains on CUDA GPUs.
+        is_exact: whether ``shards`` was given when the run was created, so that bit-identical answers are promised.
+        on_gpus: whether this process uses CUDA GPUs.
 
     Raises:
-        ConfigError: ``single`` or ``dp`` for several processes: each would train a model of its own; ``dp`` on the CPU;
-            ``horovod`` where Horovod is not installed.
+        ConfigError: ``single`` or ``dp`` with several processes; ``dp`` on the CPU; ``horovod`` where Horovod is not
+            installed.
     """
     if name == "auto" and is_exact:
         return "exact"
@@ -52,6 +51,6 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: boo
 def make_sync(
     strategy: str, config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]
 ) -> Sync:
-    """The way for gradients to meet that a (definite) strategy names. ``devices``: those of this process."""
-    made: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
-    return made
+    """Create the Sync of a strategy other than ``auto``. ``devices``: those of this process."""
+    sync: Sync = importlib.import_module(STRATEGIES[strategy].sync).make(config, num_shards, transport, devices)
+    return sync

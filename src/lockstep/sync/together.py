@@ -1,9 +1,9 @@
 """Small gradients in one message with the numbers of their phase.
 
-A message takes some time however short it is: tens of microseconds between processes of one machine, and several times that on
-a network or a virtual machine. At the end of each phase the ranks tell each other the numbers of their ledgers. Where all
-gradients are small they go along: each rank sends all it has to every other, and adds up what it gets, in the order of the
-ranks.
+A message has a latency however short it is: tens of microseconds between processes of one machine, and several times that
+on a network or a virtual machine. At the end of each phase the ranks exchange the numbers of their ledgers. If all
+gradients are small they go into the same message: each rank sends its own to every other, and sums what it receives in
+rank order.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lockstep.sync.gradients import Gradients
 
 _ALIGNED = 8
 MOST_BYTES = 1 << 20
-"""That a rank receives. Larger gradients are better reduced by all-reduce, in buckets, while the backward pass still runs."""
+"""Bytes that a rank receives at most. Larger gradients are better all-reduced in buckets during the backward pass."""
 
 
 def size_of(parameters: Sequence[Parameter]) -> float:
-    """Bytes of the gradients of these parameters, as they are sent; infinite where some are not on the CPU."""
+    """Size of the gradients of these parameters as sent, in bytes; infinite if any is not on the CPU."""
     if not all(parameter.is_cpu for parameter in parameters):
         return math.inf
     return sum(parameter.numel() * max(4, parameter.element_size()) for parameter in parameters)
 
 
 def fits(size: float, world_size: int) -> bool:
-    """Whether gradients of so many bytes are best sent together with the ledger's numbers."""
+    """Whether gradients of ``size`` bytes are best sent together with the ledger's numbers."""
     return size * (world_size - 1) <= MOST_BYTES
 
 
@@ -41,10 +41,10 @@ def gather_parts(
 ) -> tuple[list[list[float]], list[list[Tensor]]]:
     """Gather a row of numbers and some flat tensors from each rank, in one collective.
 
-    Every rank must call it, with rows of one length, and as many parts of the same lengths and dtypes, on the CPU.
+    Every rank must call it, with rows of equal length, and equally many parts of the same lengths and dtypes, on the CPU.
 
     Returns:
-        The rows by rank, and for each part those of all ranks, which share memory with nothing else.
+        The rows by rank, and for each part those of all ranks, in newly allocated memory.
     """
     head = torch.tensor(row, dtype=torch.float64)
     sizes = [head.nbytes, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]
@@ -53,9 +53,9 @@ def gather_parts(
         space[: part.nbytes] = part.view(torch.uint8)
     messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
     all_gather_flat(messages, message)
-    heads, *rest = torch.split(messages.view(world_size, -1), sizes, dim=1)
-    found = [[data[: part.nbytes].view(part.dtype) for data in of_ranks] for of_ranks, part in zip(rest, parts, strict=True)]
-    return heads.view(torch.float64).tolist(), found
+    heads, *bodies = torch.split(messages.view(world_size, -1), sizes, dim=1)
+    by_part = [[data[: part.nbytes].view(part.dtype) for data in body] for body, part in zip(bodies, parts, strict=True)]
+    return heads.view(torch.float64).tolist(), by_part
 
 
 @torch.no_grad()
@@ -64,16 +64,16 @@ def gather_together(
 ) -> tuple[list[list[float]], list[Gradients]]:
     """Gather a row of numbers from each rank, and sum gradients over the ranks, in one collective.
 
-    Every rank must call it, with rows of one length, as many calls, and the same parameters.
+    Every rank must call it, with rows of equal length, equally many calls, and the same parameters.
 
     Args:
-        row: of this rank.
-        calls: of each backward call, this rank's sums, dense and on the CPU; a parameter may be absent.
-        parameters: all that any rank may have a gradient of.
+        row: this rank's numbers.
+        calls: this rank's sums for each backward call, on the CPU; parameters may be absent.
+        parameters: all parameters for which any rank may have a gradient.
         world_size: number of ranks.
 
     Returns:
-        The rows by rank, and for each call the sums over all ranks; a parameter that no rank has a gradient of is absent.
+        The rows by rank, and for each call the sums over all ranks; parameters without a gradient on any rank are absent.
     """
     by_format: dict[torch.dtype, list[Parameter]] = {}
     for parameter in parameters:
@@ -81,21 +81,21 @@ def gather_together(
     present = [float(parameter in sums) for sums in calls for parameter in parameters]
     flats = [_flatten(calls, alike, dtype) for dtype, alike in by_format.items()]
     numbers, parts = gather_parts([*row, *present], flats, world_size)
-    used = [any(column) for column in zip(*(theirs[len(row) :] for theirs in numbers), strict=True)]
-    found: list[Gradients] = [{} for _ in calls]
-    for (dtype, alike), (total, *others) in zip(by_format.items(), parts, strict=True):
-        for other in others:
-            total += other
+    used = [any(column) for column in zip(*(peer_row[len(row) :] for peer_row in numbers), strict=True)]
+    totals: list[Gradients] = [{} for _ in calls]
+    for (dtype, alike), (total, *peer_parts) in zip(by_format.items(), parts, strict=True):
+        for part in peer_parts:
+            total += part
         sizes = [parameter.numel() for parameter in alike] * len(calls)
         for index, data in enumerate(torch.split(total, sizes)):
             parameter = alike[index % len(alike)]
             gradient = torch.empty_like(parameter, dtype=dtype).copy_(data.view(parameter.shape))
-            found[index // len(alike)][parameter] = gradient
-    pairs = [(gradients, parameter) for gradients in found for parameter in parameters]
+            totals[index // len(alike)][parameter] = gradient
+    pairs = [(gradients, parameter) for gradients in totals for parameter in parameters]
     for (gradients, parameter), is_used in zip(pairs, used, strict=True):
         if not is_used:
             del gradients[parameter]
-    return [theirs[: len(row)] for theirs in numbers], found
+    return [peer_row[: len(row)] for peer_row in numbers], totals
 
 
 def _flatten(calls: Sequence[Gradients], parameters: Sequence[Parameter], dtype: torch.dtype) -> Tensor:
