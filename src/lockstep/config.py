@@ -1,4 +1,4 @@
-"""What a run is asked to do: one frozen value, checked when it is made."""
+"""The settings of a run: one frozen value, validated on creation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A way for gradients to meet: where it is, and what it asks of the way a run is started."""
+    """A strategy for synchronizing gradients: its module, and its requirements."""
 
     sync: str = ""
-    """The module whose ``make(config, num_shards, transport, devices)`` makes it: a ``Sync``. (Imported where it is wanted.)"""
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``. Imported when needed."""
     one_process: bool = False
     devices: str = "several"
-    """That a process may drive: ``one``; ``several``, on which the script places its models; or ``all`` GPUs, by itself."""
+    """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
     needs: str = ""
-    """What a machine may lack: ``gpus``, ``horovod``."""
+    """What the machine must have: ``gpus``, ``horovod``."""
 
 
 STRATEGIES = {
@@ -49,7 +49,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of one run. Every field can be given to ``lockstep.join`` and to ``lockstep run``."""
+    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``."""
 
     strategy: str = option(
         "auto",
@@ -59,90 +59,93 @@ class RunConfig:
         "process]",
     )
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
-    ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process keeps a part of the parameters and of the
-    optimizer's state), ``horovod`` (Horovod's all-reduce, where it is installed), ``exact`` (one fixed tree: equal to the bit
-    at every world size), or ``auto``: ``exact`` where ``shards`` is given, else ``single`` for one process and ``ddp``."""
+    ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
+    optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
+    size), or ``auto``: ``exact`` if ``shards`` is given, else ``single`` for one process and ``ddp`` for several."""
     precision: str = option(
-        "32-true", group=TRAINING, metavar=one_of(PRECISIONS), help="Formats of weights and passes: see docs/precision.md."
+        "32-true",
+        group=TRAINING,
+        metavar=one_of(PRECISIONS),
+        help="Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]",
     )
     """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
     autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
-    ``bf16-true`` (everything in 16 bits, weights and the optimizer's state too). With ``16-mixed`` and ``16-master`` the loss
+    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the loss
     is scaled, and a step whose gradients overflow is skipped by all ranks together. See docs/precision.md."""
     shards: int | None = option(
         None,
         group=TRAINING,
         metavar="V",
-        help="Parts that every global batch is cut into: runs with the same V give the same answer.  [default: the number of "
-        "processes]",
+        help="Number of shards that each global batch is split into, at least the number of processes. Runs with the same V "
+        "give the same answer.  [default: the number of processes]",
     )
-    """Number of shards V that every global batch is cut into, and so the largest world size that the run can have. None:
-    the world size at the run's birth."""
+    """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
+    of the first launch."""
     accumulate: int = option(
-        1, group=TRAINING, metavar="K", help="Consecutive global batches that make one step.  [default: 1]"
+        1, group=TRAINING, metavar="K", help="Number of consecutive global batches per optimizer step.  [default: 1]"
     )
-    """How many consecutive global batches make one step."""
+    """Number of consecutive global batches that make one step."""
     seed: int | None = option(
         None,
         group=TRAINING,
         metavar="N",
-        help="Root of all random streams.  [default: the script's torch.manual_seed(), else 0]",
+        help="Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]",
     )
-    """Root of every random stream of the run. None: the script's own (``torch.manual_seed``, below 2**32, before ``join``),
-    else 0. What the script gives to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
+    """Seed of all random streams of the run. None: that of the script's ``torch.manual_seed`` before ``join`` (below 2**32),
+    else 0. A seed given to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
     threads: int | None = option(
         None,
         group=PROCESSES,
         metavar="N",
-        help="Threads of each process.  [default: OMP_NUM_THREADS, else the cores, divided]",
+        help="Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]",
     )
-    """Threads of each process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if the user has set it, else the
-    cores of this machine divided by the shards (so that the number of processes and machines does not matter: threads can
-    change the last bits)."""
+    """CPU threads per process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if set, else the number of cores of
+    this machine divided by the number of shards (independent of the number of processes and machines, since threads can change
+    the last bits)."""
     device: str = option(
-        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Where to train.  [default: a GPU where there is one]"
+        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Device to train on.  [default: auto, a GPU if there is one]"
     )
-    """``cpu``, ``cuda``, or ``auto`` (a GPU where there is one)."""
+    """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU if there is one)."""
     devices_per_process: int | None = option(
         None,
         group=PROCESSES,
         metavar="N",
-        help="Devices that each process drives.  [default: one; with strategy dp, all GPUs]",
+        help="Number of devices per process.  [default: one; with strategy dp, all GPUs]",
     )
-    """Devices of each process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one (and
-    another strategy than ``dp``) the script places the parts of its models on them. On the CPU they are all the same one."""
+    """Number of devices per process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one, and
+    a strategy other than ``dp``, the script places the parts of its models on them. On the CPU they are all the same."""
     batch_dim: int = option(
         0,
         group=TRAINING,
         metavar="N",
-        help="With strategy dp: the dimension of inputs and results that is cut into a part for each GPU.  [default: 0]",
+        help="With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]",
     )
-    """For ``dp``: the dimension of a model's inputs and results that is cut into a part for each GPU."""
+    """For ``dp``: the dimension along which a model's inputs and results are split over the GPUs."""
     backend: str = option(
         "auto",
         group=PROCESSES,
         metavar=one_of(BACKENDS),
         help="Library for communication between processes.  [default: nccl where each process has its own GPU, else gloo]",
     )
-    """``gloo``, ``nccl``, ``auto`` (NCCL where every process of a machine has a GPU of its own, else Gloo), or ``mpi``, which
-    needs a PyTorch that was built with it."""
+    """Library for communication: ``gloo``, ``nccl``, ``auto`` (NCCL if every process of a machine has a GPU of its own, else
+    Gloo), or ``mpi``, which requires a PyTorch built with it."""
     init_method: str | None = option(
         None,
         group=PROCESSES,
         metavar="URL",
-        help="Where processes meet: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
+        help="Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
     )
-    """Where the processes meet: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
-    them share; whatever earlier runs have left there does no harm), ``env://`` (what MASTER_ADDR and MASTER_PORT say), or
-    None: as the launcher has arranged it."""
+    """Rendezvous of the processes: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
+    them share; leftovers of earlier runs do no harm), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
+    launcher."""
     timeout_s: float = option(
         600.0,
         "--timeout",
         group=PROCESSES,
         metavar="SECONDS",
-        help="How long a process may wait for the others in a collective.  [default: 600]",
+        help="Time that a process may wait for others in a collective, in seconds.  [default: 600]",
     )
-    """Seconds that a collective may wait for the other ranks."""
+    """Time that a collective may wait for other ranks, in seconds."""
     run_dir: str | None = option(
         None, group=TRAINING, metavar="DIR", help="Directory of the run.  [default: the next free runs/SCRIPT-N]"
     )
@@ -153,66 +156,75 @@ class RunConfig:
         metavar=one_of(NAN_POLICIES),
         help="What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]",
     )
-    """What a loss that is not a number does: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
+    """What to do when a loss is NaN: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
     log_every: int = option(
-        20, group=TRAINING, metavar="STEPS", help="Steps between two exchanges of logged values.  [default: 20]"
+        20, group=TRAINING, metavar="STEPS", help="Steps between exchanges of logged values among ranks.  [default: 20]"
     )
-    """Steps between two exchanges of logged values among the ranks."""
+    """Steps between exchanges of logged values among the ranks."""
     find_unused_parameters: bool = option(
-        False, group=TRAINING, help="With strategy ddp: parameters that the first step used may be unused later."
+        False, group=TRAINING, help="With strategy ddp: allow parameters used in the first step to be unused later."
     )
-    """For ``ddp``: parameters that the first step used may be unused in later ones. (A model that leaves some out in its
-    first step is found out without it.) Its gradients are then reduced after the backward pass, not while it runs."""
-    progress: str = option("auto", group=TRAINING, metavar=one_of(PROGRESS_STYLES), help="How to show progress.")
-    """``bar`` (on a terminal), ``plain`` (a line now and then), ``off``, or ``auto``."""
+    """For ``ddp``: allow parameters used in the first step to be unused in later ones, by reducing gradients after the backward
+    pass rather than during it. (Not needed if some parameters are unused in the first step, which is detected.)"""
+    progress: str = option(
+        "auto",
+        group=TRAINING,
+        metavar=one_of(PROGRESS_STYLES),
+        help="Progress display: a bar, plain lines, or off.  [default: auto, a bar on a terminal, else plain lines]",
+    )
+    """Progress display: ``bar``, ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a terminal)."""
     workers: int | None = option(
-        None, group=TRAINING, metavar="N", help="Loader workers of each process.  [default: as the script says]"
+        None, group=TRAINING, metavar="N", help="Loader workers per process and DataLoader.  [default: those of the script]"
     )
-    """Loader workers of each process, in place of what the script's DataLoaders say; None: as they say. The answer does not
-    depend on it."""
+    """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
+    does not depend on it."""
     trace: str = option(
-        "off", group=TRAINING, metavar=one_of(TRACE_LEVELS), help="Write digests of every step; slow. See lockstep verify."
+        "off",
+        group=TRAINING,
+        metavar=one_of(TRACE_LEVELS),
+        help="Write digests of every step to RUN/trace, for lockstep verify; slow.  [default: off]",
     )
-    """What is written to ``trace/`` in the run's directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of
-    every step: samples, losses, gradients, weights; slow), ``gradient`` (also the gradient of the first phase as numbers,
-    without dropout and with BatchNorm in evaluation mode), ``calls`` (also what the script's code does that could make runs
-    differ; very slow), ``kernels`` (as ``steps``, with deterministic kernels where there are some, and what PyTorch says of
-    the others)."""
+    """What to write to ``trace/`` in the run directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of every
+    step: samples, losses, gradients, weights; slow), ``gradient`` (also the numbers of the first phase's gradient, without
+    dropout and with BatchNorm in evaluation mode), ``calls`` (also calls of the script's code that could make runs differ; very
+    slow), ``kernels`` (as ``steps``, with deterministic kernels where available, and PyTorch's warnings about others)."""
     trace_until: int | None = option(
-        None, group=TRAINING, metavar="STEP", help="End the script after this step, with a trace."
+        None, group=TRAINING, metavar="STEP", help="With --trace: end the script after this step.  [default: run to its end]"
     )
-    """With ``trace``: end the script in order, with exit status 0, after this step. None: let it come to its own end."""
+    """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
 
     checkpoint_every: int | str | datetime.timedelta = option(
         "10m",
         group=CHECKPOINTS,
         metavar="STEPS|TIME",
-        help="Save the run's state every so many steps, or every 30s, 10m, 2h; or off.  [default: 10m, and at the end]",
+        help="Save a checkpoint every N steps, or every 30s, 10m, 2h, and at the end; or off.  [default: 10m]",
     )
-    """When the run's state is saved, besides at its end: every so many steps (a whole number), every so often (a
-    ``timedelta``, or a text such as ``30s``, ``10m``, ``2h``), or ``off`` (never, and not at the end either)."""
-    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="How many checkpoints stay.  [default: 2]")
-    """How many checkpoints stay: the newest ones. (The best one, see ``Team.best``, stays besides.)"""
+    """Interval between checkpoints: a number of steps, or a time (a ``timedelta``, or text such as ``30s``, ``10m``, ``2h``).
+    Another one is saved at the end of the run. ``off``: none are saved."""
+    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]")
+    """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
     fresh: bool = option(
-        False, group=CHECKPOINTS, help="Start a new run.  [default: resume the newest interrupted run of the same command]"
+        False,
+        group=CHECKPOINTS,
+        help="Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]",
     )
-    """Start a new run, also where an interrupted one could be resumed. A run that is already in ``run_dir`` is set
-    aside under another name, never deleted."""
+    """Start a new run even if an interrupted one could be resumed. A run that is already in ``run_dir`` is renamed, never
+    deleted."""
     allow: Sequence[str] = option(
         (),
         group=CHECKPOINTS,
         metavar=one_of(ALLOWABLE),
-        help="What may differ from the interrupted run, although the answer may then too. May be given again.",
+        help="Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.",
     )
-    """What may differ from the run that is resumed, although the answer may be another then: any of ``data`` (length of
-    the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's own switches), ``optimizer`` (its options: those
-    of now apply), ``precision``, ``shards``, ``threads``."""
+    """What may differ from the run that is resumed, although the answer may then differ too: any of ``data`` (length of the
+    data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches), ``optimizer`` (its options: the
+    current ones apply), ``precision``, ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         for kind, name, valid in (
-            ("strategy", self.strategy, tuple(STRATEGIES)),  # not by its hash: a list is no name either
+            ("strategy", self.strategy, tuple(STRATEGIES)),  # a tuple, since the value may be unhashable
             ("precision", self.precision, PRECISIONS),
             ("backend", self.backend, BACKENDS),
             ("device", self.device, DEVICES),
@@ -243,13 +255,13 @@ class RunConfig:
         if not isinstance(self.fresh, bool):
             raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
         if (self.devices_per_process or 1) > 1 and STRATEGIES[self.strategy].devices == "one":
-            others = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
+            suitable = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
             raise ConfigError(
-                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one a "
-                f"process: leave it out, or choose one of {others}"
+                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
+                f"process: leave it out, or choose one of {suitable}"
             )
         if self.trace_until is not None and self.trace == "off":
-            raise ConfigError(f"trace_until={self.trace_until} without a trace to end: give trace= as well")
+            raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
         if (self.seed or 0) >= 2**63:
             raise ConfigError(f"seed={self.seed}: it must be below 2**63")
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
@@ -258,21 +270,20 @@ class RunConfig:
 
     @property
     def interval(self) -> int | str:
-        """``checkpoint_every`` in one form: steps, seconds with ``s`` behind them, or ``off``."""
+        """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
         return _check_interval(self.checkpoint_every)
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
-        """Settings of the command line and of the script's ``join(...)``, as one.
+        """Combine the settings of the command line with those of the script's ``join(...)``.
 
         Raises:
-            ConfigError: one names a setting that does not exist, or both name one and differ. (Neither wins
-                silently: what was asked for must be what runs.)
+            ConfigError: a setting is unknown, or is given in both places with different values.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         for name in (*command, *script):
-            if name not in known:
-                raise unknown_name("setting", name, sorted(known))
+            if name not in names:
+                raise unknown_name("setting", name, sorted(names))
         for name in command.keys() & script.keys():
             if _plain(name, command[name]) != _plain(name, script[name]):
                 raise ConfigError(
@@ -289,7 +300,7 @@ def _check_init_method(value: Any) -> None:
         url = urlsplit(value)
         is_tcp = url.scheme == "tcp" and bool(url.hostname and url.port) and not url.path.strip("/")
         is_file = url.scheme == "file" and not url.netloc and url.path.rstrip("/") not in ("", ".")
-    except (ValueError, AttributeError):  # a port that is none, or no text at all
+    except (ValueError, AttributeError):  # an invalid port, or not a string
         is_tcp = is_file = False
     if not (is_tcp or is_file) or url.query or url.fragment:
         raise ConfigError(
@@ -299,10 +310,8 @@ def _check_init_method(value: Any) -> None:
 
 
 def _check_interval(value: Any) -> int | str:
-    """``checkpoint_every`` in one form: a number of steps, a number of seconds with ``s`` behind it, or ``off``.
-
-    (One form, so that settings can be compared, and travel as text.)
-    """
+    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
+    number of seconds followed by ``s``, or ``off``."""
     if isinstance(value, datetime.timedelta):
         value = f"{value.total_seconds():.15g}s"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -312,8 +321,8 @@ def _check_interval(value: Any) -> int | str:
     if isinstance(value, str):
         if value.isdecimal() and int(value) >= 1:
             return int(value)
-        found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
-        seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
+        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
         if 0 < seconds < math.inf:
             return f"{seconds:.15g}s"
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""How a setting is written on the command line: said with the field that holds it, and nowhere else."""
+"""Command-line options, defined by the dataclass fields that they set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MACHINES = "Several machines"
 TRAINING = "Training (only for scripts that call lockstep.join())"
 CHECKPOINTS = "Checkpoints (for the same scripts)"
 OUTPUT = "Output"
-TORCHRUN = "As torchrun and torch.distributed.launch have them"
+TORCHRUN = "Compatibility with torchrun and torch.distributed.launch"
 GROUPS = (PROCESSES, MACHINES, TRAINING, CHECKPOINTS, OUTPUT, TORCHRUN)
 """The headings of ``lockstep run --help``, in order."""
 
@@ -22,25 +22,24 @@ class Option:
     """The command-line option of a field."""
 
     names: tuple[str, ...]
-    """As users write it; none: ``--`` and the field's name."""
+    """Its names on the command line; empty: ``--`` and the field's name."""
     group: str
     metavar: str
     help: str
 
 
 def option(default: Any, *names: str, group: str, help: str, metavar: str = "") -> Any:
-    """A dataclass field that is an option of ``lockstep run`` as well. Its type says what may be given: ``bool`` makes a flag,
-    and a ``Sequence`` an option that may be given again."""
-    made = Option(names=names, group=group, metavar=metavar, help=help)
-    return dataclasses.field(default=default, metadata={Option: made})
+    """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type: ``bool`` makes a flag, a
+    ``Sequence`` an option that may be repeated."""
+    metadata = {Option: Option(names=names, group=group, metavar=metavar, help=help)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a dataclass, by field."""
-    found = {field.name: field.metadata.get(Option) for field in dataclasses.fields(kind)}
-    return {name: option for name, option in found.items() if option is not None}
+    return {field.name: field.metadata[Option] for field in dataclasses.fields(kind) if Option in field.metadata}
 
 
 def one_of(names: Iterable[str]) -> str:
-    """A metavar that lists what can be chosen."""
+    """A metavar that lists the choices."""
     return f"[{'|'.join(names)}]"

@@ -39,13 +39,13 @@ def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_pat
 def test_options_may_stand_before_the_script_and_a_module_is_no_file(slurm, tmp_path):
     done = slurm("-N", "2", "-m", "package.train", "--container", "image.sif")
     assert done.returncode == 0
-    assert "image.sif: no such file or directory here. It must exist, under that name, on the nodes" in done.stderr
+    assert "image.sif: no such file or directory here. It must exist, with that path, on the nodes" in done.stderr
     assert "    python3 -m package.train\n" in (tmp_path / "train.sbatch").read_text()
 
 
 def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
     (tmp_path / "train.sbatch").write_text("mine")
-    assert "train.sbatch was another before: that one is now train.sbatch.old-1" in slurm("train.py").stderr
+    assert "train.sbatch had other content before, which is now in train.sbatch.old-1" in slurm("train.py").stderr
     assert Path(tmp_path / "train.sbatch.old-1").read_text() == "mine"
 
 
@@ -63,7 +63,7 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
         (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
         (("train.py", "--time", "soon"), "--time soon: 'soon' is no time"),
         (("train.py", "--strategy", "best"), "unknown strategy 'best'"),
-        (("train.py", "--epochs", "3"), "has no option --epochs (the script's own follow a --, last in the line)"),
+        (("train.py", "--epochs", "3"), "has no option --epochs (options of the script go after --, at the end of the line)"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, arguments, words):
@@ -81,5 +81,5 @@ def test_the_help_says_of_named_nodes_whether_they_are_wanted_or_not(slurm):
 
 def test_help_shows_the_job_the_run_and_examples(slurm):
     told = slurm("--help").stdout
-    assert told.index("The job:") < told.index("--cpus-per-task") < told.index("The run, as") < told.index("--shards V")
+    assert told.index("Job:") < told.index("--cpus-per-task") < told.index("Run (as") < told.index("--shards V")
     assert "  lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00 --submit\n" in told

@@ -1,4 +1,4 @@
-"""What ``compare`` and ``verify`` share: their options, and how they say what runs."""
+"""Options and progress display of ``compare`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -15,39 +15,45 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.analysis.attempts import Asked
+from lockstep.cli.tables import say
 
 Command = Callable[..., None]
 
 
 def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
-    """The arguments and options of every verb that runs a script again and again.
+    """A decorator that adds the arguments and options of commands that run a script several times.
 
-    The command is called with an ``Asked``, the directory for the results, and by name with what it has of its own.
+    The command is called with an ``Asked``, the directory for the results, and its own options by name.
 
     Args:
-        run: what a run is called.
-        out: the name of the directory for the results.
-        shards: the number of shards that is the default.
-        threads: the same for threads.
-        timeout: the name of the option that limits a run's time, and what then happens.
+        run: the word for a run, in help texts.
+        out: the default directory for the results.
+        shards: description of the default number of shards.
+        threads: description of the default number of threads.
+        timeout: name of the option for the time limit, a colon, and its help.
     """
-    name, _, then = timeout.partition(": ")
+    name, _, timeout_help = timeout.partition(": ")
     options = (
         click.argument("script", type=click.Path(path_type=Path)),
         click.argument("args", nargs=-1, type=click.UNPROCESSED),
-        click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m."),
+        click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
         click.option(
             "--shards",
             type=click.IntRange(min=1),
             metavar="V",
-            help=f"Parts that each global batch is cut into, in every {run}.  [default: {shards}]",
+            help=f"Number of shards that each global batch is split into, in every {run}.  [default: {shards}]",
         ),
-        click.option("--seed", type=click.IntRange(min=0), help=f"Seed of every {run}.  [default: the script's own]"),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help=f"Seed of all random streams, in every {run}.  [default: that of the script]",
+        ),
         click.option(
             "--threads",
             type=click.IntRange(min=1),
             metavar="N",
-            help=f"Threads of each process, in every {run}.  [default: {threads}]",
+            help=f"Number of CPU threads per process, in every {run}.  [default: {threads}]",
         ),
         click.option(
             "--out",
@@ -55,14 +61,14 @@ def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeou
             default=Path(out),
             show_default=True,
             metavar="DIR",
-            help="Directory for the results. If there is one already, DIR-2, DIR-3, ...: nothing is overwritten.",
+            help="Directory for the results. If it exists, DIR-2, DIR-3, ... is used instead.",
         ),
         click.option(
             name,
             "timeout_s",
             type=click.FloatRange(min=0, min_open=True),
             metavar="SECONDS",
-            help=f"{then}  [default: none]",
+            help=f"{timeout_help}  [default: none]",
         ),
     )
 
@@ -78,11 +84,11 @@ def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeou
 
 
 class Progress:
-    """Says what runs: a line that moves on a terminal, a line for each run elsewhere; and a line when it has ended."""
+    """Shows the current run, in a line that is updated on a terminal, and a line for its outcome."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._what = ""
+        self._description = ""
         self._status = Status("", console=console) if console.is_terminal else None
 
     def __enter__(self) -> Progress:
@@ -92,25 +98,20 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def started(self, what: str) -> None:
+    def started(self, description: str) -> None:
         """See Observer."""
-        self._what = what
+        self._description = description
         if self._status is None:
-            say(self._console, f"{what} ...")
+            say(self._console, f"{description} ...")
         else:
-            self._status.update(Text(what))
+            self._status.update(Text(description))
             self._status.start()
 
     def waiting(self, elapsed_s: float) -> None:
         """See Observer."""
         if self._status is not None:
-            self._status.update(Text(f"{self._what}: {elapsed_s:.0f} s"))
+            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s"))
 
     def ended(self, outcome: str) -> None:
         """See Observer."""
-        say(self._console, f"{self._what}: {outcome}")
-
-
-def say(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line as it is, however long."""
-    console.print(Text(line, style=style or ""), soft_wrap=True)
+        say(self._console, f"{self._description}: {outcome}")

@@ -1,4 +1,4 @@
-"""``lockstep compare``: one script under several methods, as a table, a picture and a file."""
+"""``lockstep compare``: run a script with several methods, and report a table, a picture and a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.console import Console
 from lockstep.analysis import advice, compare, machine, methods, plot, table
 from lockstep.analysis.attempts import Asked, counted, new_directory
 from lockstep.analysis.results import Comparison
-from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.attempts import Progress, options_of_attempts
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
+from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
@@ -23,13 +24,13 @@ _EPILOG = """
 \b
 Examples:
   lockstep compare train.py
-      every method this machine can run
+      every method that this machine can run
   lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
-      three methods, ddp with 2 and with 4 processes: five rows
+      three methods, both ddp ones with 2 and 4 processes: five rows
   lockstep compare --methods ddp,ddp@torchrun --timeout-per-method 600 -m package.train
-      the same method under two launchers, of a module
+      the same method with two launchers, for a module
   lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
-      what follows the script is its own
+      arguments after the script are passed to it
 """
 
 
@@ -43,40 +44,39 @@ Examples:
     "--methods",
     "method_names",
     metavar="NAMES",
-    help="What to compare: strategy[@launcher][+precision], with commas between.  "
-    "[default: each strategy, each launcher and each precision once, as far as this machine can]",
+    help="Methods to compare, separated by commas: strategy[@launcher][+precision].  "
+    "[default: each strategy, launcher and precision once, if this machine can run it]",
 )
 @click.option(
     "--nproc",
     metavar="N,N,...",
-    help="Numbers of processes of every method but single and dp, which have one.  "
-    "[default: 2, 4, 8, ... up to the number of GPUs; without several, 2, and 4 where there are 4 cores]",
+    help="Numbers of processes for each method except single and dp, which have one.  "
+    "[default: 2, 4, 8, ... up to the number of GPUs; without several GPUs, 2, and 4 if there are 4 cores]",
 )
 @options_of_attempts(
     run="row",
     out="comparison",
     shards="the largest number of processes",
     threads="the cores divided by the largest number of processes",
-    timeout="--timeout-per-method: Stop a row that takes longer, and continue with the next.",
+    timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
 def command(asked: Asked, out: Path, method_names: str | None, nproc: str | None) -> None:
-    """Run SCRIPT with ARGS under several methods, one after another, and compare them.
+    """Run SCRIPT with ARGS with several methods, one after another, and compare them.
 
-    Prints a table of speed (seconds per epoch, samples a second, speed-up, efficiency), use of the machine (cores or
-    GPUs, memory) and answer (final loss and accuracy, and how far they are from those of one process). DIR holds
-    the same as results.json and comparison.png, and the directory and output of every run.
+    Prints a table of speed (seconds per epoch, samples per second, speed-up, efficiency), resource usage (cores or GPUs,
+    memory) and answers (final loss and accuracy, and their differences from those of one process). The directory of
+    --out receives the same as results.json and comparison.png, and the directory and output of every run.
 
-    SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. All rows get the same
-    global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here is a row
-    that says why.
+    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
+    same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
+    a row with the reason.
 
     \b
     A method is strategy[@launcher][+precision]:
-      strategy   single, ddp, exact, fsdp, dp (GPUs only), horovod (where it is
-                 installed)
-      launcher   lockstep (if none is named), torchrun, python (single and dp only),
-                 mpirun, horovodrun (where they are installed)
-      precision  32-true (if none is named), 16-mixed, 16-master, 16-true, bf16-mixed,
+      strategy   single, ddp, exact, fsdp, dp (GPUs only), horovod (if installed)
+      launcher   lockstep (the default), torchrun, python (single and dp only),
+                 mpirun, horovodrun (if installed)
+      precision  32-true (the default), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
     find_script(str(asked.script), is_module=asked.is_module)
@@ -112,5 +112,5 @@ def _report(comparison: Comparison, console: Console) -> None:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         picture = ""
-        say(console, 'No picture: it takes matplotlib, pip install "torch-lockstep[compare]"', style="yellow")
+        say(console, 'no picture, which requires matplotlib: pip install "torch-lockstep[compare]"', style="yellow")
     say(console, f"{comparison.directory}/: results.json{picture}, runs/")

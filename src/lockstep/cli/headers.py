@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from its manifest and the headers of its files: without torch, and without reading the tensors."""
+"""The contents of a checkpoint from its manifest and file headers, without importing torch or reading the tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TensorInfo(NamedTuple):
 
     name: str
     dtype: str
-    """As PyTorch calls it."""
+    """PyTorch's name of it."""
     shape: tuple[int, ...]
 
     @property
     def num_values(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -39,55 +39,58 @@ class ModelInfo(NamedTuple):
     type: str
     file: str
     num_parameters: int | None
-    """None: its file cannot be read."""
+    """Elements of all parameters; None: the file cannot be read."""
     num_in_buffers: int | None
-    """Numbers that are weights and no parameters: running averages, say."""
+    """Elements of all buffers (running averages, say)."""
     dtypes: tuple[str, ...]
-    """Of its parameters."""
+    """Those of its parameters."""
 
 
 def read_header(file: Path) -> list[TensorInfo]:
-    """The tensors of a file by name, ``2.weight`` before ``10.weight``.
+    """The tensors of a file, sorted by name with ``2.weight`` before ``10.weight``.
 
     Raises:
-        CheckpointError: it is missing, or damaged.
+        CheckpointError: the file is missing or damaged.
     """
-    found = []
+    tensors = []
     try:
         with safe_open(file, framework="numpy") as opened:  # PyTorch's would import torch
             for name in opened.keys():  # noqa: SIM118 - no mapping
                 part = opened.get_slice(name)
-                found.append(TensorInfo(name, _dtype(part.get_dtype()), tuple(part.get_shape())))
+                tensors.append(TensorInfo(name, _dtype(part.get_dtype()), tuple(part.get_shape())))
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
-    return sorted(found, key=lambda info: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", info.name)])
+    return sorted(tensors, key=lambda info: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", info.name)])
 
 
 def describe_models(manifest: Manifest, tensors: dict[str, list[TensorInfo]]) -> list[ModelInfo]:
     """The models of a checkpoint.
 
     Args:
-        manifest: of the checkpoint.
-        tensors: those of each file that could be read.
+        manifest: that of the checkpoint.
+        tensors: the tensors of each readable file.
     """
     return [_describe(record, tensors.get(record["file"])) for record in manifest.objects if "file" in record]
 
 
 def _describe(record: dict[str, Any], tensors: list[TensorInfo] | None) -> ModelInfo:
-    # The manifest has a line for each parameter, "0.weight of shape (32, 16), float32". What else there is are buffers.
+    # The manifest has a line for each parameter, "0.weight of shape (32, 16), float32". Other tensors are buffers.
     parameters = {line.rpartition(" of shape ")[0] for line in record["lines"]}
-    own = [info for info in tensors or () if info.name in parameters]
-    counts = [sum(info.num_values for info in group) for group in (own, [i for i in tensors or () if i not in own])]
-    known = tensors is not None
+    in_parameters = [info for info in tensors or () if info.name in parameters]
+    counts = [
+        sum(info.num_values for info in group)
+        for group in (in_parameters, [i for i in tensors or () if i not in in_parameters])
+    ]
+    is_readable = tensors is not None
     return ModelInfo(
         name=record["name"],
         type=record["type"],
         file=record["file"],
-        num_parameters=counts[0] if known else None,
-        num_in_buffers=counts[1] if known else None,
-        dtypes=tuple(sorted({info.dtype for info in own})),
+        num_parameters=counts[0] if is_readable else None,
+        num_in_buffers=counts[1] if is_readable else None,
+        dtypes=tuple(sorted({info.dtype for info in in_parameters})),
     )
 
 
@@ -97,7 +100,7 @@ def _dtype(name: str) -> str:
 
 
 def read_manifest(path: Path) -> tuple[Path, Manifest]:
-    """The checkpoint that a path means, and its manifest; of a run that goes on, the newest may be gone a moment later."""
+    """Find the checkpoint for a path, and read its manifest. Retries, since an active run deletes old checkpoints."""
     for _ in range(_TRIES - 1):
         directory = find_checkpoint(path)
         try:

@@ -1,4 +1,4 @@
-"""Click's options, made of the dataclasses whose fields they set."""
+"""Click options, created from the dataclass fields that they set."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lockstep.option import GROUPS, MACHINES, Option, options_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
-"""Click's settings of every verb."""
+"""Click's context settings for all commands."""
 CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
-"""Those of verbs that take a script: what follows it is its own."""
+"""Those for commands that run a script: all arguments after it belong to the script."""
 
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
-"""Options besides those for several machines that torchrun takes from the environment as well, with PET_ before them."""
+"""Options, besides those for several machines, that torchrun also reads from the environment, as PET_<NAME>."""
 
 
 def options_from(*kinds: type) -> Callable[[F], F]:
-    """Give a click command an option for each field that has one. What is not given on the command line is None, or empty."""
+    """A decorator that adds an option for each field with one. Options not given on the command line are None or empty."""
 
     def add(command: F) -> F:
-        for kind in kinds:
+        for kind in reversed(kinds):  # decorators are applied from the last to the first
             hints = typing.get_type_hints(kind)
-            for name, option in options_of(kind).items():
+            for name, option in reversed(options_of(kind).items()):
                 command = click.option(*_names(name, option), name, **_arguments(name, option, hints[name]))(command)
         return command
 
@@ -37,13 +37,13 @@ def options_from(*kinds: type) -> Callable[[F], F]:
 
 
 def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what a command was given, the fields of this dataclass."""
+    """The values given to a command that are fields of this dataclass."""
     fields = options_of(kind)
     return {name: value for name, value in values.items() if name in fields and value is not None and value != ()}
 
 
 class GroupedCommand(click.Command):
-    """Its options stand under headings in its help, and may be abbreviated as torchrun's may: ``--nnode``."""
+    """A command whose help groups options under headings, and whose options may be abbreviated, as torchrun's: ``--nnode``."""
 
     def __init__(self, *args: Any, kinds: Sequence[type], examples: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,23 +53,23 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        return super().parse_args(ctx, self._whole(args))
+        return super().parse_args(ctx, self._expand(args))
 
-    def _whole(self, args: Sequence[str]) -> list[str]:
-        """The arguments with the names of options written out, up to the script's."""
-        takes_value = {name: not getattr(one, "is_flag", False) for one in self.params for name in one.opts}
-        whole = list(args)
+    def _expand(self, args: Sequence[str]) -> list[str]:
+        """The arguments with option names written in full, up to the script."""
+        takes_value = {name: not getattr(param, "is_flag", False) for param in self.params for name in param.opts}
+        expanded = list(args)
         index = 0
-        while index < len(whole) and whole[index].startswith("-") and whole[index] != "--":
-            name, equals, value = whole[index].partition("=")
+        while index < len(expanded) and expanded[index].startswith("-") and expanded[index] != "--":
+            name, equals, value = expanded[index].partition("=")
             if name.startswith("--"):
-                asked = name.replace("_", "-")
-                found = [asked] if asked in takes_value else [one for one in takes_value if one.startswith(asked)]
-                if len(found) == 1:
-                    name = found[0]
-                    whole[index] = f"{name}{equals}{value}"
+                prefix = name.replace("_", "-")
+                matches = [prefix] if prefix in takes_value else [full for full in takes_value if full.startswith(prefix)]
+                if len(matches) == 1:
+                    name = matches[0]
+                    expanded[index] = f"{name}{equals}{value}"
             index += 2 if takes_value.get(name) and not equals else 1
-        return whole
+        return expanded
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
@@ -91,7 +91,7 @@ def _names(field: str, option: Option) -> Sequence[str]:
 
 
 def _arguments(field: str, option: Option, hint: Any) -> dict[str, Any]:
-    # torchrun's own variables: PET_NNODES is --nnodes.
+    # torchrun's environment variables: PET_NNODES is --nnodes.
     arguments: dict[str, Any] = {"help": option.help, "default": None}
     if option.group == MACHINES or field in _OF_TORCHRUN:
         arguments["envvar"] = f"PET_{field.upper()}"

@@ -1,4 +1,4 @@
-"""``lockstep run``: a script, on several processes of this machine, or of several."""
+"""``lockstep run``: run a script on several processes, on one or several machines."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from lockstep.launch.script import run_script
 
 _EPILOG = """\
 Examples:
-  lockstep run train.py --epochs 3                    a process for each GPU, or one
+  lockstep run train.py --epochs 3                    one process per GPU, or one in all
   lockstep run --nproc-per-node 2 train.py            two processes
-  lockstep run --nproc-per-node 2 --shards 8 train.py the answer of 8 shards, on any number of processes up to 8
+  lockstep run --nproc-per-node 2 --shards 8 train.py the same answer on any number of processes up to 8
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
-  lockstep run --nproc-per-node 2 --attach 1 train.py breakpoint() works on rank 1
+  lockstep run --nproc-per-node 2 --attach 1 train.py with breakpoint() on rank 1
   lockstep run --nproc-per-node 2 --max-restarts 3 train.py
-  lockstep run --nnodes 2 --node-rank 0 --master-addr one train.py         the same on the other, with --node-rank 1
-  lockstep run --nnodes 1:4 --rdzv-endpoint one:29500 --shards 8 train.py  the same on each that is there
+  lockstep run --nnodes 2 --node-rank 0 --master-addr host0 train.py         on host0; on the other, with --node-rank 1
+  lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 --shards 8 train.py  the same on each of up to four machines
 
-Scripts written for torchrun or torch.distributed.launch run unchanged. (Those that meet through env:// open PyTorch's
-TCP store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
+Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
+store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
 
-If a process fails, all of them are ended within seconds and the first failure is shown whole. With --max-restarts they
-then start again, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, and not
-after an error that would only come again. A process that somebody stopped (kill -STOP) has failed when the others have
-waited for it for half of --timeout.
+If a process fails, all of them are ended within seconds and the first failure is shown in full. With --max-restarts they
+are then restarted, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after
+an error that would recur. A process that was suspended (kill -STOP) counts as failed once the others have waited for it
+for half of --timeout.
 
-SIGTERM or SIGUSR1 to this command asks a training run to make room: it ends its step, writes a checkpoint, and ends with
-status 75, "start me again" (74: the checkpoint could not be written). A second signal ends it at once.
+SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step, saves a checkpoint, and exits with
+status 75, "start me again" (74: the checkpoint could not be saved). A second signal ends it at once.
 
-The exit status is 0 if all went well, 2 if nothing was started, 75 as above, 130 after Ctrl-C, 143 after a SIGTERM that
-nothing was saved after, else that of the first failure: the status that the script exited with, 128 plus the number of
-the signal that killed it, or 1.
+Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 130 after Ctrl-C; 143 after a SIGTERM if nothing
+was saved; else that of the first failure: the exit status of the script, 128 plus the number of the signal that killed
+it, or 1.
 """
 
 
@@ -57,10 +57,10 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], **values: Any) -> int:
-    """Run SCRIPT with ARGS on several processes of this machine, or of several machines.
+    """Run SCRIPT with ARGS on several processes, on one or several machines.
 
-    Options go before SCRIPT; all that follows it is the script's own. A setting given here and, differently, in the
-    script's lockstep.join() is an error.
+    Options go before SCRIPT; all arguments after it are passed to the script. It is an error to give a setting here and
+    a different value in the script's lockstep.join().
     """
     options = LaunchOptions(**given(LaunchOptions, values))
     if options.tee:
@@ -73,12 +73,12 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> int:
 
 
 def _check_tee(script: str) -> None:
-    """torchrun's ``--tee 3`` would take the 3 for the script.
+    """Check for torchrun's ``--tee 3``, in which the 3 would be taken as the script.
 
     Raises:
         ConfigError: it was given.
     """
     if _VALUE_OF_TEE.fullmatch(script) and not Path(script).is_file():
         raise ConfigError(
-            f"--tee {script}: here --tee takes no value, and shows both streams of all ranks. Leave {script} out"
+            f"--tee {script}: --tee takes no value here, and shows both streams of all ranks. Leave {script} out"
         )

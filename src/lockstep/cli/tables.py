@@ -1,4 +1,4 @@
-"""Tables of the verbs that look at files: drawn on a terminal, and one line a row elsewhere, so that grep finds rows."""
+"""Tables: drawn on a terminal; elsewhere one line per row, for grep."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Page(NamedTuple):
     """The text of a table."""
 
     headings: Sequence[str]
-    """All empty: none is shown."""
+    """Not shown if all are empty."""
     rows: Sequence[Sequence[str]]
     numbers: Collection[str] = ()
-    """Headings of columns that are aligned to the right."""
+    """Headings of right-aligned columns."""
     styles: Sequence[str] = ()
-    """Of the second cell of each row, on a terminal."""
+    """The style of each row's second cell, on a terminal."""
 
 
 def show(console: Console, page: Page) -> None:
@@ -43,18 +43,18 @@ def show(console: Console, page: Page) -> None:
 
 
 def fits(console: Console, page: Page) -> bool:
-    """Whether no cell of it must be broken. (Where there is no terminal, nothing limits a line.)"""
+    """Whether the table fits the terminal without wrapping cells. True if the output is not a terminal."""
     needed = console.measure(_draw(page), options=console.options.update(width=10_000)).maximum
     return not console.is_terminal or needed <= console.width
 
 
-def say(console: Console, line: str, style: str = "") -> None:
-    """Print a line of text, as it is."""
-    console.print(Text(line, style=style), soft_wrap=True)
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line as it is, without markup or wrapping."""
+    console.print(Text(line, style=style or ""), soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """A name may hold anything, also a new line, or what a terminal takes for a command."""
+    """Replace unprintable characters: a name may contain newlines or terminal control sequences."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,4 +1,4 @@
-"""What verbs that run other runs share: how wide to print, and what a SIGTERM means."""
+"""Output width, and handling of SIGTERM, for commands that start runs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-_PLAIN_WIDTH = 140  # without a terminal (a file, a pipe) nothing limits a line
+_PLAIN_WIDTH = 140  # columns, where the output is not a terminal
 
 
 def open_console() -> Console:
-    """The terminal, or a wide page where there is none."""
+    """A console on standard output, wide if that is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[list[int]]:
-    """A batch system's SIGTERM ends a row of runs as Ctrl-C does: with the running one stopped and the rest written.
+    """Treat SIGTERM (from a batch system) like Ctrl-C: the current run is stopped, and the results so far are written.
 
-    Yields a list that it will be in.
+    Yields a list to which received signals are appended.
     """
     received: list[int] = []
 

@@ -1,4 +1,4 @@
-"""``lockstep verify``: whether a script gives the same answer at every number of processes, and if not, why."""
+"""``lockstep verify``: check that a script gives the same answer at every number of processes, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from lockstep.analysis import machine, settings, verdict
 from lockstep.analysis.attempts import Asked, counted, new_directory
 from lockstep.analysis.verification import Plan
 from lockstep.analysis.verify import verify
-from lockstep.cli.attempts import Progress, options_of_attempts, say
+from lockstep.cli.attempts import Progress, options_of_attempts
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
+from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
@@ -23,16 +24,16 @@ _EPILOG = """
 \b
 Examples:
   lockstep verify train.py --epochs 1
-      1, 2 and 4 processes; plain python and torchrun; a kill; and one device. What follows the script is its own
+      1, 2 and 4 processes; plain python and torchrun; a kill and resume; and one device
   lockstep verify --world-sizes 1,2,3,4 --workers 0,2 --launchers local,torchrun train.py
       sixteen settings: every number of processes, with and without loader workers, under both launchers
   lockstep verify --world-sizes 2 --workers 0,4 --no-resume --no-one-device train.py
-      only whether the number of loader workers matters
+      only the number of loader workers
   lockstep verify --shards 8 -m package.train
-      the answer of 8 shards, of a module
+      a module, with 8 shards
 
-Verify a short training (a few steps are enough to find most causes): every weight is read in every step.
-The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script) cannot be meant, 130 after Ctrl-C.
+Use a short training (a few steps reveal most causes): every weight is read in every step.
+Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C.
 """
 
 
@@ -47,32 +48,31 @@ The exit status is 0 after PASS, 1 after FAIL, 2 if the arguments (or the script
     "--nproc",
     "world_sizes",
     metavar="N,N,...",
-    help="Numbers of processes.  [default: 1, 2 and 4; no more than twice the cores, and than the GPUs if there are several]",
+    help="Numbers of processes.  [default: 1, 2 and 4, up to twice the cores, and up to the GPUs if there are several]",
 )
-@click.option("--workers", metavar="N,N,...", help="Loader workers of each process.  [default: as the script has them]")
+@click.option("--workers", metavar="N,N,...", help="Numbers of loader workers per process.  [default: those of the script]")
 @click.option(
     "--launchers",
     metavar="NAMES",
-    help="Who starts the processes: local (lockstep run), torchrun, python (one process).  "
-    "[default: local, and each of the others once]",
+    help="Launchers: local (lockstep run), torchrun, python (one process).  [default: local, and each of the others once]",
 )
 @click.option(
     "--resume/--no-resume",
     "resumes",
     default=True,
-    help="Kill a run, and resume it at another number of processes.  [default: yes]",
+    help="Kill a run, and resume it with another number of processes.  [default: --resume]",
 )
 @click.option(
     "--one-device/--no-one-device",
     default=True,
-    help="Compare the gradient of the first batch with that of one device, which does not cut it.  [default: yes]",
+    help="Compare the gradient of the first batch with that of a single device on the whole batch.  [default: --one-device]",
 )
 @options_of_attempts(
     run="setting",
     out="verification",
-    shards="the script's own, else the largest number of processes",
-    threads="the script's own, else the cores divided by V",
-    timeout="--timeout-per-run: Stop a run that takes longer; its setting has failed.",
+    shards="that of the script, else the largest number of processes",
+    threads="that of the script, else the cores divided by V",
+    timeout="--timeout-per-run: Time limit of each run, in seconds; a setting that exceeds it fails.",
 )
 def command(
     asked: Asked,
@@ -83,19 +83,18 @@ def command(
     resumes: bool,
     one_device: bool,
 ) -> None:
-    """Run SCRIPT with ARGS under several settings, and show that it computes the same, to the bit, in all of them.
+    """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
 
-    A setting is a number of processes, a number of loader workers, and a launcher; the last one is a run that is killed and
-    resumed. They are compared step by step: the samples used (each once, and how many each process did), losses,
-    gradients and their norms, and digests of weights, buffers and optimizer state; and weights must have moved. Nothing else
-    is set: SCRIPT runs in the environment that you have.
+    A setting is a number of processes, a number of loader workers, and a launcher; in the last one a run is killed and
+    resumed. They are compared step by step: the samples used (each once), losses, gradients and their norms, and digests of
+    weights, buffers and optimizer state; and weights must have changed. SCRIPT runs in the current environment.
 
-    Prints a line a setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
-    differ. After a FAIL it runs the script again, up to that step, in ways that tell causes apart, and names the likely one,
-    with the line of your code. A setting in which the script fails is the last.
+    Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
+    differ. After a FAIL it reruns the script up to that step in ways that distinguish causes, and names the likely one, with
+    the line of your code. It stops at the first setting in which the script fails.
 
-    SCRIPT is one that calls lockstep.join(). Options go before it; all that follows is its own. DIR holds every run's output
-    and trace, and results.json.
+    SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
+    receives every run's output and trace, and results.json.
     """
     find_script(str(asked.script), is_module=asked.is_module)
     cores, gpus = num_cores(), num_gpus_here()

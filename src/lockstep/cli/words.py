@@ -1,4 +1,4 @@
-"""Sizes, times and counts as people say them. (``analysis`` has some too, and takes a tenth of a second to import.)"""
+"""Sizes, times and counts in readable form. (Importing those of ``analysis`` takes a tenth of a second.)"""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def span(seconds: float | None) -> str:
-    """How long something took, or how old it is: ``8 s``, ``12 min``, ``5.5 h``, ``3 days``."""
+    """A duration: ``8 s``, ``12 min``, ``5.5 h``, ``3 days``."""
     if seconds is None:
         return NOTHING
-    seconds = max(0.0, seconds)  # clocks of two machines
+    seconds = max(0.0, seconds)  # clocks of two machines may differ
     _, unit_s, unit = next(entry for entry in _SPANS if seconds >= entry[0])
     number = seconds / unit_s
     return f"{number:.1f} {unit}" if unit == "h" and number < 10 else f"{number:.0f} {unit}"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes: ``312 B``, ``3.6 kB``, ``1.24 GB``."""
+    """A size: ``312 B``, ``3.6 kB``, ``1.24 GB``."""
     for least, unit in _SIZES:
         if num_bytes >= least:
             number = num_bytes / least

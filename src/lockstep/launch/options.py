@@ -25,66 +25,65 @@ class LaunchOptions:
         "--nproc",
         group=PROCESSES,
         metavar="N",
-        help="Number of processes, or auto, cpu, gpu.  [default: one for each CUDA GPU, else one]",
+        help="Processes per machine: a number, gpu (one per CUDA GPU), cpu (one per core), or auto (gpu, else cpu).  "
+        "[default: one per CUDA GPU, else one]",
     )
-    is_module: bool = option(
-        False, "-m", "--module", group=PROCESSES, help="SCRIPT is the name of a module, as for python -m."
-    )
+    is_module: bool = option(False, "-m", "--module", group=PROCESSES, help="Run SCRIPT as a module, as python -m does.")
     max_restarts: int = option(
         0,
         group=PROCESSES,
         metavar="N",
-        help="How often all processes are started again, at most, when one has failed.  [default: 0]",
+        help="Maximum number of times that all processes are restarted after one has failed.  [default: 0]",
     )
     bind: str = option(
         "none",
         group=PROCESSES,
         metavar=one_of(BINDINGS),
-        help="Bind each process, and its loader workers, to cores of its own or to a NUMA node.  [default: none]",
+        help="Bind each process and its loader workers to separate cores, or to a NUMA node.  [default: none]",
     )
     pass_local_rank: str = option(
         "auto",
         group=PROCESSES,
         metavar=one_of(PASS_LOCAL_RANK),
-        help="Give the script its local rank as an argument. auto: if its source defines one of these options.",
+        help="Pass the local rank to the script by this option. auto: if its source defines one of the two.  [default: auto]",
     )
     spawns: str = option(
         "auto",
         group=PROCESSES,
         metavar=one_of(SPAWNS),
-        help="Whether the script starts its processes itself (mp.spawn): it then runs once, as under python. auto: as its "
-        "source says.",
+        help="Whether the script starts its own processes (mp.spawn); if so it is run once, as by python. auto: determined "
+        "from its source.  [default: auto]",
     )
 
     nnodes: str | None = option(
         None,
         group=MACHINES,
         metavar="N|MIN:MAX",
-        help="Number of machines; the same command on each, but for --node-rank. With MIN:MAX they may come and go. "
-        " [default: 1]",
+        help="Number of machines. Run the same command on each, except for --node-rank. With MIN:MAX, machines may join and "
+        "leave.  [default: 1]",
     )
-    node_rank: int | None = option(None, group=MACHINES, metavar="R", help="Which machine this is, from 0.")
+    node_rank: int | None = option(None, group=MACHINES, metavar="R", help="Number of this machine, from 0.")
     master_addr: str | None = option(
-        None, group=MACHINES, metavar="HOST", help="Host name or IP address of machine 0, as the others reach it."
+        None, group=MACHINES, metavar="HOST", help="Host name or IP address of machine 0, reachable from the others."
     )
     master_port: int | None = option(
         None,
         group=MACHINES,
         metavar="PORT",
-        help="TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, which scripts "
-        "find in MASTER_PORT]",
+        help="TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, passed to "
+        "scripts in MASTER_PORT]",
     )
     rdzv_endpoint: str | None = option(
         None,
         group=MACHINES,
         metavar="HOST:PORT",
-        help="Where machines without numbers meet, the same on each: one of them, and a free port of it.",
+        help="Rendezvous of machines without --node-rank, the same on each: the address of one of them, and a free port there.",
     )
     rdzv_id: str | None = option(
         None,
         group=MACHINES,
         metavar="NAME",
-        help="Name of the run, for runs that share one rendezvous endpoint.  [default: none]",
+        help="Name that distinguishes runs that share a rendezvous endpoint.  [default: none]",
     )
     rdzv_backend: str | None = option(
         None,
@@ -96,45 +95,48 @@ class LaunchOptions:
         None,
         group=MACHINES,
         metavar="FILE",
-        help="A file with the secret that the launchers of the run share (or set LOCKSTEP_SECRET).  [default: one is made, in "
-        "a file beside the run directory, which all machines must see]",
+        help="File with the secret shared by the launchers of the run (or set LOCKSTEP_SECRET).  [default: a new secret, in a "
+        "file beside the run directory, which all machines must be able to read]",
     )
     rdzv_conf: str | None = option(
-        None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous: see docs/clusters.md."
+        None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous; see docs/clusters.md."
     )
 
     log_dir: Path | None = option(
         None, group=OUTPUT, metavar="DIR", help="Write the output of rank R to DIR/rank-R.log instead of the terminal."
     )
-    tee: bool = option(False, group=OUTPUT, help="Show each line with its rank; with --log-dir: as well as in the file.")
+    tee: bool = option(
+        False, group=OUTPUT, help="Prefix each line with its rank; with --log-dir, also show it on the terminal."
+    )
     attach: int | None = option(
-        None, group=OUTPUT, metavar="RANK", help="Give this rank the terminal, so that breakpoint() works."
+        None,
+        group=OUTPUT,
+        metavar="RANK",
+        help="Connect this rank to the terminal, so that breakpoint() works.  [default: none]",
     )
 
-    is_executable: bool = option(False, "--no-python", group=TORCHRUN, help="SCRIPT is any program, not a Python script.")
-    use_env: bool = option(False, group=TORCHRUN, help="The same as --pass-local-rank none.")
+    is_executable: bool = option(False, "--no-python", group=TORCHRUN, help="Run SCRIPT as a program, without Python.")
+    use_env: bool = option(False, group=TORCHRUN, help="Same as --pass-local-rank none.")
     redirects: str | None = option(
         None,
         "-r",
         "--redirects",
         group=TORCHRUN,
         metavar="3",
-        help="Accepted for torchrun compatibility: --log-dir, which must be given, redirects both streams.",
+        help="Accepted for torchrun compatibility: requires --log-dir, which redirects both streams.",
     )
-    tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3", help="The same as --tee.")
+    tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3", help="Same as --tee.")
     standalone: bool = option(
         False, group=TORCHRUN, help=f"{_NO_EFFECT}: processes of one machine need no rendezvous options."
     )
     role: str | None = option(None, group=TORCHRUN, metavar="NAME", help=f"{_NO_EFFECT}: all workers have one role.")
     monitor_interval: float | None = option(
-        None, group=TORCHRUN, metavar="SECONDS", help=f"{_NO_EFFECT}: that a worker has ended is noticed at once."
+        None, group=TORCHRUN, metavar="SECONDS", help=f"{_NO_EFFECT}: the end of a worker is noticed at once."
     )
     start_method: str | None = option(
         None, group=TORCHRUN, metavar="[spawn|fork|forkserver]", help=f"{_NO_EFFECT}: workers come from a fork server."
     )
-    local_addr: str | None = option(
-        None, group=TORCHRUN, metavar="ADDRESS", help=f"{_NO_EFFECT}: the address that the others reach is found."
-    )
+    local_addr: str | None = option(None, group=TORCHRUN, metavar="ADDRESS", help=f"{_NO_EFFECT}: the address is detected.")
 
     def __post_init__(self) -> None:
         for name, value, valid in (

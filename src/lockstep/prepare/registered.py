@@ -90,6 +90,6 @@ def registered_content(name: str, target: Any) -> Content:
             content.name = name
             return content
     raise UsageError(
-        f"register({name!r}, ...): the state of a {type(target).__name__} cannot be restored. Register a tensor, a list or a "
+        f"register({name!r}, ...): a {type(target).__name__} has no state that can be restored. Register a tensor, a list or a "
         "dict (restored in place), a random generator, or an object with state_dict() and load_state_dict()."
     )
