@@ -86,7 +86,7 @@ def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     lines = {line.split("  ")[0]: line for line in done.out.splitlines() if line}
     assert done.out.startswith(f"{saved(made)}\n")
     assert f"step         {STEPS}, in epoch 2" in done.out
-    assert "had come to its end" in lines["script"]
+    assert "finished" in lines["script"]
     assert "by 1 process" in lines["saved"]
     assert "shards 2, exact True" in lines["born with"]
     assert f"torch {torch.__version__}" in lines["versions"]
@@ -151,7 +151,7 @@ def test_what_cannot_be_read_of_an_optimizer_or_schedule_is_said_to_be_of_its_be
 
 
 def test_the_place_where_an_unfinished_one_goes_on_is_said(made, call):
-    assert "not at its end: resumes at epoch 2, in pass 1 over" in call("inspect", saved(made, -2)).out
+    assert "not finished: resumes at epoch 2, in pass 1 over" in call("inspect", saved(made, -2)).out
 
 
 def test_every_tensor_is_listed_when_asked_for(made, call):
@@ -246,12 +246,12 @@ def test_inspecting_and_verifying_do_not_import_torch(made):
 # verify
 
 
-def test_what_is_sound_is_said_to_be(made, call):
+def test_what_is_intact_is_said_to_be(made, call):
     done = call("verify", made)
     assert (done.status, done.err) == (0, "")
-    assert f"{saved(made)}: sound (step {STEPS}, " in done.out
+    assert f"{saved(made)}: intact (step {STEPS}, " in done.out
     lines = call("verify", made, "--all").out.splitlines()
-    assert [line.partition(": sound")[0] for line in lines] == [
+    assert [line.partition(": intact")[0] for line in lines] == [
         str(p) for p in (saved(made, -2), saved(made), made / "best")
     ]
     assert call("verify", made / "checkpoints", "--all").out.splitlines() == lines
@@ -288,8 +288,8 @@ def test_all_that_is_damaged_is_named(mine, call):
     done = call("verify", mine, "--all")
     assert done.status == 1
     assert f"2 of 3 checkpoints in {mine} cannot be used" in done.err
-    sound, newest, best = done.out.splitlines()
-    assert "sound" in sound
+    oldest, newest, best = done.out.splitlines()
+    assert "intact" in oldest
     assert "state.json was damaged" in newest
     assert "model.safetensors is missing" in newest
     assert "it has 50 bytes" in best
@@ -312,7 +312,7 @@ def test_a_checkpoint_that_a_going_run_replaces_meanwhile_is_not_called_damaged(
     monkeypatch.setattr(verb, "verify_file", while_the_run_goes_on)
     done = call("verify", mine)
     assert (done.status, done.err) == (0, "")
-    assert "step-00000099: sound" in done.out
+    assert "step-00000099: intact" in done.out
 
 
 def test_a_terminal_sees_how_far_it_is(made, call, monkeypatch, capsys):

@@ -31,8 +31,8 @@ def a_run(name, state, *, days, script="train.py", args=()):
 
 def going(runs, results=(), *, days=7, keep=0, interrupted=False):
     plan = pruning.plan(runs, results, Rule(older_than_s=days * DAY_S, keep=keep, interrupted=interrupted), 0.0)
-    assert len(plan.going) + len(plan.staying) == len(runs) + len(results)
-    return {one.path.name for one in plan.going}
+    assert len(plan.deleted) + len(plan.kept) == len(runs) + len(results)
+    return {one.path.name for one in plan.deleted}
 
 
 # What goes
@@ -81,7 +81,7 @@ def test_ages_are_read(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "7", "d", "7 d", "-1d", "1w", "1.5d", "7d2h"])
 def test_what_is_no_age_is_refused(text):
-    with pytest.raises(ConfigError, match="give a number with s, m, h or d"):
+    with pytest.raises(ConfigError, match="give a number followed by s, m, h or d"):
         pruning.read_age(text)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_deleted_after_a_no(call, place, answer):
 def test_nothing_is_deleted_where_nobody_can_be_asked_unless_yes_is_given(call, place):
     done = call("--prune", "--keep", "0")
     assert done.status == 2
-    assert "there is no terminal to ask at: nothing was deleted. --yes" in done.err
+    assert "there is no terminal to confirm it: nothing was deleted. --yes" in done.err
     assert left(place) == EVERYTHING
     assert call("--prune", "--keep", "0", "--yes").status == 0
     assert left(place) == {"young-1", "stopped-1", "notes", "verification-mine"}
@@ -193,7 +193,7 @@ def test_a_run_that_a_process_runs_in_is_never_deleted(call, place):
         assert "1 stays: running" in done.out
         assert left(place) == {"old-1", "notes", "verification-mine"}
         # it began to run after the list was made
-        (found,) = inventory.look_into(path)[0]
+        (found,) = inventory.read_runs(path)[0]
         asleep = Run(path=path, state=FINISHED, active_s=found.active_s)
         assert "runs in it" in pruning.delete(asleep)
         other.communicate(b"\n", timeout=20)
@@ -202,10 +202,10 @@ def test_a_run_that_a_process_runs_in_is_never_deleted(call, place):
 
 def test_a_run_to_which_something_has_happened_since_the_list_was_made_stays(place):
     path = place / "runs" / "old-1"
-    (before,) = inventory.look_into(path)[0]
+    (before,) = inventory.read_runs(path)[0]
     with (path / "events.jsonl").open("a") as journal:
         journal.write(json.dumps({"event": "end", "time_s": before.active_s + 5}) + "\n")
-    assert "happened to it meanwhile" in pruning.delete(before)
+    assert "activity in it meanwhile" in pruning.delete(before)
     assert path.exists()
 
 
@@ -213,7 +213,7 @@ def test_a_link_stays_and_so_does_what_it_leads_to(place):
     (place / "elsewhere").mkdir()
     (place / "runs" / "old-1").rename(place / "elsewhere" / "old-1")
     (place / "runs" / "old-1").symlink_to(place / "elsewhere" / "old-1")
-    (found,) = [run for run in inventory.look_into(place / "runs")[0] if run.name == "old-1"]
+    (found,) = [run for run in inventory.read_runs(place / "runs")[0] if run.name == "old-1"]
     assert pruning.delete(found) == "it is a link"
     assert (place / "elsewhere" / "old-1" / "birth.json").exists()
 
@@ -224,11 +224,11 @@ def test_what_a_killed_call_had_begun_to_delete_is_no_run_and_goes_next_time(cal
 
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", die)
-        (found,) = inventory.look_into(place / "runs" / "old-1")[0]
+        (found,) = inventory.read_runs(place / "runs" / "old-1")[0]
         with pytest.raises(KeyboardInterrupt):
             pruning.delete(found)
     assert [path.name for path in (place / "runs").iterdir() if path.name.startswith(".")]
-    assert "old-1" not in {run.name for run in inventory.look_into(place / "runs")[0]}
+    assert "old-1" not in {run.name for run in inventory.read_runs(place / "runs")[0]}
     call("--prune", "--yes")
     assert not [path.name for path in (place / "runs").iterdir() if path.name.startswith(".")]
 

@@ -75,7 +75,7 @@ def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last
 
 def test_how_to_go_on_is_said_below_the_table(made, look):
     last = look(made).out.splitlines()[-1]
-    assert "resumes when its command is run again" in last
+    assert "run its command again" in last
     assert "--run-dir runs/stopped-1" in last
     assert "again" not in look(made, "runs/finished-1").out
 
@@ -145,7 +145,7 @@ def test_listing_runs_does_not_import_torch(made):
 
 def test_on_a_narrow_terminal_no_column_is_lost(made, capsys, monkeypatch):
     monkeypatch.chdir(made)
-    found, _ = inventory.look_into(Path("runs"))
+    found, _ = inventory.read_runs(Path("runs"))
     for width in (60, 200):
         runs_verb.show(found, Console(width=width, force_terminal=True, color_system=None))
         out = capsys.readouterr().out
@@ -330,7 +330,7 @@ def test_a_run_that_came_to_its_end_has_not_ended_before_its_first_checkpoint(lo
     replace(stopped / "events.jsonl", f"{start}\n{end}\n{start}\n".encode())
     done = look(tmp_path)
     assert rows(done.out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
-    assert "it came to its end at step 16, without a checkpoint; it was started anew after that" in done.out
+    assert "it finished at step 16 without a checkpoint; a later launch started over" in done.out
     replace(stopped / "events.jsonl", f"{start}\n".encode())
     assert "ended before its first checkpoint" in rows(look(tmp_path).out)["stopped-1"]
 
@@ -344,7 +344,7 @@ def test_directories_that_are_no_runs_are_named_and_not_shown(made, look, stoppe
     (tmp_path / "runs" / "a file").touch()
     done = look(tmp_path)
     assert set(rows(done.out)) == {"stopped-1"}
-    assert "for want of a birth.json: notes, plots\n" in done.out
+    assert "without a birth.json: notes, plots\n" in done.out
     assert len(json.loads(look(tmp_path, "--json").out)) == 1
 
 

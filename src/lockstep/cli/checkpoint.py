@@ -1,4 +1,4 @@
-"""``lockstep checkpoint``: what is in one, whether it is sound, and a model out of it."""
+"""``lockstep checkpoint``: inspect or verify a checkpoint, or export a model from it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from lockstep.errors import CheckpointError, ConfigError, unknown_name
 _SUFFIX = ".safetensors"
 _TRIES = 5
 _BAR_FROM_BYTES = 200_000_000
-"""Less is read before a bar could be looked at."""
+"""Smaller files are read too quickly for a progress bar."""
 _EPILOG = """
 \b
 Examples:
   lockstep checkpoint inspect runs/train-1
       the newest checkpoint of a run: step, settings, models, files
   lockstep checkpoint verify runs/train-1 --all
-      read all checkpoints of a run, and compare them with their checksums
+      verify the checksums of all checkpoints of a run
   lockstep checkpoint export runs/train-1/best weights.safetensors
-      the weights of the model, in a file that loads without lockstep
+      the weights of the model, in a file that can be loaded without lockstep
 
-lockstep runs lists the runs. To load weights in a script: lockstep.load_weights(PATH).
+Use lockstep runs to list runs, and lockstep.load_weights(PATH) to load weights in a script.
 """
 _VERIFY_EPILOG = """
 \b
@@ -45,9 +45,9 @@ Examples:
   lockstep checkpoint verify runs/train-1
       the newest checkpoint of a run
   lockstep checkpoint verify runs/train-1 --all
-      all of them, the best weights among them
+      all of them, including the best weights
   lockstep checkpoint verify backup/step-00000120 && rm -r old
-      the exit status is 0 if all is sound, else 1
+      the exit status is 0 if the checkpoint is intact, else 1
 """
 _EXPORT_EPILOG = """
 \b
@@ -55,25 +55,25 @@ Examples:
   lockstep checkpoint export runs/train-1/best weights.safetensors
       the best weights
   lockstep checkpoint export runs/train-1 generator.safetensors --model model-2
-      the second model that the script prepared, out of the newest checkpoint
+      the second model that the script prepared, from the newest checkpoint
   lockstep checkpoint export runs/train-1 ema.safetensors --model average --force
-      the averaged model, in place of an older file
+      the averaged model, replacing an older file
 
 \b
-To load it, with safetensors alone:
+To load it with safetensors alone:
   from safetensors.torch import load_file
   model.load_state_dict(load_file("weights.safetensors"))
 """
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were read since."""
+"""Called with the number of bytes read since the last call."""
 
 
 class _Verbs(click.Group):
-    """Tells who leaves the second verb out what there is."""
+    """A group whose error for a missing subcommand lists them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # not by the alphabet
+        return list(self.commands)  # in the order of definition
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -84,10 +84,10 @@ class _Verbs(click.Group):
 
 @click.group("checkpoint", cls=_Verbs, epilog=_EPILOG, context_settings=CONTEXT)
 def command() -> None:
-    """Look into a checkpoint, check it, or take a model out of it.
+    """Inspect or verify a checkpoint, or export a model from it.
 
-    In each of them, PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by
-    team.best(). No code of a checkpoint is executed, and nothing in it is changed.
+    In all commands, PATH is a checkpoint directory, a run directory (for its newest checkpoint), or RUN/best for the
+    weights kept by team.best(). Code in a checkpoint is never executed, and nothing in it is changed.
     """
 
 
@@ -98,68 +98,69 @@ command.add_command(inspect_command)
 
 
 @command.command(
-    "verify", short_help="Compare a checkpoint with its checksums.", epilog=_VERIFY_EPILOG, context_settings=CONTEXT
+    "verify", short_help="Verify the checksums of a checkpoint.", epilog=_VERIFY_EPILOG, context_settings=CONTEXT
 )
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--all", "every", is_flag=True, help="All checkpoints of the run in PATH, and its best weights.")
-def verify_command(path: Path, every: bool) -> None:
-    """Read all of a checkpoint, and compare it with the checksums that were taken when it was written.
+@click.option("--all", "all_of_run", is_flag=True, help="Verify all checkpoints of the run in PATH, and its best weights.")
+def verify_command(path: Path, all_of_run: bool) -> None:
+    """Read a whole checkpoint, and compare it with the checksums recorded when it was saved.
 
-    PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
+    PATH is a checkpoint directory, a run directory (for its newest checkpoint), or RUN/best for the weights kept by
+    team.best().
 
-    The exit status is 1 if anything was damaged; each damaged file is named. A run that resumes does the same with
-    the checkpoint that it resumes from, and takes the one before it where that was damaged.
+    Each damaged file is named, and the exit status is 1 if there is any. A run that resumes verifies its checkpoint in
+    the same way, and falls back to the one before if it is damaged.
     """
     console = open_console()
-    if not every:
-        directory, manifest, found = _examine_newest(path, console)
-        if found:
-            raise CheckpointError("; ".join(found))
-        _say_sound(directory, manifest, console)
+    if not all_of_run:
+        directory, manifest, problems = _examine_newest(path, console)
+        if problems:
+            raise CheckpointError("; ".join(problems))
+        _show_intact(directory, manifest, console)
         return
     num_examined = num_wrong = 0
     for directory in _all_checkpoints(path):
-        manifest, found = _examine(directory, console)
-        if found and not directory.exists():
-            continue  # a run that goes on has removed it meanwhile
+        manifest, problems = _examine(directory, console)
+        if problems and not directory.exists():
+            continue  # an active run has deleted it meanwhile
         num_examined += 1
-        if found:
+        if problems:
             num_wrong += 1
-            say(console, f"{directory}: {'; '.join(found)}", "red")
+            say(console, f"{directory}: {'; '.join(problems)}", "red")
         else:
-            _say_sound(directory, manifest, console)
+            _show_intact(directory, manifest, console)
     if num_wrong:
         raise CheckpointError(f"{num_wrong} of {counted(num_examined, 'checkpoint')} in {path} cannot be used")
 
 
-def _say_sound(directory: Path, manifest: Manifest | None, console: Console) -> None:
+def _show_intact(directory: Path, manifest: Manifest | None, console: Console) -> None:
     assert manifest is not None
     total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
-    say(console, f"{directory}: sound (step {manifest.step}, {total})", "green")
+    say(console, f"{directory}: intact (step {manifest.step}, {total})", "green")
 
 
 def _all_checkpoints(path: Path) -> list[Path]:
-    """Those of a run, the oldest first, and then the best weights."""
+    """The checkpoints of a run, oldest first, and then its best weights."""
     run_dir = path.absolute().parent if path.absolute().name == "checkpoints" else path
-    found = [*reversed(Store(run_dir).all()), *([run_dir / BEST] if (run_dir / BEST).is_dir() else [])]
-    if not found and find_checkpoint(path):
+    checkpoints = [*reversed(Store(run_dir).all()), *([run_dir / BEST] if (run_dir / BEST).is_dir() else [])]
+    if not checkpoints and find_checkpoint(path):
         raise ConfigError(f"--all is for a run's directory, and {path} is one checkpoint: leave --all out")
-    return found
+    return checkpoints
 
 
 def _examine_newest(path: Path, console: Console) -> tuple[Path, Manifest | None, list[str]]:
     for _ in range(_TRIES):
         directory = find_checkpoint(path)
-        manifest, found = _examine(directory, console)
-        if not found or directory.exists():
-            break  # else a run that goes on has put a newer one in its place
-    return directory, manifest, found
+        manifest, problems = _examine(directory, console)
+        if not problems or directory.exists():
+            break  # else an active run has replaced it by a newer one
+    return directory, manifest, problems
 
 
 def _examine(directory: Path, console: Console) -> tuple[Manifest | None, list[str]]:
-    """The manifest of a checkpoint (None: it cannot be read), and all that is wrong with it."""
+    """The manifest of a checkpoint (None: unreadable), and the problems found."""
     for _ in range(_TRIES):
-        found: list[str] = []
+        problems: list[str] = []
         try:
             manifest = Manifest.read(directory)
         except CheckpointError as error:
@@ -169,14 +170,14 @@ def _examine(directory: Path, console: Console) -> tuple[Manifest | None, list[s
                 try:
                     verify_file(directory, manifest, name, progress=progress)
                 except CheckpointError as error:
-                    found.append(str(error))
-        if not found or not _was_replaced(directory, manifest):
+                    problems.append(str(error))
+        if not problems or not _was_replaced(directory, manifest):
             break
-    return manifest, found
+    return manifest, problems
 
 
 def _was_replaced(directory: Path, manifest: Manifest) -> bool:
-    """Whether a run that goes on has put another checkpoint in its place, or removed it."""
+    """Whether an active run has replaced or deleted the checkpoint."""
     try:
         return Manifest.read(directory) != manifest
     except CheckpointError:
@@ -184,12 +185,12 @@ def _was_replaced(directory: Path, manifest: Manifest) -> bool:
 
 
 @contextlib.contextmanager
-def _bar(console: Console, what: str, num_bytes: int) -> Iterator[Progress | None]:
-    """A bar on a terminal, where there is enough to read."""
+def _bar(console: Console, description: str, num_bytes: int) -> Iterator[Progress | None]:
+    """A progress bar on a terminal, if there is enough to read."""
     if not console.is_terminal or num_bytes < _BAR_FROM_BYTES:
         yield None
         return
-    from rich import progress  # takes a while to import
+    from rich import progress  # slow to import
 
     columns = (
         progress.TextColumn("{task.description}", markup=False),
@@ -199,7 +200,7 @@ def _bar(console: Console, what: str, num_bytes: int) -> Iterator[Progress | Non
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=num_bytes)
+        task = bar.add_task(description, total=num_bytes)
         yield lambda number: bar.advance(task, number)
 
 
@@ -216,16 +217,16 @@ def _bar(console: Console, what: str, num_bytes: int) -> Iterator[Progress | Non
     default="model",
     show_default=True,
     metavar="NAME",
-    help="Which one: model, model-2, ... in the order in which the script prepared them; average for an AveragedModel.",
+    help="Model to export: model, model-2, ... in the order of preparation; average for an AveragedModel.",
 )
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
+@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 def export_command(path: Path, out: Path, model: str, force: bool) -> None:
-    """Write the weights of a model to OUT, a .safetensors file that loads without lockstep.
+    """Write the weights of a model to OUT, a .safetensors file that can be loaded without lockstep.
 
-    PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
+    PATH is a checkpoint directory, a run directory (for its newest checkpoint), or RUN/best for the weights kept by
+    team.best().
 
-    The names are those of the script's own model. They are compared with their checksum, and OUT is written whole or not
-    at all.
+    The names are those of the script's model. The checksum is verified, and OUT is written atomically.
     """
     _check_target(out, force)
     console = open_console()
@@ -242,7 +243,7 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     (info,) = [m for m in headers.describe_models(manifest, {file: tensors}) if m.name == model]
     total = f"{counted(info.num_parameters or 0, 'parameter')} in {counted(len(tensors), 'tensor')}"
     say(console, f"{out}: {model} ({info.type}) of step {manifest.step}, {total}, {size(manifest.files[file]['bytes'])}")
-    say(console, "To load it, without lockstep:")
+    say(console, "To load it without lockstep:")
     say(console, "  from safetensors.torch import load_file")
     say(console, f"  model.load_state_dict(load_file({str(out)!r}))")
 
@@ -272,11 +273,11 @@ def _copy(directory: Path, manifest: Manifest, file: str, out: Path, force: bool
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
         with _bar(console, f"copying {file}", manifest.files[file]["bytes"]) as progress:
-            found = copy(directory / file, unfinished, progress)
-        if found != manifest.files[file]["sha256"]:
+            digest = copy(directory / file, unfinished, progress)
+        if digest != manifest.files[file]["sha256"]:
             raise CheckpointError(
-                f"{directory / file} was damaged: its content is not what was written (SHA-256). {out} was not written; take "
-                "another checkpoint (lockstep checkpoint verify RUN --all says which are sound)"
+                f"{directory / file} is damaged: its content is not what was written (SHA-256). {out} was not written; use "
+                "another checkpoint (lockstep checkpoint verify RUN --all lists those that are intact)"
             )
         _check_target(out, force)  # copying takes a while
         os.replace(unfinished, out)  # noqa: PTH105

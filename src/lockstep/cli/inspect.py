@@ -1,4 +1,4 @@
-"""``lockstep checkpoint inspect``: what is in a checkpoint."""
+"""``lockstep checkpoint inspect``: show the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from lockstep.recovery.position import Position
 _SUFFIX = ".safetensors"
 _STATE = "state.json"
 _LEFT_OUT = ("None", "False")
-"""Options that are not set."""
+"""Values of unset options."""
 _EPILOG = """
 \b
 Examples:
   lockstep checkpoint inspect runs/train-1
       the newest checkpoint of a run
   lockstep checkpoint inspect runs/train-1/checkpoints/step-00000120 --tensors
-      a certain one, with the name, dtype and shape of every tensor
+      a particular one, with the name, dtype and shape of every tensor
   lockstep checkpoint inspect runs/train-1/best --json | jq .metric
       for other programs
 """
 
 
-@click.command("inspect", short_help="Show what is in a checkpoint.", epilog=_EPILOG, context_settings=CONTEXT)
+@click.command("inspect", short_help="Show the contents of a checkpoint.", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--tensors", "with_tensors", is_flag=True, help="Also every tensor's name, dtype and shape.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the manifest, and what was found beside it.")
+@click.option("--tensors", "with_tensors", is_flag=True, help="Also list the name, dtype and shape of every tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object: the manifest, and details from the files.")
 def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
-    """Show what is in a checkpoint: when it was saved, by what, with which settings; its models and files.
+    """Show when and how a checkpoint was saved, the settings of its run, its models and files.
 
-    PATH is a checkpoint's directory, or a run's for its newest one, or RUN/best for the weights kept by team.best().
+    PATH is a checkpoint directory, a run directory (for its newest checkpoint), or RUN/best for the weights kept by
+    team.best().
 
-    Only manifest and headers are read. Whether all is as it was written, lockstep checkpoint verify finds out.
+    Only the manifest and file headers are read; use lockstep checkpoint verify to check the contents.
     """
     directory, manifest = read_manifest(path)
     tensors: dict[str, list[TensorInfo]] = {}
@@ -66,7 +67,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
     best = manifest.metric if manifest.kind == "weights" else _best_so_far(state)
     current = _current_options(manifest, state)
     if as_json:
-        found = {
+        record = {
             "directory": str(directory),
             "format": FORMAT,
             **dataclasses.asdict(manifest),
@@ -77,8 +78,8 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
             "damage": remarks,
         }
         if with_tensors:
-            found["tensors"] = {name: [info._asdict() for info in infos] for name, infos in tensors.items()}
-        click.echo(json.dumps(found, indent=1, allow_nan=False))
+            record["tensors"] = {name: [info._asdict() for info in infos] for name, infos in tensors.items()}
+        click.echo(json.dumps(record, indent=1, allow_nan=False))
         return
     console = open_console()
     say(console, str(directory), "bold")
@@ -98,14 +99,14 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
     for remark in remarks.values():
         say(console, remark, "red")
     total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
-    say(console, f"{total}. To compare them with their checksums: lockstep checkpoint verify {directory}")
+    say(console, f"{total}. To verify their checksums: lockstep checkpoint verify {directory}")
 
 
 def _read_state(directory: Path) -> dict[str, Any]:
-    """What is in ``state.json``; empty where there is none, or it is damaged."""
+    """The contents of ``state.json``; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads((directory / _STATE).read_bytes())
-        return found if isinstance(found, dict) else {}
+        state = json.loads((directory / _STATE).read_bytes())
+        return state if isinstance(state, dict) else {}
     return {}
 
 
@@ -115,22 +116,22 @@ def _best_so_far(state: dict[str, Any]) -> float | None:
 
 
 def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The options of each optimizer and schedule, by its name, as they were when the checkpoint was saved.
+    """The options of each optimizer and schedule, by name, when the checkpoint was saved.
 
-    The manifest has them as they were when the object was prepared: a schedule has moved on since, and with it the rates.
+    The manifest has their values when the object was prepared; schedules have changed learning rates since.
     """
     states = state.get("objects")
     states = states if isinstance(states, list) else []
-    found = {}
-    for record, own in itertools.zip_longest(manifest.objects, states[: len(manifest.objects)]):
+    by_name = {}
+    for record, state_of_object in itertools.zip_longest(manifest.objects, states[: len(manifest.objects)]):
         if "file" not in record:
             options = record["options"]
-            found[record["name"]] = {name: _current(own, name, str(options[name])) for name in options}
-    return found
+            by_name[record["name"]] = {name: _current(state_of_object, name, str(options[name])) for name in options}
+    return by_name
 
 
 def _current(state: Any, name: str, prepared: str) -> str:
-    """One option, as ``Content.options`` names it, in the state of its optimizer or schedule."""
+    """The value of an option, named as by ``Content.options``, in the state of its optimizer or schedule."""
     name, _, number = name.partition(" of group ")
     with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
         holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state
@@ -139,10 +140,10 @@ def _current(state: Any, name: str, prepared: str) -> str:
 
 
 def _value(content: Any) -> Any:
-    """A plain value of ``state.json``, of which ``checkpoint.tree`` tells.
+    """Decode a plain value of ``state.json`` (see ``checkpoint.tree``).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a plain value.
     """
     if isinstance(content, list):
         return [_value(item) for item in content]
@@ -152,22 +153,22 @@ def _value(content: Any) -> Any:
         return tuple(_value(item) for item in content["$tuple"])
     if content.keys() == {"$float"}:
         return float(content["$float"])
-    raise ValueError("a tensor, or something else that is not here")
+    raise ValueError("not a plain value")
 
 
 def _facts(
     directory: Path, manifest: Manifest, best: float | None, current: dict[str, dict[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """What is worth saying, each with what it is; empty where there is nothing to say."""
+    """Labels and texts of the facts to show; empty texts are left out."""
     is_whole = manifest.kind == "checkpoint"
-    others = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
+    other_names = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     yield "what", "all that the run needs to resume" if is_whole else "the best weights, kept by team.best()"
     yield "step", f"{manifest.step}, in epoch {manifest.epoch + 1}"
     yield "saved", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
     if is_whole:
-        goes_on = f"not at its end: resumes at {Position.from_json(manifest.position)}"
-        yield "script", "had come to its end" if manifest.finished else goes_on
+        resumes = f"not finished: resumes at {Position.from_json(manifest.position)}"
+        yield "script", "finished" if manifest.finished else resumes
     yield ("best so far" if is_whole else "value"), "" if best is None else f"{best:.6g}"
     yield "born with", _listed(manifest.birth)
     yield "versions", _listed(manifest.versions)
@@ -179,7 +180,7 @@ def _facts(
     yield "registered", ", ".join(manifest.registered)
     for number, lines in enumerate(manifest.loaders, 1):
         yield f"loader {number}", ", ".join(lines)
-    yield "others", ", ".join(others) if is_whole and directory.absolute().parent.name == "checkpoints" else ""
+    yield "others", ", ".join(other_names) if is_whole and directory.absolute().parent.name == "checkpoints" else ""
 
 
 def _listed(values: Any) -> str:

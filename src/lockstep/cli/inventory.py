@@ -1,7 +1,7 @@
-"""What became of the runs in a directory, read from their files: without torch, and without trusting any of them.
+"""The runs in a directory and their states, read from their files without importing torch or trusting any file.
 
-A run may go on while it is looked at, may have been killed anywhere, and may be no run at all: whatever is found wrong is
-said of the one run that it is of.
+A run may be active while it is read, may have been killed at any point, and may not be a run at all: problems are reported
+as remarks on the run concerned.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from lockstep.rundir.lock import holder_of
 RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "interrupted", "failed", "unreadable"
 
 _BIRTH = "birth.json"
-_SIGNS = (_BIRTH, JOURNAL, "checkpoints")
-"""A directory with one of these is, or was, a run's."""
+_MARKERS = (_BIRTH, JOURNAL, "checkpoints")
+"""A directory with any of these is, or was, a run directory."""
 _START = re.compile(rb'"event": ?"start"')
 _TAIL = 64
-"""Lines from the end of the journal among which the last step is looked for."""
+"""Number of lines at the end of the journal that are searched for the last step."""
 _TRIES = 5
 _BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What reading a file that was damaged can bring. (``ConfigError`` is a ``ValueError``.)"""
+"""Errors raised on reading a damaged file. (``ConfigError`` is a ``ValueError``.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The checkpoint that a run would go on from."""
+    """The checkpoint from which a run would resume."""
 
     name: str
     step: int
@@ -51,53 +51,53 @@ class Saved:
 
 @dataclass(kw_only=True)
 class History:
-    """What the journal of a run tells."""
+    """The contents of a run's journal."""
 
     world_sizes: list[int | None] = field(default_factory=list)
-    """Of each launch."""
+    """One per launch."""
     ran_s: float = 0.0
-    """All launches together, each up to its last event."""
+    """Total time of all launches, each up to its last event."""
     step: int | None = None
-    """The last one that the last launch has told of."""
+    """The last step recorded by the last launch."""
     last_s: float | None = None
-    """When the last event was, in seconds since 1970."""
+    """Time of the last event, in seconds since 1970."""
     has_ended: bool = False
-    """Whether the last launch came to the script's end."""
+    """Whether the last launch reached the end of the script."""
     ended_at: int | None = None
-    """The last step of the last launch that did; None: none did."""
+    """The last step of the last launch that reached the end of the script; None: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run, as far as its files can tell."""
+    """One run, as far as its files tell."""
 
     path: Path
     state: str
     active_s: float
-    """When something last happened to it, in seconds since 1970."""
+    """Time of the last activity, in seconds since 1970."""
     holder: str | None = None
-    """The process that runs it."""
+    """The process in which it is running."""
     remarks: tuple[str, ...] = ()
-    """What is wrong with it, in sentences."""
+    """Problems found, in sentences."""
     script: str | None = None
     args: tuple[str, ...] = ()
     shards: int | None = None
     step: int | None = None
-    """The last one that is known to have been taken."""
+    """The last step known to have been taken."""
     checkpoint: Saved | None = None
     best: float | None = None
-    """The value of the weights that ``team.best`` kept."""
+    """The metric of the weights kept by ``team.best``."""
     world_sizes: tuple[int | None, ...] = ()
-    """Of each launch."""
+    """One per launch."""
     ran_s: float | None = None
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of its directory."""
         return self.path.absolute().name
 
     def as_json(self) -> dict[str, Any]:
-        """For other programs."""
+        """A JSON object for other programs."""
         saved = self.checkpoint
         return {
             "directory": str(self.path),
@@ -128,45 +128,45 @@ class Run:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is, or was, a run's."""
-    return any((directory / name).exists() for name in _SIGNS)
+    """Whether a directory is, or was, a run directory."""
+    return any((directory / name).exists() for name in _MARKERS)
 
 
-def look_into(directory: Path) -> tuple[list[Run], list[Path]]:
-    """The runs in a directory, the one that was active last at the end; and the directories in it that are none.
+def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
+    """The runs in a directory, the most recently active one last, and the subdirectories that are not runs.
 
-    The directory may be one run's own.
+    The directory may itself be a run directory.
 
     Raises:
         OSError: it cannot be read.
     """
     if is_run(directory):
-        return [look_at(directory)], []
-    runs, others = [], []
+        return [read_run(directory)], []
+    runs, not_runs = [], []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
         try:
-            found = is_run(path) or holder_of(path) is not None  # a launch makes the directory and its lock first
-        except OSError:  # not ours to look into
-            found = False
-        if found:
-            runs.append(look_at(path))
+            is_a_run = is_run(path) or holder_of(path) is not None  # a launch creates the directory and its lock first
+        except OSError:  # not readable by this user
+            is_a_run = False
+        if is_a_run:
+            runs.append(read_run(path))
         else:
-            others.append(path)
-    return sorted(runs, key=lambda run: run.active_s), others
+            not_runs.append(path)
+    return sorted(runs, key=lambda run: run.active_s), not_runs
 
 
-def look_at(path: Path) -> Run:
-    """One run. Whatever its files hold, an answer is given."""
+def read_run(path: Path) -> Run:
+    """Read one run. Never fails, whatever its files hold."""
     remarks: list[str] = []
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     holder = holder_of(path)
-    is_beginning = holder is not None and not is_run(path)  # the lock comes first
-    can_be_read = is_beginning or _read_birth(path, known, remarks)
+    is_starting = holder is not None and not is_run(path)  # the lock is created first
+    can_be_read = is_starting or _read_birth(path, fields, remarks)
     history = _read_journal(path, remarks)
     saved, is_usable = _find_checkpoint(path, remarks)
-    _read_best(path, known, remarks)
+    _read_best(path, fields, remarks)
     if not can_be_read or not is_usable:
         state = UNREADABLE
     elif holder is not None:
@@ -177,11 +177,11 @@ def look_at(path: Path) -> Run:
         state = FAILED if history.ended_at is None else FINISHED
     if state == FINISHED and saved is None and not history.has_ended:
         remarks.append(
-            f"it came to its end at step {history.ended_at}, without a checkpoint; it was started anew after that, and did not"
+            f"it finished at step {history.ended_at} without a checkpoint; a later launch started over and did not finish"
         )
         history.step = history.ended_at
     if state == INTERRUPTED and history.has_ended and not remarks:
-        remarks.append("it came to its end, which could not be saved: it resumes from before that")
+        remarks.append("it finished, but its end could not be saved: it resumes from the checkpoint before")
     steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
     times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))
@@ -198,20 +198,20 @@ def look_at(path: Path) -> Run:
         checkpoint=saved,
         world_sizes=tuple(history.world_sizes),
         ran_s=history.ran_s if history.world_sizes else None,
-        **known,
+        **fields,
     )
 
 
-def _read_birth(path: Path, known: dict[str, Any], remarks: list[str]) -> bool:
-    """Whether it could be read."""
+def _read_birth(path: Path, fields: dict[str, Any], remarks: list[str]) -> bool:
+    """Read ``birth.json`` into ``fields``; returns whether it could be read."""
     file = path / _BIRTH
     try:
-        found = read_birth(path)
-        if found is None:
+        contents = read_birth(path)
+        if contents is None:
             remarks.append(f"{file} is missing")
             return False
-        birth, command = found
-        known.update(script=str(command.script) or None, args=tuple(map(str, command.args)), shards=_whole(birth.shards))
+        birth, command = contents
+        fields.update(script=str(command.script) or None, args=tuple(map(str, command.args)), shards=_whole(birth.shards))
     except ConfigError as error:
         remarks.append(str(error))
         return False
@@ -222,7 +222,7 @@ def _read_birth(path: Path, known: dict[str, Any], remarks: list[str]) -> bool:
 
 
 def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool]:
-    """The newest checkpoint that can be used, as far as manifests and sizes tell; and False if there are some, and none can."""
+    """The newest usable checkpoint, judged by manifests and file sizes; and False if there are some but none is usable."""
     store = Store(path)
     try:
         for _ in range(_TRIES):
@@ -230,16 +230,16 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
             if newest is None:
                 return None, True
             damaged = []
-            for checkpoint in [newest, *(other for other in store.all() if other != newest)]:
+            for checkpoint in [newest, *(path for path in store.all() if path != newest)]:
                 try:
                     manifest = Manifest.read(checkpoint)
                     for name in manifest.files:
                         verify_file(checkpoint, manifest, name, sizes_only=True)
                 except CheckpointError as error:
-                    if checkpoint.exists():  # else a run that goes on has just removed it
+                    if checkpoint.exists():  # else an active run has just deleted it
                         damaged.append(str(error))
                     if "newer lockstep" in str(error):
-                        break  # it will not go on from an older one
+                        break  # it will not resume from an older one
                     continue
                 remarks += damaged
                 return _saved(checkpoint, manifest), True
@@ -249,7 +249,7 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
     except _BAD_FILE as error:
         remarks.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
         return None, False
-    return None, True  # a run that goes on makes and removes them faster than they can be looked at
+    return None, True  # an active run replaces them faster than they can be read
 
 
 def _saved(path: Path, manifest: Manifest) -> Saved:
@@ -263,20 +263,20 @@ def _saved(path: Path, manifest: Manifest) -> Saved:
     )
 
 
-def _read_best(path: Path, known: dict[str, Any], remarks: list[str]) -> None:
+def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
     directory = path / BEST
     try:
         if directory.is_dir():
-            known["best"] = _number(Manifest.read(directory).metric)
+            fields["best"] = _number(Manifest.read(directory).metric)
     except CheckpointError as error:
-        if directory.is_dir():  # else a better one is just being put there
+        if directory.is_dir():  # else it is just being replaced
             remarks.append(str(error))
     except _BAD_FILE as error:
         remarks.append(f"{directory} cannot be read: {error or type(error).__name__}")
 
 
 def _read_journal(path: Path, remarks: list[str]) -> History:
-    """Few of a journal's lines are parsed: there may be millions."""
+    """Read a journal, of which only few lines are parsed: there may be millions."""
     history = History()
     began_s: float | None = None
     tail: deque[bytes] = deque(maxlen=_TAIL)
@@ -316,7 +316,7 @@ def _event(line: bytes) -> Mapping[str, Any]:
         event = json.loads(line)
         if isinstance(event, dict):
             return event
-    return {}  # cut short, or damaged: the others are as good as they were
+    return {}  # truncated or damaged: other lines remain usable
 
 
 def _number(value: Any) -> float | None:

@@ -13,11 +13,11 @@ from lockstep.errors import ConfigError, LaunchError, LockstepError, UsageError
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; ends with its exit status."""
+    """Run the command and exit with its status."""
     arguments = sys.argv[1:] if args is None else list(args)
     try:
         status = _run(arguments)
-    except KeyboardInterrupt:  # outside of the verbs' own handling: while modules are imported
+    except KeyboardInterrupt:  # outside of the commands' own handling: while modules are imported
         print("stopped by Ctrl-C", file=sys.stderr)
         status = 130
     if args is None:
@@ -26,16 +26,16 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _leave_threads(status: int) -> None:
-    """End this process at once if a thread is left that cannot be ended.
+    """End this process at once if a daemon thread is left.
 
-    Such a thread (torchelastic's, or one of ours) asks PyTorch's store, whose machine is gone or cut off. If it gets its answer
-    while the interpreter ends, it cannot go on in Python any more, and aborts the process: status 134 in place of ours. (Python
-    does that up to 3.13 to threads that come from C++.) All else has been put away by now.
+    Such a thread (torchelastic's or ours) waits for PyTorch's store on an unreachable machine. If its request returns
+    while the interpreter shuts down, it aborts the process with status 134 (up to Python 3.13, for threads returning from C++).
+    All other resources have been released by now.
     """
     if not any(thread.daemon for thread in threading.enumerate()):
         return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a reader that has left
+        with contextlib.suppress(OSError, ValueError):  # the reader of a pipe is gone
             stream.flush()
     os._exit(status)
 
@@ -45,7 +45,7 @@ def _run(args: list[str]) -> int:
 
     try:
         if args[:1] == ["run"] and not {"--help", "-h"} & set(args):
-            # Importing torch is what a launch takes its time for: let it begin before anything else is even imported.
+            # Importing torch takes most of a launch's time: start it before anything else is imported.
             start_early()
         return _run_group(args)
     except LockstepError as error:
@@ -69,7 +69,7 @@ def _run_group(args: list[str]) -> int:
 
 
 def show_error(error: LockstepError) -> int:
-    """Tell the user, in one message and without a traceback of ours; returns the exit status."""
+    """Print an error without a traceback; returns the exit status."""
     import click
 
     click.echo(click.style("error:", fg="red", bold=True) + f" {error}", err=True)

@@ -1,4 +1,4 @@
-"""Which old runs are deleted, and how: ``lockstep runs --prune``."""
+"""``lockstep runs --prune``: choosing and deleting old runs."""
 
 from __future__ import annotations
 
@@ -19,134 +19,134 @@ from lockstep.rundir.lock import RunLock
 RESULTS = "results.json"
 _RESULTS_DIR = re.compile(r"(verification|comparison)(-\d+)?")
 _BETWEEN_ROWS_S = 900.0
-"""A verification or comparison may be between two of its runs, where nothing of it is locked: for so long it is left alone."""
+"""Between two of its runs, a verification or comparison holds no lock: for so long after the last activity it is kept."""
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _REMOVED = ".removed-"
-"""How the name of what is being deleted begins. (Runs have none that begins with a dot.)"""
+"""Prefix of the name of a directory that is being deleted. (Names of runs do not begin with a dot.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A directory that ``lockstep verify`` or ``lockstep compare`` has made."""
+    """A directory created by ``lockstep verify`` or ``lockstep compare``."""
 
     path: Path
     kind: str
     num_runs: int
     active_s: float
-    """When something last happened in it, in seconds since 1970."""
+    """Time of the last activity, in seconds since 1970."""
     is_running: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is old enough to go."""
+    """Which runs to delete."""
 
     older_than_s: float
     keep: int
-    """So many of each script, and of each kind of results, stay in any case: the newest."""
+    """Number of newest runs of each script, and of newest results of each kind, to keep."""
     interrupted: bool
-    """Whether runs that could go on may go."""
+    """Whether to delete runs that could be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What would be deleted, and what stays for which reason."""
+    """What to delete, and what to keep, with the reason."""
 
-    going: tuple[Run | Results, ...]
-    staying: tuple[tuple[Run | Results, str], ...]
+    deleted: tuple[Run | Results, ...]
+    kept: tuple[tuple[Run | Results, str], ...]
 
     def reasons(self) -> dict[str, int]:
-        """How many stay for each reason, the most frequent first."""
-        return dict(Counter(reason for _, reason in self.staying).most_common())
+        """Number of kept entries for each reason, the most frequent first."""
+        return dict(Counter(reason for _, reason in self.kept).most_common())
 
 
 def read_age(text: str) -> float:
-    """Seconds of ``90s``, ``30m``, ``12h``, ``7d``.
+    """Parse a time such as ``90s``, ``30m``, ``12h``, ``7d``; returns seconds.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it has another form.
     """
     match = _AGE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--older-than {text}: give a number with s, m, h or d behind it: 12h, 7d")
+        raise ConfigError(f"--older-than {text}: give a number followed by s, m, h or d: 12h, 7d")
     return float(int(match[1]) * _UNITS_S[match[2]])
 
 
 def find_results(directory: Path) -> list[Results]:
-    """The verifications and comparisons in a directory, the one that was active last at the end."""
-    found = []
+    """The verifications and comparisons in a directory, the most recently active one last."""
+    results = []
     for path in sorted(directory.iterdir()):
         match = _RESULTS_DIR.fullmatch(path.name)
         if match is None or path.is_symlink() or not (path / RESULTS).is_file():
             continue
-        runs = inventory.look_into(path / "runs")[0] if (path / "runs").is_dir() else []
+        runs = inventory.read_runs(path / "runs")[0] if (path / "runs").is_dir() else []
         times = [(path / RESULTS).stat().st_mtime, *(run.active_s for run in runs)]
         is_running = any(run.state == RUNNING for run in runs)
-        found.append(Results(path=path, kind=match[1], num_runs=len(runs), active_s=max(times), is_running=is_running))
-    return sorted(found, key=lambda results: results.active_s)
+        results.append(Results(path=path, kind=match[1], num_runs=len(runs), active_s=max(times), is_running=is_running))
+    return sorted(results, key=lambda result: result.active_s)
 
 
 def plan(runs: Sequence[Run], results: Sequence[Results], rule: Rule, now_s: float) -> Plan:
-    """What goes. Pure: it looks at nothing.
+    """Choose the runs and results to delete. Pure: it reads no files.
 
-    What runs never goes, nor what cannot be read (it may be of another version), nor a finished run while one of the same
-    command is interrupted and stays: the command would resume that.
+    Never deleted are those that are running or unreadable (they may be of another version), nor a finished run while an
+    interrupted one of the same command is kept: the command would resume that one.
     """
     everything: list[Run | Results] = [*runs, *results]
     newest: dict[str | None, list[Run | Results]] = defaultdict(list)
-    for one in sorted(everything, key=lambda one: -one.active_s):
-        newest[one.kind if isinstance(one, Results) else one.script].append(one)
-    kept = {id(one) for group in newest.values() for one in group[: rule.keep]}
-    stays: list[tuple[Run | Results, str]] = []
-    goes: list[Run | Results] = []
-    for one in everything:
-        reason = _why_it_stays(one, rule, now_s, is_kept=id(one) in kept)
+    for entry in sorted(everything, key=lambda entry: -entry.active_s):
+        newest[entry.kind if isinstance(entry, Results) else entry.script].append(entry)
+    newest_ids = {id(entry) for group in newest.values() for entry in group[: rule.keep]}
+    kept: list[tuple[Run | Results, str]] = []
+    deleted: list[Run | Results] = []
+    for entry in everything:
+        reason = _reason_to_keep(entry, rule, now_s, is_newest=id(entry) in newest_ids)
         if reason:
-            stays.append((one, reason))
+            kept.append((entry, reason))
         else:
-            goes.append(one)
-    resumable = {(one.script, one.args) for one, _ in stays if isinstance(one, Run) and one.state == INTERRUPTED}
-    for one in list(goes):
-        if isinstance(one, Run) and one.state == FINISHED and (one.script, one.args) in resumable:
-            goes.remove(one)
-            stays.append((one, "finished, while an interrupted one of its command stays, which the command would resume"))
-    return Plan(going=tuple(goes), staying=tuple(stays))
+            deleted.append(entry)
+    resumable = {(entry.script, entry.args) for entry, _ in kept if isinstance(entry, Run) and entry.state == INTERRUPTED}
+    for entry in list(deleted):
+        if isinstance(entry, Run) and entry.state == FINISHED and (entry.script, entry.args) in resumable:
+            deleted.remove(entry)
+            kept.append((entry, "finished, but an interrupted one of its command is kept, which the command would resume"))
+    return Plan(deleted=tuple(deleted), kept=tuple(kept))
 
 
-def _why_it_stays(one: Run | Results, rule: Rule, now_s: float, *, is_kept: bool) -> str:
-    age_s = now_s - one.active_s
-    if isinstance(one, Results):
-        if one.is_running or age_s < _BETWEEN_ROWS_S:
+def _reason_to_keep(entry: Run | Results, rule: Rule, now_s: float, *, is_newest: bool) -> str:
+    age_s = now_s - entry.active_s
+    if isinstance(entry, Results):
+        if entry.is_running or age_s < _BETWEEN_ROWS_S:
             return "running, or active a moment ago"
-    elif one.state == RUNNING:
+    elif entry.state == RUNNING:
         return "running"
-    elif one.state == UNREADABLE:
+    elif entry.state == UNREADABLE:
         return "unreadable: look at it, and delete it by hand"
-    elif one.state == INTERRUPTED and not rule.interrupted:
+    elif entry.state == INTERRUPTED and not rule.interrupted:
         return "interrupted, and can be resumed (--interrupted deletes them too)"
     if age_s < rule.older_than_s:
         return "not old enough (--older-than)"
-    return "the newest of its script or kind (--keep)" if is_kept else ""
+    return "the newest of its script or kind (--keep)" if is_newest else ""
 
 
-def words(one: Run | Results) -> str:
-    """What it is."""
-    if isinstance(one, Results):
-        return f"{one.kind} of {one.num_runs} run{'' if one.num_runs == 1 else 's'}"
-    return "ended before its first checkpoint" if one.state == FAILED else one.state
+def describe(entry: Run | Results) -> str:
+    """The kind or state of an entry."""
+    if isinstance(entry, Results):
+        return f"{entry.kind} of {entry.num_runs} run{'' if entry.num_runs == 1 else 's'}"
+    return "ended before its first checkpoint" if entry.state == FAILED else entry.state
 
 
 def num_bytes(path: Path) -> int:
-    """What a directory takes on its disk: a file that has two names counts once."""
-    seen: dict[tuple[int, int], int] = {}
+    """Disk usage of a directory, in bytes; a file with several links counts once."""
+    sizes: dict[tuple[int, int], int] = {}
     for entry in _files(path):
         try:
-            found = entry.stat(follow_symlinks=False)
-        except OSError:  # gone meanwhile
+            status = entry.stat(follow_symlinks=False)
+        except OSError:  # deleted meanwhile
             continue
-        seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(seen.values())
+        sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _files(path: Path) -> Iterator[os.DirEntry[str]]:
@@ -156,32 +156,32 @@ def _files(path: Path) -> Iterator[os.DirEntry[str]]:
                 yield entry
                 if entry.is_dir(follow_symlinks=False):
                     yield from _files(Path(entry.path))
-    except OSError:  # not ours to look into
+    except OSError:  # not readable by this user
         return
 
 
-def delete(one: Run | Results) -> str:
-    """Delete it, unless something has happened to it since it was looked at. Returns why it stays; empty: it is gone.
+def delete(entry: Run | Results) -> str:
+    """Delete a run or results, unless there was activity since they were read. Returns why not; empty: deleted.
 
-    It gets another name first: a run is there whole, or not at all.
+    They are renamed first, so that a partly deleted run is never found.
     """
-    path = one.path
+    path = entry.path
     if path.is_symlink():
         return "it is a link"
     locks: list[RunLock] = []
     try:
-        for run in _runs_of(one):
-            now = inventory.look_at(run)
-            if now.state == RUNNING:
-                return f"{now.holder} runs in it"
-            if now.active_s > one.active_s:
-                return "something has happened to it meanwhile"
+        for run in _runs_of(entry):
+            current = inventory.read_run(run)
+            if current.state == RUNNING:
+                return f"{current.holder} runs in it"
+            if current.active_s > entry.active_s:
+                return "there was activity in it meanwhile"
             locks.append(RunLock(run, patience_s=0.0))
         removed = path.with_name(f"{_REMOVED}{path.name}-{os.getpid()}-{time.time_ns()}")
         path.rename(removed)
         shutil.rmtree(removed)
     except ConfigError:
-        return "a process has begun to run in it"
+        return "a process has started to use it"
     except OSError as error:
         return f"it cannot be deleted: {error}"
     finally:
@@ -190,14 +190,14 @@ def delete(one: Run | Results) -> str:
     return ""
 
 
-def _runs_of(one: Run | Results) -> list[Path]:
-    if isinstance(one, Run):
-        return [one.path]
-    return [run.path for run in inventory.look_into(one.path / "runs")[0]] if (one.path / "runs").is_dir() else []
+def _runs_of(entry: Run | Results) -> list[Path]:
+    if isinstance(entry, Run):
+        return [entry.path]
+    return [run.path for run in inventory.read_runs(entry.path / "runs")[0]] if (entry.path / "runs").is_dir() else []
 
 
 def remove_leftovers(directory: Path) -> None:
-    """What an earlier call was deleting when it was killed."""
+    """Delete directories left by a call that was killed while deleting."""
     for path in directory.glob(f"{_REMOVED}*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``lockstep runs``: what became of the runs in a directory, how to resume one, and which are old enough to go."""
+"""``lockstep runs``: list the runs in a directory, say how to resume them, and delete old ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lockstep.errors import ConfigError, LockstepError
 
 _DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
-_MOST_SIZES = 4
-_MOST_OTHERS = 5
+_MAX_WORLD_SIZES = 4
+_MAX_LISTED = 5
 
 _EPILOG = """
 \b
@@ -39,32 +39,32 @@ Examples:
   lockstep runs runs/train-2
       one run
   lockstep runs | grep interrupted
-      without a terminal each run is one line
+      one line per run, if the output is not a terminal
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
-      for other programs; times are in seconds, those that end in _s and are large since 1970
+      for other programs; times are in seconds, points in time since 1970
   lockstep runs --prune
-      delete what has been idle for a week, after a list and a question
+      list the runs that have been idle for a week, and delete them after confirmation
   lockstep runs --prune --older-than 12h --keep 3 --yes
-      without the question, as a cron job would; the newest 3 runs of each script stay
+      without confirmation, as in a cron job; the newest 3 runs of each script stay
 
-Looking changes nothing, and needs no right to write; running runs are not disturbed.
+Listing changes nothing, needs no write permission, and does not disturb active runs.
 """
 
 
 @click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a run.")
-@click.option("--prune", is_flag=True, help="List what is old, ask, and delete it: see above.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
+@click.option("--prune", is_flag=True, help="List old runs, ask for confirmation, and delete them; see above.")
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Only what has been idle for so long: 12h, 30d.  [default: everything; with --prune, 7d]",
+    help="Only runs that have been idle for this time: 12h, 30d.  [default: all; with --prune, 7d]",
 )
 @click.option(
-    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: the newest N of each script stay.  [default: 1]"
+    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: keep the newest N of each script.  [default: 1]"
 )
-@click.option("--interrupted", is_flag=True, help="With --prune: also interrupted runs, which could be resumed.")
-@click.option("--yes", is_flag=True, help="With --prune: delete without asking.")
+@click.option("--interrupted", is_flag=True, help="With --prune: also delete interrupted runs, which could be resumed.")
+@click.option("--yes", is_flag=True, help="With --prune: delete without confirmation.")
 def command(
     directory: Path | None,
     as_json: bool,
@@ -74,47 +74,45 @@ def command(
     interrupted: bool,
     yes: bool,
 ) -> None:
-    """List the runs in DIR (./runs if it is not given) and their state: the one that was active last comes last.
+    """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
 
     \b
-    The state of a run:
-      running      a process runs it now, and is named
-      finished     its script came to its end
+    States:
+      running      it is running, in the process named
+      finished     its script has ended
       interrupted  it was stopped or has failed, and can be resumed from its newest checkpoint
-      failed       it was stopped or has failed before its first checkpoint: it can only be started anew
-      unreadable   its files were damaged, or written by another version; the reason is below the table
+      failed       it was stopped or has failed before its first checkpoint: it can only be started over
+      unreadable   its files are damaged, or written by another version; the reason is below the table
 
     \b
-    The columns:
-      step         the last one that is known to have been taken
+    Columns:
+      step         the last step known to have been taken
       saved        the step of its newest checkpoint, with the checkpoint's age and size
-      launches     how often it was started, with the number of processes each time (4 → 2: first four, then two)
-      best         the best value that team.best() was given
-      ran          how long, all launches together
+      launches     number of launches, and the numbers of processes (4 → 2: first four, then two)
+      best         the best metric given to team.best()
+      ran          total time of all launches
 
     \b
-    --prune deletes finished runs, and those that ended before their first checkpoint. What is running never goes, nor
-    what cannot be read, nor a finished run while an older, interrupted one would be resumed in its place. Where no DIR
-    is given, the verification and comparison directories beside ./runs are looked at too.
+    --prune deletes finished runs, and those that ended before their first checkpoint. It never deletes runs that are
+    running or unreadable, nor a finished run while an older, interrupted one of the same command would be resumed in its
+    place. Without DIR, it also considers the verification and comparison directories beside ./runs.
     """
     _check_options(as_json, prune, keep, interrupted, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
-    looked_in = _DEFAULT if directory is None else directory
-    if looked_in.is_dir():
+    runs_dir = _DEFAULT if directory is None else directory
+    if runs_dir.is_dir():
         try:
-            runs, others = inventory.look_into(looked_in)
+            runs, not_runs = inventory.read_runs(runs_dir)
         except OSError as error:
-            raise ConfigError(f"{looked_in} cannot be read: {error}") from error
+            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
     elif directory is None:
-        runs, others = [], []
+        runs, not_runs = [], []
     else:
-        what = "it is no directory" if looked_in.exists() else "there is no such directory"
-        raise ConfigError(f"no runs in {looked_in.absolute()}: {what}")
+        reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
+        raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
     if prune:
-        if inventory.is_run(looked_in):
-            raise ConfigError(
-                f"--prune is for a directory of runs, and {looked_in} is one run: rm -r {looked_in} deletes it"
-            )
+        if inventory.is_run(runs_dir):
+            raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
         results = pruning.find_results(Path()) if directory is None else []
         rule = pruning.Rule(
             older_than_s=pruning.read_age("7d") if least_age_s is None else least_age_s,
@@ -122,7 +120,7 @@ def command(
             interrupted=interrupted,
         )
         _prune(runs, results, rule, open_console(), ask=not yes)
-        for parent in (looked_in, *([Path()] if directory is None else [])):
+        for parent in (runs_dir, *([Path()] if directory is None else [])):
             pruning.remove_leftovers(parent)
         return
     if least_age_s is not None:
@@ -133,22 +131,22 @@ def command(
     console = open_console()
     if runs:
         show(runs, console)
-        _tell_others(others, console)
+        _show_not_runs(not_runs, console)
     elif least_age_s is not None:
-        say(console, f"no runs in {looked_in.absolute()} that have been idle for {older_than}")
+        say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
     else:
-        say(console, _nothing(looked_in, others))
+        say(console, _explain_no_runs(runs_dir, not_runs))
     if directory is None:
-        _tell_results(pruning.find_results(Path()), console)
+        _show_results(pruning.find_results(Path()), console)
 
 
 def _check_options(as_json: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
     if prune and as_json:
         raise ConfigError("--prune and --json: give one of the two")
-    given = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
-    alone = [name for name, is_given in given.items() if is_given]
-    if alone and not prune:
-        raise ConfigError(f"{' and '.join(alone)} without --prune: nothing is deleted without that")
+    prune_options = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
+    names = [name for name, is_given in prune_options.items() if is_given]
+    if names and not prune:
+        raise ConfigError(f"{' and '.join(names)} has no effect without --prune, which deletes runs")
 
 
 def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, console: Console, *, ask: bool) -> None:
@@ -156,13 +154,13 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
     plan = pruning.plan(runs, results, rule, now_s)
     for reason, number in plan.reasons().items():
         say(console, f"{number} stay{'s' if number == 1 else ''}: {reason}", "dim")
-    if not plan.going:
+    if not plan.deleted:
         say(console, "nothing to delete")
         return
-    sizes = [pruning.num_bytes(one.path) for one in plan.going]
+    sizes = [pruning.num_bytes(entry.path) for entry in plan.deleted]
     rows = [
-        (printable(str(one.path)), pruning.words(one), span(now_s - one.active_s), size(num_bytes))
-        for one, num_bytes in zip(plan.going, sizes, strict=True)
+        (printable(str(entry.path)), pruning.describe(entry), span(now_s - entry.active_s), size(num_bytes))
+        for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
     ]
     tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
     total = f"{_directories(len(rows))}, {size(sum(sizes))}"
@@ -170,10 +168,10 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
         say(console, "nothing was deleted")
         return
     freed, failed = 0, []
-    for one, num_bytes in zip(plan.going, sizes, strict=True):
-        why = pruning.delete(one)
-        if why:
-            failed.append(f"{one.path} stays: {why}")
+    for entry, num_bytes in zip(plan.deleted, sizes, strict=True):
+        reason = pruning.delete(entry)
+        if reason:
+            failed.append(f"{entry.path} was not deleted: {reason}")
         else:
             freed += num_bytes
     say(console, f"deleted {_directories(len(rows) - len(failed))}: {size(freed)} freed")
@@ -188,26 +186,27 @@ def _directories(number: int) -> str:
 def _may_delete(total: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{total} would be deleted, and there is no terminal to ask at: nothing was deleted. --yes deletes without asking"
+            f"{total} would be deleted, and there is no terminal to confirm it: nothing was deleted. --yes deletes without "
+            "confirmation"
         )
-    return click.confirm(f"Delete {total}? They cannot be had back.", default=False)
+    return click.confirm(f"Delete {total}? This cannot be undone.", default=False)
 
 
-def _tell_results(results: Sequence[Results], console: Console) -> None:
+def _show_results(results: Sequence[Results], console: Console) -> None:
     if results:
         now_s = time.time()
-        told = ", ".join(f"{one.path.name} ({pruning.words(one)}, {span(now_s - one.active_s)} old)" for one in results)
-        last = results[-1].path.name
-        say(console, f"beside it: {printable(told)}. Their runs: lockstep runs {shlex.quote(last)}/runs", "dim")
+        listed = ", ".join(f"{r.path.name} ({pruning.describe(r)}, {span(now_s - r.active_s)} old)" for r in results)
+        newest = results[-1].path.name
+        say(console, f"beside it: {printable(listed)}. Their runs: lockstep runs {shlex.quote(newest)}/runs", "dim")
 
 
 def show(runs: Sequence[Run], console: Console) -> None:
-    """Print the table, what is wrong with runs, and how to go on."""
+    """Print the table, the remarks on runs, and how to resume."""
     now = time.time()
     whole = _page(runs, _COLUMNS, now)
     if fits(console, whole):
         tables.show(console, whole)
-    else:  # cut cells would tell less than two tables
+    else:  # two tables are more readable than wrapped cells
         tables.show(console, _page(runs, _COLUMNS[:_NUM_FIRST], now))
         tables.show(console, _page(runs, _COLUMNS[:1] + _COLUMNS[_NUM_FIRST:], now))
     for run in runs:
@@ -215,7 +214,7 @@ def show(runs: Sequence[Run], console: Console) -> None:
             say(console, printable(f"{run.name}: {remark}"), "red")
     interrupted = [run for run in runs if run.state == INTERRUPTED]
     if interrupted:
-        say(console, _how_to_go_on(interrupted))
+        say(console, _how_to_resume(interrupted))
 
 
 class _Column(NamedTuple):
@@ -233,9 +232,9 @@ def _state(run: Run) -> str:
 
 
 def _processes(run: Run) -> str:
-    """``4 → 2``: the numbers that it had, one after another; the last few of many."""
+    """The world sizes of successive launches, ``4 → 2``; the last few if there are many."""
     sizes = [NOTHING if number is None else str(number) for number, _ in itertools.groupby(run.world_sizes)]
-    shown = sizes if len(sizes) <= _MOST_SIZES else ["…", *sizes[-_MOST_SIZES + 1 :]]
+    shown = sizes if len(sizes) <= _MAX_WORLD_SIZES else ["…", *sizes[-_MAX_WORLD_SIZES + 1 :]]
     return " → ".join(shown) or NOTHING
 
 
@@ -273,38 +272,38 @@ def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
     )
 
 
-def _how_to_go_on(interrupted: Sequence[Run]) -> str:
-    last = interrupted[-1].path
-    directory = last if last.name else last.absolute()
+def _how_to_resume(interrupted: Sequence[Run]) -> str:
+    newest = interrupted[-1].path
+    directory = newest if newest.name else newest.absolute()
     return (
-        "An interrupted run resumes when its command is run again, in the same directory, with any number of processes up "
-        "to its shards. Of several runs of one command the newest resumes; another one with --run-dir and its directory: "
+        "To resume an interrupted run, run its command again in the same directory, with any number of processes up to its "
+        "shards. Of several runs of a command the newest is resumed; to resume another one, give its directory: "
         f"lockstep run --run-dir {shlex.quote(str(directory))} ..."
     )
 
 
-def _nothing(looked_in: Path, others: Sequence[Path]) -> str:
-    directory = looked_in.absolute()
-    if not looked_in.is_dir():
+def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
+    directory = runs_dir.absolute()
+    if not runs_dir.is_dir():
         why = "there is no such directory"
-    elif others:
-        why = f"{_listed(others)} {'is none' if len(others) == 1 else 'are none'}, for want of a birth.json"
+    elif not_runs:
+        why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
     else:
         why = "it is empty"
-    inside = looked_in / _DEFAULT
-    if inside in others:
+    inside = runs_dir / _DEFAULT
+    if inside in not_runs:
         remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
     else:
-        remedy = "A run makes runs/SCRIPT-N where it is started; lockstep runs DIR looks in another directory."
+        remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
     return f"no runs in {directory}: {why}. {remedy}"
 
 
-def _tell_others(others: Sequence[Path], console: Console) -> None:
-    if others:
-        say(console, f"not shown, for want of a birth.json: {_listed(others)}", "dim")
+def _show_not_runs(not_runs: Sequence[Path], console: Console) -> None:
+    if not_runs:
+        say(console, f"not shown, without a birth.json: {_listed(not_runs)}", "dim")
 
 
 def _listed(paths: Sequence[Path]) -> str:
-    names = [shlex.quote(path.name) for path in paths[:_MOST_OTHERS]]
+    names = [shlex.quote(path.name) for path in paths[:_MAX_LISTED]]
     more = len(paths) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
