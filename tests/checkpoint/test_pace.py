@@ -60,10 +60,10 @@ class Ranks:
                 pace.written(well=self._goes_well(rank, writing))
                 writing = None
             asked = len(self._drifts) - rank if step >= self._asked.get(rank, len(self.at_s)) else 0
-            is_due, failed = pace.tick(step, is_busy=writing is not None, asked=asked)
-            if pace.asked:
+            is_due, failed = pace.tick(step, is_busy=writing is not None, stop_request=asked)
+            if pace.stop_request:
                 assert is_due
-                stop = (step, len(self._drifts) - pace.asked)
+                stop = (step, len(self._drifts) - pace.stop_request)
                 break
             if is_due:
                 assert writing is None
@@ -140,7 +140,7 @@ def test_what_the_ranks_have_told_each_other_by_other_means_is_not_told_again():
     pace.written(well=False)
     assert pace.tick(1, is_busy=False) == (False, True)
     pace.written(well=False)
-    pace.told()
+    pace.settle()
     assert pace.tick(3, is_busy=False) == (True, False)
     assert [numbers[2] for numbers in asked] == [True, False]
 

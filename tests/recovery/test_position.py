@@ -178,7 +178,7 @@ def test_a_script_that_has_no_such_place_any_more_is_told_what_was_looked_for(sc
     cut = Launch([bare([(3, None)] * 2)]).cuts[5]
     assert cut.position == Position(passes=1, in_pass=True)
     with pytest.raises(
-        UsageError, match=r"interrupted at the part outside .* in pass 2 .* has now come to epoch 1.*--fresh"
+        UsageError, match=r"interrupted at the part outside .* in pass 2 .* has now reached epoch 1.*--fresh"
     ):
         Launch(script, cut)
 

@@ -1,4 +1,4 @@
-"""The way of this launch through the script: where it resumes, what it passes over, and where checkpoints are saved."""
+"""This launch's way through the script: where it resumes, what it skips, and where checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lockstep.stopping import say
 
 
 class Journey:
-    """Brings together where the run is (``ScriptCursor``), what it resumes with, and what it saves.
+    """Coordinates the position in the script (``ScriptCursor``), restoring, and saving.
 
     Args:
-        cursor: counts what the script passes.
-        restorer: of the checkpoint that the run resumes from; None: it is new.
+        cursor: tracks the position in the script.
+        restorer: restores the checkpoint from which the run resumes; None: the run is new.
         saver: saves checkpoints.
-        parted: sees that the ranks have not parted before one is saved.
-        is_main: whether this is rank 0, which speaks.
+        parted: checks before each checkpoint that the ranks have not diverged.
+        is_main: whether this is rank 0, which prints.
     """
 
     def __init__(
         self, cursor: ScriptCursor, restorer: Restorer | None, saver: Saver, parted: PartedRanks, *, is_main: bool
     ) -> None:
         self.step_reached: int | None = None
-        """The step that the run has resumed after, until the loop has taken it over."""
+        """The step after which the run has resumed, until the loop has taken it over."""
         self._cursor = cursor
         self._restorer = restorer
         self._saver = saver
@@ -32,21 +32,21 @@ class Journey:
         self._is_main = is_main
         self._epoch = 0
         self._is_at_end = False
-        """Whether this launch has come to the end that the run had come to before, and to nothing new yet."""
-        self._told_of_skipping = False
+        """Whether this launch is at the end that the run had reached before, and has done nothing new."""
+        self._has_warned = False
         self._resumed_after = 0
         """The step after which this launch has resumed."""
         self._end: tuple[int, int] | None = None
-        """The step at the end of the last loop over epochs, and what the state was that was saved there."""
+        """The step at the end of the last loop over epochs, and the digest of the state saved there."""
 
     @property
     def section(self) -> int:
-        """Number of the part of the script: odd in a loop over ``team.epochs()``."""
+        """Number of the current section of the script: odd in a loop over ``team.epochs()``."""
         return self._cursor.here().section
 
     @property
     def is_replaying(self) -> bool:
-        """Whether what runs was done already before the interruption."""
+        """Whether the code now running had run before the interruption."""
         return self._cursor.target is not None or self._is_at_end
 
     @property
@@ -55,8 +55,8 @@ class Journey:
         return self._saver.is_due
 
     def enter_epochs(self, num_epochs: int) -> int:
-        """A loop over ``team.epochs()`` begins: returns its first epoch."""
-        self._arrive()  # at the end of an earlier launch that had not come here
+        """Enter a loop over ``team.epochs()``; returns its first epoch."""
+        self._arrive()  # at the end of an earlier launch that had not reached this loop
         first = self._cursor.enter_epochs(num_epochs)
         is_over = self._arrive(num_epochs)
         target = self._cursor.target
@@ -67,22 +67,22 @@ class Journey:
         return first
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         self._epoch = epoch
         self._cursor.begin_epoch(epoch)
         self._leave_end()
         self._arrive()
-        self._is_at_end = False  # what the script does before the pass is new
+        self._is_at_end = False  # the script's code before the pass is new
 
     def end_epoch(self, epoch: int, step: int, *, is_in_pass: bool) -> None:
-        """It is over. Every rank must call it."""
+        """End an epoch. Every rank must call it."""
         self._saver.ask()
         if not is_in_pass and self._saver.is_due:
             self._parted.before_save(step)
             self._saver.save_due(self._cursor.after_epoch(epoch), step, self._epoch)
 
     def leave_epochs(self, num_epochs: int | None, step: int) -> None:
-        """The loop over epochs has come to its end; or it was left before, with None."""
+        """Leave a loop over epochs, after ``num_epochs``; None: left early."""
         self._cursor.leave_epochs(num_epochs)
         if num_epochs is not None and not self._arrive() and not self.is_replaying and step > self._resumed_after:
             self._parted.before_save(step)
@@ -90,52 +90,52 @@ class Journey:
                 self._end = (step, self._parted.digest())
 
     def skips(self) -> bool:
-        """Whether the pass that is about to begin was made before the run was interrupted, and is left out."""
+        """Whether the next pass was completed before the run was interrupted, and is skipped."""
         if not self._cursor.skips():
             return False
-        if not self._told_of_skipping and self._is_main and self.section % 2 == 0:
+        if not self._has_warned and self._is_main and self.section % 2 == 0:
             say(
-                "passes over the training loader that were made before the interruption are left out, but the code around "
+                "passes over the training loader that were made before the interruption are skipped, but the code around "
                 "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch."
             )
-            self._told_of_skipping = True
+            self._has_warned = True
         self._arrive()
         return True
 
     def begin_pass(self) -> None:
-        """A pass over a training loader begins."""
+        """Begin a pass over a training loader."""
         self._leave_end()
         if self._cursor.begin_pass():
             self._restore(is_final=True)
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """It is over."""
+        """End a pass over a training loader."""
         self._cursor.end_pass()
         if exhausted and self.section % 2 == 0:
-            self.save_if_due(step)  # in a loop over team.epochs() that waits until the epoch's tail is over
+            self.save_if_due(step)  # in a loop over team.epochs() this waits for the epoch's tail
 
     def save_if_due(self, step: int) -> None:
-        """Between two steps: the batch of the next one is there, and nothing of it has been done."""
+        """Save the checkpoint that is due, between two steps: the next batch has been fetched, but its step has not begun."""
         if self._saver.is_due:
             self._parted.before_save(step)
             self._saver.save_due(self._cursor.here(), step, self._epoch)
 
     def close(self, step: int, *, failed: bool) -> None:
-        """The script is over. Unless it failed, every rank must call it."""
+        """End the run. Unless the script failed, every rank must call it."""
         if self._cursor.target is not None and not failed and self._is_main:
             say(
-                f"WARNING: the run was interrupted at {self._cursor.target}, and the script did not come there: it has not "
-                "resumed, and no checkpoint is written."
+                f"WARNING: the run was interrupted at {self._cursor.target}, and the script did not reach that point: it has "
+                "not resumed, and no checkpoint is written."
             )
         failed = failed or self._parted.have_parted
-        if not self.is_replaying:  # else nothing has been trained
+        if not self.is_replaying:  # otherwise nothing was trained
             if not failed and step > 0:
                 self._parted.before_save(step)
             is_saved = not failed and self._end is not None and self._end == (step, self._parted.digest())
             self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
 
     def _arrive(self, num_epochs: int | None = None) -> bool:
-        """At the place to resume from, if this is one: see ``ScriptCursor.arrives``."""
+        """Restore the run if this is the position to resume from (see ``ScriptCursor.arrives``); returns whether it is."""
         if not self._cursor.arrives(num_epochs):
             return False
         self._restore(is_final=True)
@@ -143,8 +143,8 @@ class Journey:
         return True
 
     def _leave_end(self) -> None:
-        """A run that had come to its end is trained further. What ran since it came there again was in its state already
-        (a schedule's step in the tail of the last epoch, say): it is undone."""
+        """Train a finished run further. Code that has run since the end was reached again was already part of its state (a
+        schedule's step in the tail of the last epoch, say), so the state is restored once more."""
         if self._is_at_end:
             self._is_at_end = False
             self._restore(is_final=True)

@@ -1,7 +1,7 @@
-"""Ranks that have parted are noticed: what must be the same on all of them is compared every few steps.
+"""Detecting ranks that have diverged, by comparing every few steps what must be the same on all of them.
 
-Each rank adds up the bits of its weights, buffers, optimizer state, learning rates, registered state and of the random stream
-outside of ``batch.shards``, and the ranks compare the sums. How often follows from what that costs: at most 0.2 % of the time.
+Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state and the random stream
+outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _MOST_STEPS = 1000
 
 
 class PartedRanks(Listener):
-    """Compares the ranks of a run.
+    """Compares the states of the ranks of a run.
 
     Args:
-        state: all that belongs to the run.
-        collectives: of all ranks.
+        state: the run's.
+        collectives: over all ranks.
     """
 
     def __init__(self, state: RunState, collectives: Collectives) -> None:
         self.have_parted = False
-        """Whether that was found, and said."""
+        """Whether a difference was found and reported."""
         self._state = state
         self._collectives = collectives
         self._next = 0
-        """The step after which the ranks compare next."""
+        """The step after which the next comparison is due."""
         self._checked: tuple[int, float] | None = None
-        """The step after which they have compared last, and when."""
+        """The step and time of the last comparison."""
 
     def tick(self, step: int) -> None:
         """See Listener.
@@ -55,12 +55,12 @@ class PartedRanks(Listener):
             self._compare(step, with_stream=True)
 
     def before_save(self, step: int) -> None:
-        """A checkpoint is about to be saved: not of ranks that have parted. Every rank must call it."""
+        """Compare the ranks before a checkpoint is saved. Every rank must call it. Raises MismatchError like ``tick``."""
         if self._collectives.size > 1 and (self._checked is None or self._checked[0] != step):
-            self._compare(step, with_stream=False)  # the next batch was fetched, which has drawn
+            self._compare(step, with_stream=False)  # fetching the next batch may have drawn
 
     def digest(self) -> int:
-        """Of all that is compared, on this rank."""
+        """The digest of all compared state on this rank."""
         return _digest(dict(self._sums(with_stream=False)))
 
     def _compare(self, step: int, *, with_stream: bool) -> None:
@@ -76,7 +76,7 @@ class PartedRanks(Listener):
         self._checked = (step, time.perf_counter())
 
     def _steps_until(self, step: int, now: float, cost_s: float) -> int:
-        """How many steps until the next comparison, for what this one has cost."""
+        """Number of steps until the next comparison, given the cost of this one."""
         if self._checked is None or step <= self._checked[0]:
             return 1
         step_s = (now - self._checked[1]) / (step - self._checked[0])
@@ -86,8 +86,8 @@ class PartedRanks(Listener):
         self.have_parted = True
         everyone = self._collectives.all_gather_object(sums)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
-        for name in dict.fromkeys(name for theirs in everyone for name in theirs):
-            unlike = [rank for rank, theirs in enumerate(everyone) if theirs.get(name) != everyone[0].get(name)]
+        for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
+            unlike = [rank for rank, peer_sums in enumerate(everyone) if peer_sums.get(name) != everyone[0].get(name)]
             if unlike:
                 raise MismatchError(
                     f"the ranks have parted: after step {step}, {name} is not the same on rank 0 and on "
@@ -124,27 +124,27 @@ def _text(value: Any) -> str:
 
 
 def _stream() -> int:
-    found = zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
-    found = zlib.crc32(repr(random.getstate()).encode(), found)
+    crc = zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
+    crc = zlib.crc32(repr(random.getstate()).encode(), crc)
     numpy = sys.modules.get("numpy")
-    return found if numpy is None else zlib.crc32(numpy.random.get_state()[1].tobytes(), found)
+    return crc if numpy is None else zlib.crc32(numpy.random.get_state()[1].tobytes(), crc)
 
 
 def _add_bits(tensors: list[Tensor]) -> list[int]:
-    """The sum of each tensor's bits, taken as whole numbers of 64 bits, which wrap and round nothing: in one transfer for each
-    device. (Of narrower ones PyTorch would make a wide copy of the whole tensor first.)"""
+    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with one transfer per device.
+    (For narrower integers PyTorch would first make a wide copy of the whole tensor.)"""
     sums: list[Tensor] = []
     for tensor in tensors:
         flat = tensor.detach()
         flat = (flat if flat.layout == torch.strided else flat.to_dense()).contiguous().reshape(-1)
         data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
         whole = data.numel() // 8 * 8
-        # How it is read must not depend on where in memory it is, which need not be alike on all ranks.
+        # The result must not depend on the alignment in memory, which may differ between ranks.
         wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
         sums.append(wide.sum() + data[whole:].sum(dtype=torch.int64))
-    found = [0] * len(sums)
-    for device in {one.device for one in sums}:
-        here = [number for number, one in enumerate(sums) if one.device == device]
+    totals = [0] * len(sums)
+    for device in {total.device for total in sums}:
+        here = [number for number, total in enumerate(sums) if total.device == device]
         for number, value in zip(here, torch.stack([sums[number] for number in here]).tolist(), strict=True):
-            found[number] = value
-    return found
+            totals[number] = value
+    return totals

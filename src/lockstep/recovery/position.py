@@ -1,7 +1,7 @@
-"""Where in its script a run is, and how a launch that resumes it finds that place again. Pure.
+"""The position of a run in its script, and how a resumed launch finds it again. Pure.
 
-A script is run from its top again; what it has done already is passed over. Three things are counted for that, and
-nothing else of the script is known: calls of ``team.epochs()``, the epochs of each, and passes over training loaders.
+A resumed script runs from its top, skipping what was done already. Three counts determine the position, and nothing else
+about the script is known: calls of ``team.epochs()``, the epochs of each, and passes over training loaders.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from lockstep.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """A place in a script."""
+    """A position in a script."""
 
     section: int = 0
     """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such loops."""
     epoch: int = 0
     passes: int = 0
-    """Passes over training loaders that were made before, in this epoch (or section)."""
+    """Number of earlier passes over training loaders in this epoch (or section)."""
     in_pass: bool = False
-    """Whether the place is within a pass; else it is between two."""
+    """Whether the position is within a pass, rather than between passes."""
 
     def key(self) -> tuple[int, int, int]:
-        """Places in the order in which a script comes by them."""
+        """A sort key: positions in the order in which a script reaches them."""
         return (self.section, self.epoch, self.passes)
 
     def as_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """The JSON object for a manifest."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Position:
-        """What ``as_json`` gave."""
+        """The position for a result of ``as_json``."""
         return Position(**value)
 
     def __str__(self) -> str:
@@ -45,16 +45,16 @@ class Position:
 
 
 class ScriptCursor:
-    """The way of this launch through the script, and the place that it is to go on from.
+    """Tracks this launch's position in the script, and the position from which to resume.
 
     Args:
-        target: that place; None: the run is new.
-        is_end: whether the script had come to its end there.
+        target: the position from which to resume; None: the run is new.
+        is_end: whether the target is the end of the script.
     """
 
     def __init__(self, target: Position | None = None, *, is_end: bool = False) -> None:
         self.target = target
-        """None as soon as it has been come to."""
+        """None once it has been reached."""
         self.is_end = is_end
         self._section = 0
         self._epoch = 0
@@ -62,19 +62,19 @@ class ScriptCursor:
         self._in_pass = False
         self._pass_is_of_before = False
         self._end: Position | None = None
-        """The end of the last loop over epochs, if that came to its end and nothing was trained since."""
+        """The end of the last loop over epochs, if it was completed and nothing was trained since."""
 
     def here(self) -> Position:
-        """Where the run is now."""
+        """The current position."""
         began_here = self._in_pass and not self._pass_is_of_before
         return Position(section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass)
 
     def end(self) -> Position:
-        """Where the run is when the script is over: more epochs may be asked for later."""
+        """The position at the end of the script, from which a later launch may train more epochs."""
         return self._end or self.here()
 
     def enter_epochs(self, num_epochs: int) -> int:
-        """A loop over ``team.epochs()`` begins: returns the epoch that it begins with."""
+        """Enter a loop over ``team.epochs()``; returns its first epoch."""
         self._go_to(self._section + 1)
         self._end = None
         if self.target is None or self.target.section < self._section:
@@ -83,24 +83,24 @@ class ScriptCursor:
         return num_epochs if self._section < self.target.section else self.target.epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        """One of its epochs begins."""
+        """Begin an epoch."""
         self._epoch, self._passes, self._pass_is_of_before = epoch, 0, True
 
     def after_epoch(self, epoch: int) -> Position:
-        """The place between this epoch of the loop at hand and the next."""
+        """The position between this epoch of the current loop and the next."""
         return Position(section=self._section, epoch=epoch + 1)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
-        """The loop over epochs is over: after so many; None: it was left before."""
+        """Leave a loop over epochs, after ``num_epochs``; None: left early."""
         section = self._section
         self._go_to(section + 1)
         self._end = None if num_epochs is None else Position(section=section, epoch=num_epochs)
 
     def arrives(self, num_epochs: int | None = None) -> bool:
-        """Whether this is the place to go on from, and not within a pass. Then it is one only once.
+        """Whether this is the position to resume from, and not within a pass. True only once.
 
         Args:
-            num_epochs: of the loop over epochs that is about to begin; None: none is.
+            num_epochs: that of the loop over epochs that is about to begin; None: none is.
         """
         target = self.target
         if target is None or target.in_pass:
@@ -112,7 +112,7 @@ class ScriptCursor:
         return False
 
     def skips(self) -> bool:
-        """Whether the pass that is about to begin was made before the interruption; it counts as made now."""
+        """Whether the next pass was completed before the interruption. If so it is counted as completed."""
         if self.target is None:
             return False
         self._check()
@@ -123,16 +123,16 @@ class ScriptCursor:
         return True
 
     def begin_pass(self) -> bool:
-        """A pass begins. True: it is the one to resume."""
+        """Begin a pass; returns whether it is the one to resume."""
         self._in_pass, self._pass_is_of_before = True, False
         self._passes += 1
         self._end = None
-        found = self.target is not None
+        is_target = self.target is not None
         self.target = None
-        return found
+        return is_target
 
     def end_pass(self) -> None:
-        """It is over, or left."""
+        """End a pass."""
         self._in_pass = False
 
     def _go_to(self, section: int) -> None:
@@ -141,7 +141,7 @@ class ScriptCursor:
     def _check(self) -> None:
         if self.target is not None and self.here().key() > self.target.key():
             raise UsageError(
-                f"the run was interrupted at {self.target}, and the script has now come to {self.here()} without passing "
-                "there: its loops are others than they were. Start anew with --fresh (or fresh=True); the interrupted run "
-                "is kept."
+                f"the run was interrupted at {self.target}, and the script has now reached {self.here()} without passing "
+                "that point: its loops have changed. Start a new run with --fresh (or fresh=True); the interrupted run is "
+                "kept."
             )

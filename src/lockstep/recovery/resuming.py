@@ -1,4 +1,4 @@
-"""Going on with an interrupted run: what its checkpoint holds, compared with what the script prepares now, and put back."""
+"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares, and restoring them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from lockstep.recovery.software import numerics
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The checkpoint that a launch goes on from: the same on every rank."""
+    """The checkpoint from which a launch resumes; the same on every rank."""
 
     path: Path
     manifest: Manifest
 
     @property
     def position(self) -> Position:
-        """Where in the script it was saved."""
+        """The position in the script at which it was saved."""
         return Position.from_json(self.manifest.position)
 
 
 @dataclass
 class Restorer:
-    """Takes a checkpoint's state back into the script's objects.
+    """Restores a checkpoint into the script's objects.
 
     Args:
-        checkpoint: to go on from.
-        state: of the run, as it grows with what the script prepares.
-        precision: of the run from now on.
+        checkpoint: the checkpoint.
+        state: the run's, which grows as the script prepares objects.
+        precision: that of this launch.
         allow: see ``RunConfig.allow``.
     """
 
@@ -51,14 +51,14 @@ class Restorer:
     precision: str
     allow: Collection[str]
     is_done: bool = False
-    """Whether all of it was put back."""
+    """Whether all state has been restored."""
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
 
     def check_objects(self) -> None:
-        """Compare the objects that are there so far with those of the checkpoint.
+        """Compare the objects prepared so far with those of the checkpoint.
 
         Raises:
-            MismatchError: one differs; the message names the difference.
+            MismatchError: an object differs; the message names the difference.
         """
         if self._other_precision and "precision" not in self.allow:
             was = self.checkpoint.manifest.birth["precision"]
@@ -70,7 +70,7 @@ class Restorer:
                 continue
             if old is None:
                 self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
-            # A model may bear another name: its parameters say what it is.
+            # The class of a model may have been renamed: its parameters identify it.
             if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
                 self._refuse(
                     f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
@@ -81,10 +81,10 @@ class Restorer:
                 key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
             ]
             if changed and "optimizer" not in self.allow:
-                told = ", ".join(
+                differences = ", ".join(
                     f"{k}={new['options'].get(k, 'none')} (was {old['options'].get(k, 'none')})" for k in changed
                 )
-                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {told}", "optimizer")
+                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {differences}", "optimizer")
             self._changed_options[number] = changed
 
     @property
@@ -92,8 +92,8 @@ class Restorer:
         return bool(self.checkpoint.manifest.birth["precision"] != self.precision)
 
     def _aligned(self, records: Sequence[Any]) -> list[Any]:
-        """What the checkpoint has for each object, in the order of now: with another precision the run's own loss scaler,
-        which is the first of them, may have come (None: there is nothing for it) or gone."""
+        """The checkpoint's records in the order of the current objects: with another precision the run's own loss scaler,
+        which is the first object, may be new (None: no record) or gone."""
         had = find_precision(self.checkpoint.manifest.birth["precision"]).scales_loss
         has = find_precision(self.precision).scales_loss
         if had and not has:
@@ -101,16 +101,16 @@ class Restorer:
         return [None, *records] if has and not had else list(records)
 
     def _lines_of(self, record: Mapping[str, Any]) -> list[str]:
-        """The lines of an object that must be the same: with another precision, its weights may be in another format."""
+        """The lines of an object that must be the same: with another precision, without the dtypes of its weights."""
         lines = record["lines"]
         is_model = self._other_precision and record["kind"] in ("model", "average")
         return [line.rpartition(", ")[0] for line in lines] if is_model else list(lines)
 
     def check_loaders(self) -> None:
-        """Compare the loaders that are there so far.
+        """Compare the loaders prepared so far with those of the checkpoint.
 
         Raises:
-            MismatchError: one differs; the message names the difference.
+            MismatchError: a loader differs; the message names the difference.
         """
         then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.state.loaders]
         if "data" in self.allow:
@@ -120,12 +120,12 @@ class Restorer:
                 self._refuse(f"training loader {number + 1} is new: there were {len(then)}", "data")
             self._check_lines(f"training loader {number + 1}", then[number], new, "data")
 
-    def _check_lines(self, what: str, old: list[str], new: list[str], allowable: str = "") -> None:
+    def _check_lines(self, label: str, old: list[str], new: list[str], allowable: str = "") -> None:
         for number in range(max(len(old), len(new))):
             was = old[number] if number < len(old) else "nothing more"
             is_now = new[number] if number < len(new) else "nothing more"
             if was != is_now:
-                self._refuse(f"{what} has `{is_now}` now, and had `{was}`", allowable)
+                self._refuse(f"{label} has `{is_now}` now, and had `{was}`", allowable)
 
     def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
         manifest = self.checkpoint.manifest
@@ -137,13 +137,13 @@ class Restorer:
         )
 
     def apply(self, *, is_final: bool) -> None:
-        """Put all state back.
+        """Restore all state.
 
         Args:
-            is_final: all that the checkpoint holds must be there by now. (Before, what is there is taken.)
+            is_final: whether all objects of the checkpoint must have been prepared; otherwise those prepared are restored.
 
         Raises:
-            MismatchError: something differs, or is missing.
+            MismatchError: an object differs or is missing.
             CheckpointError: the checkpoint cannot be read.
         """
         manifest, directory = self.checkpoint.manifest, self.checkpoint.path
@@ -157,14 +157,14 @@ class Restorer:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
         records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
-        for number, (content, (record, rest)) in enumerate(zip(self.state.objects, records, strict=False)):
+        for number, (content, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             if record is None:
                 continue
             weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
-            rest = put_together(rest, tensors)
+            object_state = put_together(object_state, tensors)
             if self._other_precision:
-                weights, rest = fit_state(content.target, weights, rest)
-            content.load_state_dict(rest, weights)
+                weights, object_state = fit_state(content.target, weights, object_state)
+            content.load_state_dict(object_state, weights)
             content.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
             loader.load_state(put_together(value, tensors))

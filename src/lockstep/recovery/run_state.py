@@ -1,4 +1,4 @@
-"""All that belongs to a run: what its checkpoints hold, what it resumes with, and in what its ranks must agree."""
+"""The state of a run: what its checkpoints hold, what it resumes with, and what must be the same on all its ranks."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from lockstep.prepare.registered import registered_content
 
 
 class RunState:
-    """Everything whose state is the run's. It grows as the script prepares and registers more."""
+    """All objects whose state belongs to the run. It grows as the script prepares and registers objects."""
 
     def __init__(self) -> None:
         self.objects: list[Content] = []
-        """What ``team.prepare`` was given, less loaders, and the run's own loss scaler."""
+        """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
         self.loaders: list[PreparedLoader] = []
         self.registered: dict[str, Content] = {}
         self.best: float | None = None
-        """The best value that ``Team.best`` was given."""
+        """The best metric given to ``Team.best``."""
 
-    def keep(self, thing: Any) -> None:
-        """An object of ``team.prepare``: from now on its state is the run's."""
-        content = content_of(thing)
-        number = 1 + sum(other.kind == content.kind for other in self.objects)
+    def keep(self, target: Any) -> None:
+        """Add an object of ``team.prepare``."""
+        content = content_of(target)
+        number = 1 + sum(earlier.kind == content.kind for earlier in self.objects)
         content.name = content.kind if number == 1 else f"{content.kind}-{number}"
         self.objects.append(content)
 
-    def register(self, name: str, thing: Any) -> None:
-        """Something of ``team.register``. See ``registered_content`` for errors."""
-        self.registered[name] = registered_content(name, thing)
+    def register(self, name: str, target: Any) -> None:
+        """Add an object of ``team.register``. See ``registered_content`` for errors."""
+        self.registered[name] = registered_content(name, target)
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest says of all this."""
+        """The description for a manifest."""
         return {
             "objects": self.describe_objects(),
             "registered": list(self.registered),
@@ -44,16 +44,16 @@ class RunState:
         }
 
     def describe_objects(self) -> list[dict[str, Any]]:
-        """What a manifest says of the objects."""
+        """The description of the objects for a manifest."""
         return [_record(content) for content in self.objects]
 
     def weights(self) -> dict[str, Weights]:
-        """The weights of all models, by the name of the file that they go to."""
-        taken = ((content.name, content.weights()) for content in self.objects)
-        return {weights_name(name): weights for name, weights in taken if weights is not None}
+        """The weights of all models, by the name of their file."""
+        named = ((content.name, content.weights()) for content in self.objects)
+        return {weights_name(name): weights for name, weights in named if weights is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """The rest: a tree of plain values and tensors, which are the objects' own. Every rank must call it."""
+        """The rest: a tree of plain values and tensors, not copied. Every rank must call it."""
         return {
             "objects": [content.state_dict() for content in self.objects],
             "loaders": [loader.state() for loader in self.loaders],
@@ -62,9 +62,10 @@ class RunState:
         }
 
     def compared(self) -> Iterator[tuple[str, Tensor | Any]]:
-        """What must be the same on all ranks, with words that name it: tensors, and trees of plain values and tensors."""
+        """Pairs of a description and a value that must be the same on all ranks: a tensor, or a tree of plain values and
+        tensors."""
         for content in self.objects:
-            yield from ((f"{what} of {content.name}", value) for what, value in content.compared())
+            yield from ((f"{label} of {content.name}", value) for label, value in content.compared())
         for name, content in self.registered.items():
             yield from ((f"the registered {name!r}", value) for _, value in content.compared())
 

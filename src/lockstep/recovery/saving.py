@@ -1,4 +1,4 @@
-"""The state of a whole run, out of the script's objects into checkpoints and back: what, when, and by whom."""
+"""Saving checkpoints of a run: when, what, and which rank writes which part."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from lockstep.recovery.software import numerics, version
 from lockstep.rundir.birth import Birth
 from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
 
-_OF_ALL_RANKS = "Give it what is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
+_OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
-"""How long a failing run waits for a checkpoint that is being written."""
+"""Seconds that a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
 _BEST_RETRY_S = 10.0
 _SIGNAL_RANGE = 128
-"""Signals have smaller numbers."""
+"""Larger than any signal number."""
 
 
 class Saver(Listener):
     """Saves checkpoints of a run, and keeps its best weights.
 
     Args:
-        store: where they go.
-        config: says how often (of a traced run only the best weights are written, if they are asked for, and the state when
-            it is asked to stop), and how many stay.
-        token: of this launch, the same on every rank.
-        birth: of the run.
-        state: of the run.
-        collectives: of all ranks.
-        journal: told of each checkpoint.
-        stop_watch: notes that this rank is asked to stop.
+        store: the checkpoints of the run.
+        config: the settings, with the interval and number of checkpoints. (Of a traced run only the best weights are saved,
+            and the state when it is asked to stop.)
+        token: identifies this launch, the same on every rank.
+        birth: the run's.
+        state: the run's.
+        collectives: over all ranks.
+        journal: receives an event for each checkpoint.
+        stop_watch: records that this rank is asked to stop.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Saver(Listener):
         self.is_due = False
         """Whether a checkpoint is to be saved before the next step. The same on every rank."""
         self.has_stopped = False
-        """Whether the run was asked to stop, and leaves."""
+        """Whether the run is stopping because it was asked to."""
         self._store = store
         self._keep = config.keep
         self._token = token
@@ -94,29 +94,29 @@ class Saver(Listener):
         self._held_s: dict[int, float] = {}
         self._num_saved = 0
         self._best_job: Job | None = None
-        """On rank 0: the best weights, as long as they are not written."""
+        """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
 
     # When
 
     def tick(self, step: int) -> None:
-        """A step has ended on all ranks. Every rank must call it."""
+        """See Listener. Every rank must call it."""
         if self._touching is None and not self._pace.is_off:
             self._rehearse()
         if self._writer.has_results:
             self._read_results()
-        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, asked=self._asked())
+        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=self._stop_request())
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
         self._retry_best()
 
     def ask(self) -> None:
-        """An epoch is over, on all ranks, its tail too: is the run to stop here? Every rank must call it."""
-        self.is_due = self._pace.ask(self._asked()) or self.is_due
+        """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""
+        self.is_due = self._pace.ask(self._stop_request()) or self.is_due
 
-    def _asked(self) -> int:
-        """For ``Pace``: 0, or a number that tells the signal, and the largest of which is that of the lowest rank."""
+    def _stop_request(self) -> int:
+        """For ``Pace``: 0, or a number that encodes the signal, and is largest for the lowest rank."""
         received = self._stop_watch.received
         return 0 if received is None else (self._collectives.size - self._collectives.rank) * _SIGNAL_RANGE + received
 
@@ -127,7 +127,7 @@ class Saver(Listener):
         return largest
 
     def _rehearse(self) -> None:
-        """After the first step all state is there: see that it can be saved, and make the memory for its copy ready."""
+        """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
         parts, _ = self._contents()
         mine = parts[self._collectives.rank]
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
@@ -145,19 +145,19 @@ class Saver(Listener):
         """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
-            Stopped: the run was asked to stop, and the checkpoint is on the disk (or could not be written, which is said).
+            Stopped: the run was asked to stop, and the checkpoint is on disk (or could not be written, which is reported).
         """
-        if self._pace.asked:
+        if self._pace.stop_request:
             self._stop(position, step, epoch)
         self.save(position, step, epoch)
 
     def _stop(self, position: Position, step: int, epoch: int) -> NoReturn:
-        ranks_above, number = divmod(self._pace.asked, _SIGNAL_RANGE)
-        asked_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
-        self._stop_watch.say(name, asked_rank)
+        ranks_above, number = divmod(self._pace.stop_request, _SIGNAL_RANGE)
+        signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
+        self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
         saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
-        self._journal.write("preempted", step=step, signal=name.name, rank=asked_rank, saved=saved)
+        self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
             say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it.")
         elif self._is_main:
@@ -171,7 +171,7 @@ class Saver(Listener):
         raise Stopped(status)
 
     def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
-        """Save the last checkpoint of this launch, and wait for it; whether it was written. Every rank must call it."""
+        """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
         self._retry_best()
         for attempt in range(_FINAL_TRIES):
             self.save(position, step, epoch, finished=finished)
@@ -182,7 +182,7 @@ class Saver(Listener):
         return False
 
     def save(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
-        """Take the run's state as it is now, and have it written. Every rank must call it."""
+        """Copy the run's current state and start writing it. Every rank must call it."""
         began = time.perf_counter()
         self.settle()
         self.is_due = False
@@ -213,10 +213,10 @@ class Saver(Listener):
         }
 
     def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
-        """This rank's part in writing these files, of which copies are taken."""
+        """This rank's part in writing ``files``, with copies of their tensors."""
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
-        # A name on which the ranks agree: they have all saved as many checkpoints.
+        # The token is the same on all ranks: they have saved equally many checkpoints.
         is_best = manifest.kind == "weights"
         return Job(
             manifest=manifest,
@@ -230,16 +230,16 @@ class Saver(Listener):
         )
 
     def _contents(self) -> tuple[list[dict[str, dict[str, Tensor]]], Any]:
-        """The files of each rank, with their tensors, and the JSON value of ``state.json``.
+        """For each rank its files with their tensors, and the JSON value of ``state.json``; the same on every rank.
 
-        The state is the same on every rank. The weights go to rank 0, the rest to whoever has least.
+        Rank 0 writes the weights, and the rest goes to the ranks with least to write.
         """
         weights, tree = self._state.weights(), self._state.state_dict()
         tensors: dict[str, Tensor] = {}
         names = [content.name for content in self._state.objects]
         state = {
-            "objects": [_apart(one, name, tensors) for one, name in zip(tree["objects"], names, strict=True)],
-            "loaders": [_apart(one, f"loader-{number}", tensors) for number, one in enumerate(tree["loaders"], 1)],
+            "objects": [_apart(state, name, tensors) for state, name in zip(tree["objects"], names, strict=True)],
+            "loaders": [_apart(state, f"loader-{number}", tensors) for number, state in enumerate(tree["loaders"], 1)],
             "registered": _apart(tree["registered"], "registered", tensors),
             "best": _apart(tree["best"], "best", tensors),
         }
@@ -251,10 +251,10 @@ class Saver(Listener):
                 parts[rank][f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
         return parts, state
 
-    # How it went
+    # Results
 
     def _read_results(self) -> bool:
-        """Tell of what has been written since the last call. False: something could not be."""
+        """Report what has been written since the last call. Returns False if anything failed."""
         well = True
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
@@ -279,47 +279,47 @@ class Saver(Listener):
         return well
 
     def _warn(self, result: Written) -> None:
-        what, retry_s = "the checkpoint", self._pace.retry_s
+        label, retry_s = "the checkpoint", self._pace.retry_s
         if result.manifest.kind == "weights":
-            what, retry_s = "the best weights,", _BEST_RETRY_S
+            label, retry_s = "the best weights,", _BEST_RETRY_S
         newest = f"the one of step {self._last_sound} stays the newest"
         _print(
-            f"rank {self._collectives.rank} could not write {what} of step {result.manifest.step} in {self._store.run_dir}: "
+            f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
             f"{result.error}. Training continues without it ({newest if self._last_sound else 'there is none before it'}); the "
             f"next try is in {retry_s:.0f} s."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
     def settle(self) -> bool:
-        """Wait until nothing is under way; whether all ranks could write. Every rank must call it."""
+        """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
         well = True
         while True:
             is_busy = self._writer.is_busy
             well = self._read_results() and well
             some_busy, some_failed = self._exchange([is_busy, not well])
             if some_failed:
-                self._writer.give_up()  # rank 0 waits for the parts of the others
+                self._writer.give_up()  # else rank 0 would wait for parts that never come
             if not some_busy:
-                self._pace.told()
+                self._pace.settle()
                 return not some_failed
             self._writer.wait(_LOOK_EVERY_S)
 
     def save_end(self, position: Position, step: int, epoch: int) -> bool:
-        """All epochs are over: save what may be the last checkpoint, and wait for it, since a process may leave without a word.
-        Every rank must call it. Whether it was written."""
+        """After the last epoch: save what may be the last checkpoint, and wait for it, since a process may exit without notice.
+        Returns whether it was written. Every rank must call it."""
         if self._pace.is_off or step == 0:
             return False
         self.save(position, step, epoch)
         return self.settle()
 
     def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> None:
-        """The script is over: save the last checkpoint. Unless the script failed, every rank must call it.
+        """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.
 
         Args:
-            position: where the run is.
-            step: the last one.
-            epoch: the last one.
-            failed: whether the script has.
+            position: the current position.
+            step: the last step.
+            epoch: the last epoch.
+            failed: whether the script has failed.
             is_saved: whether nothing has changed since ``save_end``.
         """
         try:
@@ -327,7 +327,7 @@ class Saver(Listener):
                 if self._is_main:
                     self._store.mark_finished(step)
             elif failed:
-                self._writer.wait(_LAST_WORDS_S)  # what was saved before the failure is sound
+                self._writer.wait(_LAST_WORDS_S)  # a checkpoint from before the failure is valid
                 self._read_results()
             else:
                 self._save_last(position, step, epoch)
@@ -335,7 +335,7 @@ class Saver(Listener):
             self._writer.close()
 
     def _save_last(self, position: Position, step: int, epoch: int) -> None:
-        if self._pace.is_off or step == 0:  # nothing but the best weights can be under way, which rank 0 writes alone
+        if self._pace.is_off or step == 0:  # only the best weights, which rank 0 writes alone, can be pending
             self._writer.wait()
             self._read_results()
             return
@@ -345,10 +345,10 @@ class Saver(Listener):
                 "checkpoint when there is room."
             )
 
-    # The best
+    # Best weights
 
     def keep_best(self, value: float, mode: str, step: int, epoch: int) -> bool:
-        """Keep the weights if the value is better than all before. Every rank must call it, with the same value."""
+        """Save the weights if the value is the best so far. Every rank must call it, with the same value."""
         if mode not in ("min", "max"):
             raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
         compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
@@ -369,7 +369,7 @@ class Saver(Listener):
         )
         parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
         weights = gather_full(parts, self._collectives.rank)
-        if self._is_main:  # alone: the weights are the same everywhere, and nobody need agree on trying again
+        if self._is_main:  # alone: the weights are the same on every rank, and retries need no agreement
             job = self._job(manifest, weights, {}, self._staging_of_best)
             self._best_job = replace(job, world_size=1)
             self._writer.submit(self._best_job)
@@ -381,11 +381,11 @@ class Saver(Listener):
 
 
 def _print(warning: str) -> None:
-    with contextlib.suppress(OSError):  # what is printed may go to a file on the disk that is full
+    with contextlib.suppress(OSError):  # the output may go to the full disk, too
         print(f"lockstep: WARNING: {warning}", file=sys.stderr, flush=True)
 
 
 def _apart(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    value, found = take_apart(tree, name)
-    tensors.update(found)
+    value, parts = take_apart(tree, name)
+    tensors.update(parts)
     return value

@@ -1,4 +1,4 @@
-"""What a run's answer may depend on besides its own state: versions, and PyTorch's switches."""
+"""Software on which a run's answer may depend: versions, and PyTorch's numeric settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 def version() -> str:
-    """Of lockstep."""
+    """The installed version of lockstep."""
     try:
         return metadata.version("torch-lockstep")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+    except metadata.PackageNotFoundError:  # run from a checkout without installation
         return "unknown"
 
 
 def numerics() -> dict[str, Any]:
-    """PyTorch's own switches that can change the last bits of an answer."""
+    """PyTorch's global settings that can change the last bits of an answer."""
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
