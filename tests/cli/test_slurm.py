@@ -63,7 +63,10 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
         (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
         (("train.py", "--time", "soon"), "--time soon: 'soon' is no time"),
         (("train.py", "--strategy", "best"), "unknown strategy 'best'"),
-        (("train.py", "--epochs", "3"), "has no option --epochs (options of the script go after --, at the end of the line)"),
+        (
+            ("train.py", "--epochs", "3"),
+            "has no option --epochs (options of the script go after --, at the end of the line)",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, arguments, words):

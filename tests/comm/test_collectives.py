@@ -85,9 +85,9 @@ def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew
             "new_group(ranks=[0, 0]): give each rank once, and at least one",
             "new_group(ranks=[]): give each rank once, and at least one",
             "ranks=5: the ranks of this group go from 0 to 1",
-            "a mean of torch.int64 would not be one: give floating numbers, or take the sum",
-            "new_group() of a sub-group: the ranks outside of it would not know of the new one, and later groups would not "
-            "come about. Make all groups with team.new_group(), which every rank calls.",
+            "a mean of torch.int64 would be truncated: give a floating-point tensor, or use the sum",
+            "new_group() of a sub-group: the ranks outside of it would not know of the new one, and creating later "
+            "groups would fail. Create all groups with team.new_group(), called by every rank.",
         ]
 
 

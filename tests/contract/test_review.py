@@ -33,7 +33,10 @@ def test_it_does_not_matter_where_parameters_are_thawed(crew, task):
         (review_tasks.late_parameter, "belongs to no prepared model"),
         (review_tasks.optimizer_in_backward, r"SGD\.step\(\).*inside batch\.shards"),
         (partial(review_tasks.change, "weights"), r"'a\.weight' was changed inside batch\.shards in step 2"),
-        (partial(review_tasks.change, "what learns"), r"'b\.weight' was frozen or unfrozen .* inside batch\.shards in step 2"),
+        (
+            partial(review_tasks.change, "what learns"),
+            r"'b\.weight' was frozen or unfrozen .* inside batch\.shards in step 2",
+        ),
         (partial(review_tasks.change, "learning rate"), r"inside batch\.shards in step 2.* a learning rate"),
         (review_tasks.growing_buffer, "the buffer 'cache' of Growing became"),
     ],

@@ -1,4 +1,4 @@
-"""Making sure that all ranks of a run are about to do the same."""
+"""Checking that all ranks of a run agree."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from lockstep.errors import MismatchError
 _REMEDY = "They must all run the same script on the same data: look for code that depends on the rank, the host or the time"
 
 
-def compare_ranks(what: str, lines: list[str], collectives: Collectives, remedy: str = _REMEDY) -> None:
-    """Make sure that all ranks have the same lines. Every rank must call it.
+def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy: str = _REMEDY) -> None:
+    """Check that all ranks have the same lines. Every rank must call it; it blocks until all have.
 
     Args:
-        what: the lines are, for the user.
-        lines: of this rank.
-        collectives: of all ranks.
-        remedy: what is to be done if they differ.
+        noun: the user's word for the lines.
+        lines: this rank's.
+        collectives: over all ranks.
+        remedy: what to do if they differ.
 
     Raises:
-        MismatchError: they differ; the message has the first line that does.
+        MismatchError: the lines differ; the message shows the first difference.
     """
     everyone = collectives.all_gather_object(lines)
     for rank, theirs in enumerate(everyone):
@@ -26,5 +26,5 @@ def compare_ranks(what: str, lines: list[str], collectives: Collectives, remedy:
             continue
         longest = max(len(theirs), len(everyone[0]))
         pairs = zip([*everyone[0], *["nothing more"] * longest], [*theirs, *["nothing more"] * longest], strict=False)
-        first, other = next((a, b) for a, b in pairs if a != b)
-        raise MismatchError(f"the ranks have different {what}: rank 0 has `{first}`, rank {rank} has `{other}`. {remedy}.")
+        expected, line = next((a, b) for a, b in pairs if a != b)
+        raise MismatchError(f"the ranks have different {noun}: rank 0 has `{expected}`, rank {rank} has `{line}`. {remedy}.")

@@ -1,8 +1,8 @@
-"""What the processes of a group can say to each other.
+"""Collective communication within a group of processes.
 
 Every method is a *collective*: each rank of the group must call it, in the same order, unless its docstring says
-otherwise. Each blocks until this rank's part is done. Tensors given are left as they are; results are new tensors on the
-same device. If a rank does not come, the others raise an error after the run's timeout.
+otherwise. Each blocks until this rank's part is done. Arguments are not changed; results are new tensors on the same device.
+If a rank does not call, the others raise an error after the run's timeout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lockstep.comm.group import Transport, open_sub_group
 from lockstep.errors import ConfigError, UsageError, unknown_name
 
 all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Gathers into one tensor. Its name changed in 2.13, which warns of the old one."""
+"""Gathers into one tensor. Renamed in PyTorch 2.13, which warns about the old name."""
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # Gloo has no mean: divided here
+    "mean": dist.ReduceOp.SUM,  # divided afterwards, since Gloo has no mean
     "product": dist.ReduceOp.PRODUCT,
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
@@ -34,18 +34,18 @@ class Collectives:
 
     Args:
         group: the process group.
-        transport: how the processes of the run reach each other.
-        guard: called with a method's name before it communicates; it raises where the call cannot work.
+        transport: the backend and network interface of the run.
+        guard: called with a method's name before it communicates; raises if the call is not allowed.
     """
 
     def __init__(self, group: dist.ProcessGroup, transport: Transport, guard: Callable[[str], None] | None = None) -> None:
         self._open_group: dist.ProcessGroup | None = group
         self._sub_groups: list[Collectives] = []
         self.rank = dist.get_rank(group)
-        """This process's, within the group."""
+        """This process's rank within the group."""
         self.size = dist.get_world_size(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
-        """The members, numbered as in the run: the group's rank i is the run's ``ranks[i]``."""
+        """The members' ranks in the run: the group's rank i is the run's ``ranks[i]``."""
         self._transport = transport
         self._guard = guard if guard is not None else lambda _: None
 
@@ -57,16 +57,16 @@ class Collectives:
         return self._open_group
 
     def release(self) -> None:
-        """Let go of the process group, and of the sub-groups made from it, so that their threads can end. Local."""
+        """Drop the references to the process group and its sub-groups, so that their threads can end. Local."""
         for sub_group in self._sub_groups:
             sub_group.release()
         self._open_group = None
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """The tensors of all ranks combined elementwise, on every rank. Same shape and dtype everywhere.
+        """Combine the tensors of all ranks elementwise; returns the result on every rank.
 
         Args:
-            tensor: any shape, the same on each rank.
+            tensor: any shape and dtype, the same on every rank.
             op: ``sum``, ``mean`` (floating dtypes), ``product``, ``min`` or ``max``.
         """
         self._guard("all_reduce")
@@ -75,7 +75,7 @@ class Collectives:
         return result.div_(self.size) if op == "mean" else result
 
     def reduce(self, tensor: Tensor, op: str = "sum", dst: int = 0) -> Tensor | None:
-        """As ``all_reduce``, with the result on rank ``dst`` only; None on the others."""
+        """Like ``all_reduce``, with the result on rank ``dst`` only; None on the others."""
         self._guard("reduce")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.reduce(result, group_dst=self._check_rank("dst", dst), op=_find_op(op, tensor), group=self.group)
@@ -84,21 +84,21 @@ class Collectives:
         return result.div_(self.size) if op == "mean" else result
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Rank ``src``'s tensor, on every rank. The others give one of the same shape and dtype."""
+        """Return rank ``src``'s tensor on every rank. The others give a tensor of the same shape and dtype."""
         self._guard("broadcast")
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.broadcast(result, group_src=self._check_rank("src", src), group=self.group)
         return result
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, stacked along a new dimension 0 in rank order: shape ``(size, *tensor.shape)``."""
+        """Stack the tensors of all ranks along a new dimension 0 in rank order: shape ``(size, *tensor.shape)``."""
         self._guard("all_gather")
         result = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         dist.all_gather(list(result.unbind()), tensor.detach().contiguous(), group=self.group)
         return result
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor | None:
-        """As ``all_gather``, with the result on rank ``dst`` only; None on the others."""
+        """Like ``all_gather``, with the result on rank ``dst`` only; None on the others."""
         self._guard("gather")
         self._check_rank("dst", dst)
         mine = tensor.detach().contiguous()
@@ -110,12 +110,12 @@ class Collectives:
         return result
 
     def scatter(self, tensors: Sequence[Tensor] | Tensor | None, like: Tensor, src: int = 0) -> Tensor:
-        """Rank ``src`` hands each rank one of its tensors.
+        """Send each rank one of rank ``src``'s tensors, and return this rank's.
 
         Args:
-            tensors: on ``src``: one tensor a rank (or one stacked along dimension 0); elsewhere ignored.
+            tensors: on ``src``: one tensor per rank (or one stacked along dimension 0); ignored on other ranks.
             like: a tensor of the shape, dtype and device of each part; its values are ignored.
-            src: the rank that has them all.
+            src: the rank that gives ``tensors``.
         """
         self._guard("scatter")
         self._check_rank("src", src)
@@ -132,10 +132,10 @@ class Collectives:
         return result
 
     def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Row ``r`` of all ranks' tensors combined, on rank ``r``.
+        """Combine the tensors of all ranks elementwise, and return row ``r`` of the result on rank ``r``.
 
         Args:
-            tensor: shape ``(size, ...)``, a row for each rank.
+            tensor: shape ``(size, ...)``, one row per rank.
             op: as for ``all_reduce``.
         """
         self._guard("reduce_scatter")
@@ -151,19 +151,19 @@ class Collectives:
         dist.send(tensor.detach().contiguous(), group_dst=self._check_rank("dst", dst), group=self.group, tag=tag)
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
-        """The tensor that rank ``src`` sends: of the shape, dtype and device of ``like``. Only these two ranks call."""
+        """Receive a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only these two ranks call."""
         self._guard("recv")
         result = torch.empty_like(like, memory_format=torch.contiguous_format)
         dist.recv(result, group_src=self._check_rank("src", src), group=self.group, tag=tag)
         return result
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called it."""
         self._guard("barrier")
         dist.barrier(group=self.group)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """A picklable object of each rank, in rank order, on every rank."""
+        """Gather a picklable object from each rank; returns them in rank order on every rank."""
         self._guard("all_gather_object")
         if self.size == 1:
             return [value]
@@ -172,7 +172,7 @@ class Collectives:
         return values
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Rank ``src``'s picklable object, on every rank; what the others give is ignored."""
+        """Return rank ``src``'s picklable object on every rank; the others' values are ignored."""
         self._guard("broadcast_object")
         self._check_rank("src", src)
         if self.size == 1:
@@ -182,28 +182,29 @@ class Collectives:
         return box[0]
 
     def any(self, condition: bool | Tensor) -> bool:
-        """Whether the condition holds on any rank: the same answer on every rank, so that all can act on it alike."""
+        """Whether the condition holds on any rank. The same result on every rank."""
         self._guard("any")
         flag = torch.tensor(int(condition), dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
         return bool(flag)
 
     def new_group(self, ranks: Sequence[int]) -> Collectives | None:
-        """A sub-group. *Every* rank of the run must call it, also those that will not be in it (they get None).
+        """Create a sub-group. *Every* rank of the run must call it; ranks that are not members get None.
 
-        Its collectives are for its members alone, and groups that share no rank do not wait for each other.
+        Its collectives involve its members only, and groups without common ranks do not wait for each other.
 
         Args:
-            ranks: the members, in any order: within the group they are numbered from the lowest up.
+            ranks: the members, in any order; within the group they are numbered in ascending order.
 
         Raises:
-            UsageError: on a sub-group. (All ranks must know of all groups; make them with ``team.new_group``.)
+            UsageError: called on a sub-group rather than on the team.
+            ConfigError: a rank is out of range or repeated, or there are none.
         """
         self._guard("new_group")
         if self.size != dist.get_world_size():
             raise UsageError(
-                "new_group() of a sub-group: the ranks outside of it would not know of the new one, and later groups would not "
-                "come about. Make all groups with team.new_group(), which every rank calls."
+                "new_group() of a sub-group: the ranks outside of it would not know of the new one, and creating later groups "
+                "would fail. Create all groups with team.new_group(), called by every rank."
             )
         if len(set(ranks)) != len(ranks) or not ranks:
             raise ConfigError(f"new_group(ranks={list(ranks)}): give each rank once, and at least one")
@@ -226,5 +227,5 @@ def _find_op(op: str, tensor: Tensor) -> Any:
     if op not in _OPS:
         raise unknown_name("reduction", op, _OPS)
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ConfigError(f"a mean of {tensor.dtype} would not be one: give floating numbers, or take the sum")
+        raise ConfigError(f"a mean of {tensor.dtype} would be truncated: give a floating-point tensor, or use the sum")
     return _OPS[op]

@@ -25,17 +25,17 @@ _FAREWELL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """How the processes of this run reach each other."""
+    """The backend, network interface and timeout of a run's communication."""
 
     backend: str
     """``gloo``, ``nccl`` (with Gloo beside it for tensors on the CPU), or ``mpi``."""
     interface: str
-    """The network interface that Gloo listens on, as far as it was chosen here; ``auto`` if Gloo chooses."""
+    """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """How long a collective waits for a rank, in seconds."""
 
     def __str__(self) -> str:
-        """For the first line of a run."""
+        """The text for the first line of a run."""
         if self.backend == "nccl":
             version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
             return f"nccl {version} on {nccl_interface()}"
@@ -43,40 +43,40 @@ class Transport:
 
 
 def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
-    """The devices of this process, one or more: GPUs are given out by local rank, in turn if there are fewer than processes.
+    """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are fewer than processes.
 
     Raises:
-        ConfigError: CUDA was asked for and there is no GPU, or there are too few for several a process.
+        ConfigError: CUDA was requested and there is no GPU, or there are too few for several per process.
     """
-    each = config.devices_per_process
+    num_devices = config.devices_per_process
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return (torch.device("cpu"),) * (each or 1)
+        return (torch.device("cpu"),) * (num_devices or 1)
     if not torch.cuda.is_available():
         raise ConfigError("device='cuda', but PyTorch sees no CUDA GPU here: leave device out, or use device='cpu'")
     count = torch.cuda.device_count()
     drives_all = STRATEGIES[config.strategy].devices == "all"
-    each = each or (count if drives_all and world.world_size == 1 else 1)
-    may_share = config.backend == "gloo" and not drives_all  # it was asked for, and can work
-    if each > 1 and each * world.local_world_size > count and not may_share:
+    num_devices = num_devices or (count if drives_all and world.world_size == 1 else 1)
+    may_share = config.backend == "gloo" and not drives_all  # requested explicitly, and possible
+    if num_devices > 1 and num_devices * world.local_world_size > count and not may_share:
         raise ConfigError(
-            f"devices_per_process={each} with {world.local_world_size} process(es) on this machine, and PyTorch sees {count} "
-            "CUDA GPU(s) here: ask for fewer devices or processes"
+            f"devices_per_process={num_devices} with {world.local_world_size} process(es) on this machine, and PyTorch sees "
+            f"{count} CUDA GPU(s) here: ask for fewer devices or processes"
             + ("" if drives_all else ", or have them share GPUs, with backend='gloo'")
         )
-    return tuple(torch.device("cuda", (world.local_rank * each + number) % count) for number in range(each))
+    return tuple(torch.device("cuda", (world.local_rank * num_devices + number) % count) for number in range(num_devices))
 
 
 def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Transport:
-    """The backend and the interface: NCCL needs a GPU a process, and one machine never needs the network.
+    """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine never needs the network.
 
     Args:
-        config: what was asked for.
-        world: who shares a machine.
-        devices: of this process.
-        host: one that every machine of the run reaches, if it is known.
+        config: the requested settings.
+        world: this process's place among all processes.
+        devices: this process's devices.
+        host: a host that every machine of the run reaches, if one is known.
 
     Raises:
-        ConfigError: the backend cannot work here, or the interface that was asked for does not exist.
+        ConfigError: the backend cannot work here, or the requested interface does not exist.
     """
     if config.backend == "mpi":
         _check_mpi(world)
@@ -87,11 +87,11 @@ def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.de
     if backend == "auto":
         backend = "nccl" if gpu_each and world.world_size > 1 else "gloo"
     if backend == "nccl" and not gpu_each:
-        found = f"{torch.cuda.device_count()} GPUs" if on_gpus else "no GPU in use"
-        each = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+        available = f"{torch.cuda.device_count()} GPUs" if on_gpus else "no GPU in use"
+        needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         raise ConfigError(
-            f"backend='nccl' needs {each} for each of the {world.local_world_size} processes of this machine, and "
-            f"there is {found}: leave backend out (Gloo lets processes share a GPU), or start fewer processes"
+            f"backend='nccl' needs {needed} for each of the {world.local_world_size} processes of this machine, and "
+            f"there is {available}: leave backend out (Gloo lets processes share a GPU), or start fewer processes"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
@@ -113,7 +113,7 @@ def _check_mpi(world: World) -> None:
 
 @contextlib.contextmanager
 def listening_on(transport: Transport) -> Iterator[None]:
-    """Gloo devices made inside listen on the interface of the transport. (It can be told only by this variable.)"""
+    """A context in which Gloo listens on the transport's interface. (It can be set only by an environment variable.)"""
     before = os.environ.get(GLOO_INTERFACE)
     if transport.interface != "auto":
         os.environ[GLOO_INTERFACE] = transport.interface
@@ -126,41 +126,41 @@ def listening_on(transport: Transport) -> Iterator[None]:
             os.environ[GLOO_INTERFACE] = before
 
 
-def open_group(found: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
-    """Open the default process group. Every rank must call it; it blocks until all have, or the timeout is over.
+def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
+    """Open the default process group. Every rank must call it; it blocks until all have, or until the timeout.
 
-    A process alone opens one too, over a store in its own memory, so that code with collectives runs unchanged.
+    A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
     """
     check_not_open()
     guard_forks()
     if transport.backend == "mpi":
-        dist.init_process_group("mpi")  # it knows who is who, and has no timeouts
+        dist.init_process_group("mpi")  # MPI knows the ranks, and has no timeouts
         return
     backend = "cpu:gloo,cuda:nccl" if transport.backend == "nccl" else "gloo"
-    # Naming the GPU lets NCCL connect at once, here, where an error is easy to place; only on its own does NCCL take it.
-    # (A group that was given one refuses tensors on others.)
+    # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
+    # with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.backend == "nccl" and len(devices) == 1 else None
     with listening_on(transport):
         dist.init_process_group(
             backend,
-            store=found.store,
-            rank=found.world.rank,
-            world_size=found.world.world_size,
+            store=opened.store,
+            rank=opened.world.rank,
+            world_size=opened.world.world_size,
             timeout=datetime.timedelta(seconds=transport.timeout_s),
             device_id=device_id,
         )
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
-    """Open a group of some ranks. *Every* rank of the run must call it, also those that will not be in it; only these wait.
+    """Open a group of some ranks. *Every* rank of the run must call it; only the members wait for each other.
 
-    (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in:
-    as soon as some rank was left out of one, ranks look for each other under different names, until the timeout.)
+    (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in.
+    Once some rank was not in a group, ranks look for each other under different names until the timeout.)
 
     Args:
-        ranks: the members; within the group they are numbered from the lowest up.
-        transport: how they reach each other.
-        backend: None: that of the run.
+        ranks: the members; within the group they are numbered in ascending order.
+        transport: the run's.
+        backend: None: the run's.
     """
     with listening_on(transport):
         timeout = datetime.timedelta(seconds=transport.timeout_s)
@@ -169,10 +169,10 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
 
 
 def check_not_open() -> None:
-    """Make sure that nobody else has opened a process group in this process.
+    """Check that no process group is open in this process.
 
     Raises:
-        UsageError: somebody has.
+        UsageError: one is.
     """
     if dist.is_initialized():
         raise UsageError(
@@ -182,7 +182,7 @@ def check_not_open() -> None:
 
 
 def default_group() -> dist.ProcessGroup:
-    """The process group of all ranks, which must be open."""
+    """The process group of all ranks. It must be open."""
     group = dist.group.WORLD
     assert group is not None
     return group
@@ -191,9 +191,9 @@ def default_group() -> dist.ProcessGroup:
 def close_group() -> None:
     """Close the default process group, if it is open. Every rank should call it; it does not wait for the others.
 
-    Gloo's threads end with the group's last reference, and PyTorch itself may keep some. A thread that still has the last
-    collective's tensors to free while the interpreter shuts down brings the process down ("terminate called without an
-    active exception": it wants the interpreter's lock), so they are given a moment, with the lock released.
+    Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread that frees the last
+    collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
+    since it needs the interpreter's lock), so they are given a moment with the lock released.
     """
     leave_store()
     if dist.is_initialized():

@@ -1,8 +1,8 @@
-"""Horovod: found, started, and asked where the ranks meet.
+"""Importing and starting Horovod, and its rendezvous.
 
-Horovod learns who it is from environment variables, which ``horovodrun`` sets. Where another launcher has started the
-processes of one machine, they are set here while Horovod starts, and put back. Its processes find each other through a
-small HTTP server: that of ``horovodrun``, or one that rank 0 runs for this moment, on the loopback interface.
+Horovod reads ranks from environment variables that ``horovodrun`` sets. If another launcher has started the processes of one
+machine, they are set here while Horovod starts, and then restored. Its processes find each other through a small HTTP
+server: that of ``horovodrun``, or one that rank 0 runs meanwhile on the loopback interface.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_horovod() -> Any:
     """The module ``horovod.torch``. Local.
 
     Raises:
-        ConfigError: it is not installed, or not for this PyTorch.
+        ConfigError: it is not installed, or was built for another PyTorch.
     """
     try:
         horovod: Any = importlib.import_module("horovod.torch")
@@ -41,7 +41,7 @@ def find_horovod() -> Any:
             "package registry has its source, which does not build against a current PyTorch as it is: `make horovod` in "
             "lockstep's repository builds it, and docs/horovod.md says how. Or use strategy='ddp', which gives the same answer."
         ) from error
-    if not hasattr(horovod, "init"):  # it has printed why, and gone on without
+    if not hasattr(horovod, "init"):  # it has printed the reason, and continued without
         raise ConfigError(
             "Horovod is installed here, but its library does not load: it was built for another PyTorch, or without "
             "HOROVOD_WITH_PYTORCH=1. `make horovod` in lockstep's repository builds it for the one that is installed."
@@ -50,15 +50,15 @@ def find_horovod() -> Any:
 
 
 def start_horovod(timeout_s: float) -> Any:
-    """Start Horovod in this process, unless that was done before, and return ``horovod.torch``.
+    """Start Horovod in this process, unless it is running already, and return ``horovod.torch``.
 
     Every rank must call it, with the default process group open; it blocks until all have.
 
     Args:
-        timeout_s: how long its processes wait for one that is silent, where Horovod's own variable does not say.
+        timeout_s: timeout of Horovod's communication in seconds, unless Horovod's own variable is set.
 
     Raises:
-        ConfigError: Horovod is missing; it was built without Gloo; the ranks are on several machines, where only
+        ConfigError: Horovod is missing or was built without Gloo, or the ranks are on several machines, where only
             ``horovodrun`` can start it.
     """
     horovod = find_horovod()
@@ -86,18 +86,18 @@ def start_horovod(timeout_s: float) -> Any:
         rendezvous = {"GLOO_RENDEZVOUS_ADDR": _LOOPBACK, "GLOO_RENDEZVOUS_PORT": str(box[0])}
         with _variables({**names, **words, **rendezvous, **_limits(timeout_s)}):
             horovod.init()
-        dist.barrier()  # the server must stay until all have met
+        dist.barrier()  # the server must run until all have connected
     return horovod
 
 
 def open_store(world: World, timeout: datetime.timedelta) -> Store:
-    """Where the processes that ``horovodrun`` has started find each other's addresses: a store of rank 0.
+    """Open a store on rank 0 for the rendezvous of processes started by ``horovodrun``.
 
     Every rank must call it; it starts Horovod, and blocks until all have. On one machine the store listens on the loopback
-    interface alone, on several on the interface through which ``horovodrun`` found that they reach each other.
+    interface only, on several on the interface by which ``horovodrun`` found that they reach each other.
 
     Raises:
-        ConfigError: this interpreter's Horovod is missing, or does not load.
+        ConfigError: Horovod is missing or does not load.
     """
     horovod = find_horovod()
     if not horovod.is_initialized():
@@ -115,20 +115,20 @@ def open_store(world: World, timeout: datetime.timedelta) -> Store:
 def _own_address(world: World) -> str:
     if world.num_nodes == 1:
         return _LOOPBACK
-    chosen = psutil.net_if_addrs().get(os.environ.get("HOROVOD_GLOO_IFACE", ""), [])
-    found = [one.address for one in chosen if one.family == socket.AF_INET]
-    return found[0] if found else socket.gethostbyname(socket.gethostname())
+    entries = psutil.net_if_addrs().get(os.environ.get("HOROVOD_GLOO_IFACE", ""), [])
+    addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    return addresses[0] if addresses else socket.gethostbyname(socket.gethostname())
 
 
 def _limits(timeout_s: float) -> dict[str, int]:
-    """How long Horovod's processes wait for one that is silent: it was stopped, or its machine is gone."""
+    """The variable for Horovod's communication timeout (for a process that is suspended, or whose machine is gone)."""
     name = "GLOO_TIMEOUT_SECONDS"
     return {} if f"HOROVOD_{name}" in os.environ else {name: math.ceil(timeout_s)}
 
 
 @contextlib.contextmanager
 def _variables(values: Mapping[str, int | str]) -> Iterator[None]:
-    """Horovod's variables have these values inside."""
+    """A context in which Horovod's environment variables have these values."""
     named = {f"HOROVOD_{name}": str(value) for name, value in values.items()}
     before = {name: os.environ.get(name) for name in named}
     os.environ.update(named)
@@ -144,12 +144,12 @@ def _variables(values: Mapping[str, int | str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rendezvous_port(rank: int) -> Iterator[int]:
-    """Horovod's own rendezvous server inside, on rank 0. Its port there, 0 elsewhere."""
+    """A context in which rank 0 runs Horovod's rendezvous server. Yields its port on rank 0, 0 elsewhere."""
     if rank != 0:
         yield 0
         return
     http: Any = importlib.import_module("horovod.runner.http.http_server")
-    # Not its RendezvousServer, which runs the same but listens on all interfaces.
+    # Not its RendezvousServer, which listens on all interfaces.
     server = http.RendezvousHTTPServer((_LOOPBACK, 0), http.RendezvousHandler, 0)
     thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The network interface that processes talk over."""
+"""Choosing the network interface for communication between processes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 def choose_interface(*, on_one_machine: bool, towards: str | None) -> str:
-    """What Gloo listens on: GLOO_SOCKET_IFNAME if it is set; on one machine loopback, so that no port can be reached from
-    another; else the interface through which this machine reaches the host ``towards``, or the others if that is here.
+    """The interface for Gloo: GLOO_SOCKET_IFNAME if set; on one machine loopback, so that no port can be reached from another;
+    else the interface by which this machine reaches the host ``towards``, or other hosts if that is this machine.
 
     Returns:
-        A name, or ``auto`` where Gloo has to find one by this machine's own name.
+        Its name, or ``auto`` if Gloo must choose one by this machine's host name.
 
     Raises:
-        ConfigError: the variable names none of this machine.
+        ConfigError: the variable names an interface that this machine does not have.
     """
-    asked = os.environ.get(GLOO_INTERFACE)
-    if asked:
+    requested = os.environ.get(GLOO_INTERFACE)
+    if requested:
         here = [name for _, name in socket.if_nameindex()]
-        for name in asked.split(","):
+        for name in requested.split(","):
             if name not in here:
                 raise ConfigError(
-                    f"{GLOO_INTERFACE}={asked}: this machine has no interface {name!r}, but {', '.join(here)}. Name one "
+                    f"{GLOO_INTERFACE}={requested}: this machine has no interface {name!r}, but {', '.join(here)}. Name one "
                     "of them, or unset the variable"
                 )
-        return asked
+        return requested
     if on_one_machine:
         return "lo"
     return interface_towards(towards) or interface_towards(SOMEWHERE) or "auto"
 
 
 def nccl_interface() -> str:
-    """What NCCL was told to listen on, or ``auto``: it chooses by itself, and takes fast networks into account."""
+    """The interface set for NCCL, or ``auto``: NCCL chooses, preferring fast networks."""
     return os.environ.get(_NCCL_INTERFACE) or "auto"
 
 
 def interface_towards(host: str | None) -> str | None:
-    """The interface by which packets to a host would leave; None: there is no way, or only through loopback."""
-    own = own_address(host) if host is not None else None
-    return None if own is None else interface_with(own)
+    """The interface by which packets to a host leave this machine; None: there is no route, or only loopback."""
+    address = own_address(host) if host is not None else None
+    return None if address is None else interface_with(address)

@@ -1,4 +1,4 @@
-"""Where the tasks of a Slurm step on several nodes meet: at a port that comes from the numbers of job and step."""
+"""The rendezvous of a Slurm step's tasks on several nodes, at a port derived from the numbers of job and step."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from lockstep.errors import ConfigError, PeerError
 from lockstep.job.job import Job
 
 _PORTS = range(10_000, 32_000)
-"""Below the ports that systems give to whoever asks for any."""
+"""Below the range of ephemeral ports."""
 _TRIES = 4
 _KNOCK_S = 1.0
 
 
 def job_ports(job: str, step: str) -> list[int]:
-    """The ports at which a step of a job may meet, the likeliest first. Jobs and steps with numbers near to each other have
-    none in common."""
+    """The ports for the rendezvous of a job step, most preferred first. Jobs and steps with nearby numbers have none in
+    common."""
     first = int(job) * _TRIES + int(step) * 997 * _TRIES
     return [_PORTS[(first + number) % len(_PORTS)] for number in range(_TRIES)]
 
 
 def serve_job_store(job: Job, host: str, waiter: Waiter) -> TCPStore:
-    """Rank 0's: at the first port that is free, on the address that the other nodes know its host by.
+    """Start the store on rank 0: at the first free port, on the address by which other nodes know its host.
 
     Raises:
         ConfigError: no port can be used.
     """
-    taken: list[str] = []
+    errors: list[str] = []
     for port in _ports_of(job):
         try:
             store = tcp_store(host, port, waiter)
         except ConfigError as error:
-            taken.append(str(error))
+            errors.append(str(error))
             continue
         store.set(_name(job), "")
         return store
     raise ConfigError(
-        f"none of the {_TRIES} ports of this job can be used. {taken[0]}. Or name one in MASTER_PORT, with MASTER_ADDR."
+        f"none of the {_TRIES} ports of this job can be used. {errors[0]}. Or name one in MASTER_PORT, with MASTER_ADDR."
     )
 
 
 def find_job_store(job: Job, host: str, waiter: Waiter) -> TCPStore:
-    """The others': the store of this job, and not of another that has one of its ports.
+    """Find the store of this job (and not that of another job at one of its ports) from ranks other than 0.
 
     Raises:
-        PeerError: rank 0 has not come in time.
+        PeerError: rank 0 did not start it within the timeout.
     """
     for port in itertools.cycle(_ports_of(job)):
-        with contextlib.suppress(PeerError, DistError):  # nobody is there, or no store
+        with contextlib.suppress(PeerError, DistError):  # the port is closed, or serves something else
             store = tcp_store(host, port, Waiter(waiter.rank, waiter.world_size, waiter.endpoint, _KNOCK_S))
             if store.check([_name(job)]):
                 return store

@@ -1,4 +1,4 @@
-"""Which processes share a machine, where no launcher has said it."""
+"""Finding out which processes share a machine, if the launcher has not said so."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from lockstep.world import World
 
 
 def this_machine() -> str:
-    """The same text for two processes if one can reach the other over the loopback interface."""
+    """An identifier that is equal for two processes if they can reach each other over the loopback interface."""
     return f"{socket.gethostname()}/{shared_by('net')}"
 
 
 def find_machines(world: World, store: Store) -> World:
-    """The world with what nobody has said. Every rank must call it, if any world lacks something; it blocks until all have."""
+    """Complete the fields of the world that the launcher did not set. Every rank must call it; it blocks until all have,
+    unless nothing is missing."""
     if not world.unsaid:
         return world
     store.set(f"machine/{world.rank}", this_machine())
@@ -27,13 +28,13 @@ def find_machines(world: World, store: Store) -> World:
 
 
 def placed(world: World, machines: list[str]) -> World:
-    """The world with what nobody has said, from the machine of each rank. Machines are numbered by their first ranks."""
-    own = machines[world.rank]
+    """Complete the world from the machine of each rank. Machines are numbered in the order of their first ranks."""
+    machine = machines[world.rank]
     nodes = list(dict.fromkeys(machines))
-    found: dict[str, Any] = {
-        "local_rank": machines[: world.rank].count(own),
-        "local_world_size": machines.count(own),
-        "node_rank": nodes.index(own),
+    fields: dict[str, Any] = {
+        "local_rank": machines[: world.rank].count(machine),
+        "local_world_size": machines.count(machine),
+        "node_rank": nodes.index(machine),
         "num_nodes": len(nodes),
     }
-    return dataclasses.replace(world, **{name: found[name] for name in world.unsaid}, unsaid=frozenset())
+    return dataclasses.replace(world, **{name: fields[name] for name in world.unsaid}, unsaid=frozenset())

@@ -1,4 +1,4 @@
-"""Where the ranks of a run find each other: the store in which each leaves its address for the others."""
+"""The rendezvous of a run's ranks: opening the store through which they exchange addresses."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from lockstep.machine.tcp_store import first_line
 from lockstep.world import World
 
 _openings = itertools.count()
-_leave: list[Callable[[], None]] = []
-"""What is to be done when this process has no more use for its store."""
+_on_leave: list[Callable[[], None]] = []
+"""Callbacks for when this process no longer needs its store."""
 _BROKEN_OFF = "the rendezvous at {endpoint} broke off: rank 0, which keeps its store, has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStore:
-    """A store in which the ranks have met."""
+    """A store through which the ranks have found each other."""
 
     store: Store
-    """For this group alone."""
+    """With a prefix for this process group."""
     world: World
-    """Complete, also where no launcher has said who shares a machine."""
+    """The world, with all fields set."""
     host: str | None = None
-    """A host that every machine of the run reaches, as far as one is known."""
+    """A host that every machine of the run reaches, if one is known."""
 
 
 def open_store(config: RunConfig, world: World) -> OpenStore:
-    """Meet the other ranks. Every rank must call it; it blocks until all have, except under launchers that watch over that.
+    """Open the store of this run. Every rank must call it; it blocks until all have, except with launchers that ensure it.
 
     Raises:
-        ConfigError: the endpoint cannot be used, or nobody has said which rank this is.
-        PeerError: a rank has not come in time.
+        ConfigError: the endpoint cannot be used, or the rank of this process is unknown.
+        PeerError: a rank did not arrive within the timeout.
     """
     timeout = datetime.timedelta(seconds=config.timeout_s)
-    # A process that joins again must not find the addresses of its earlier group: the store may outlive it.
+    # A process that joins again must not find the addresses of its earlier group, which the store may outlive.
     prefix = f"lockstep/{next(_openings)}"
     if config.init_method is None and world.store_path is not None:
         # A file in a private directory listens on nothing, so no other host can reach it.
@@ -75,14 +75,14 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
     waiter = Waiter(world.rank, world.world_size, endpoint, config.timeout_s)
     if url.scheme == "file":
         shared = SharedFile(Path(unquote(url.path).rstrip("/")), waiter)
-        _leave.append(shared.leave)
+        _on_leave.append(shared.leave)
         store = shared.store
     else:
         assert url.hostname is not None
         assert url.port is not None
         host = url.hostname
-        # Whoever is told by an address of loopback that all are on this machine listens to no other.
-        # (MASTER_ADDR may be localhost on rank 0's machine alone.)
+        # A loopback address on which all ranks agree means that all are on this machine, so no other is listened to.
+        # (MASTER_ADDR may be localhost on rank 0's machine only.)
         is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
         is_private = (endpoint == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
         store = tcp_store(host, url.port, waiter, is_private=is_private)
@@ -90,7 +90,7 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
 
 
 def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """The store that the launchers of several machines keep, with a name for each start of the processes."""
+    """Connect to the store kept by the launchers of several machines, with a prefix for each start of the processes."""
     url = urlsplit(endpoint)
     assert url.hostname is not None
     assert url.port is not None
@@ -104,7 +104,7 @@ def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: f
 
 
 def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Tasks of srun on several nodes meet at the first of them, at one of the job's ports."""
+    """Open a store on the first node of a Slurm step, at one of the job's ports."""
     assert world.job is not None
     assert world.job.step is not None
     host = world.job.step.hosts[0]
@@ -120,28 +120,28 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
 
 
 def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | None, gone: str) -> OpenStore:
-    """Wait for the others at a store that this rank has found; ``gone`` says what it means if that ends meanwhile."""
+    """Wait for the other ranks at a store; ``gone`` is the error message if the store disappears meanwhile."""
     store.set_timeout(datetime.timedelta(seconds=waiter.timeout_s))
-    own = PrefixStore(prefix, store)
+    prefixed = PrefixStore(prefix, store)
     try:
-        _arrive(own, waiter)
-        world = find_machines(world, own)
+        _arrive(prefixed, waiter)
+        world = find_machines(world, prefixed)
     except DistError as error:
         raise PeerError(f"{gone.format(endpoint=waiter.endpoint)} ({first_line(error)})") from error
-    return OpenStore(store=own, world=world, host=host)
+    return OpenStore(store=prefixed, world=world, host=host)
 
 
 def leave_store() -> None:
-    """Have no more use for the store. Every rank should call it, while the store is still there."""
-    while _leave:
-        _leave.pop()()
+    """Release the store. Every rank should call it, while the store still exists."""
+    while _on_leave:
+        _on_leave.pop()()
 
 
 def rendezvous_url(init_method: str | None, world: World) -> str:
-    """Where to meet: ``tcp://...`` or ``file://...``; or ``env://`` under torchrun, whose agent keeps the store.
+    """The rendezvous: ``tcp://...`` or ``file://...``; or ``env://`` under torchrun, whose agent keeps the store.
 
     Raises:
-        ConfigError: nobody has said that, or which rank this is.
+        ConfigError: it cannot be determined, or the rank of this process is unknown.
     """
     if world.launcher == "python":
         raise ConfigError(
@@ -159,18 +159,20 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
                 f"MASTER_ADDR={host}, and MASTER_PORT={port or ' is not set'}: set it to a free port of that host"
             )
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    known = "local_world_size" not in world.unsaid
+    is_placed = "local_world_size" not in world.unsaid
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None
         return f"file://{tempfile.gettempdir()}/lockstep-{world.job.name.replace(' ', '-')}-{world.job.restart}"
-    starts_all = world.launcher in ("mpirun", "submitit") and known and world.local_world_size == world.world_size
+    starts_all = world.launcher in ("mpirun", "submitit") and is_placed and world.local_world_size == world.world_size
     if init_method is None and starts_all:
         return f"file://{world.job_dir or _job_of_parent()}"
-    told = f" ({world.local_world_size} of {world.world_size} processes are on this machine)" if known else ""
-    how = "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if world.launcher == "mpirun" else "MASTER_ADDR and MASTER_PORT"
+    here = f" ({world.local_world_size} of {world.world_size} processes are on this machine)" if is_placed else ""
+    options = (
+        "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if world.launcher == "mpirun" else "MASTER_ADDR and MASTER_PORT"
+    )
     raise ConfigError(
-        f"the processes do not know where to meet{told}: MASTER_ADDR is not set. Name rank 0's machine and a free port of it, "
-        f"with {how}, or with init_method= (tcp://HOST:PORT, or file:///PATH on a file system that they share)"
+        f"the processes have no rendezvous{here}: MASTER_ADDR is not set. Name rank 0's machine and a free port of it, "
+        f"with {options}, or with init_method= (tcp://HOST:PORT, or file:///PATH on a file system that they share)"
     )
 
 
@@ -182,12 +184,12 @@ def _job_of_parent() -> str:
 
 
 def _arrive(store: Store, waiter: Waiter) -> None:
-    """Tell the others that this rank is here, and wait until all are."""
-    found = store.compare_set("world_size", "", str(waiter.world_size)).decode()
-    if found != str(waiter.world_size):
+    """Announce this rank, and wait until all ranks have arrived."""
+    world_size = store.compare_set("world_size", "", str(waiter.world_size)).decode()
+    if world_size != str(waiter.world_size):
         raise ConfigError(
             f"this process came to {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, and another as one of "
-            f"{found}: start all of them with the same number, or end the earlier run that still meets there"
+            f"{world_size}: start all of them with the same number, or end the earlier run that still meets there"
         )
     if store.add(f"arrived/{waiter.rank}", 1) > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""TCP stores that rank 0 keeps: one a process for each endpoint, for the life of the process."""
+"""TCP stores on rank 0: one per endpoint and process, for the life of the process."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from lockstep.machine.addresses import addresses_of, is_loopback, listen, listen
 from lockstep.machine.tcp_store import connect, serve
 
 _stores: dict[tuple[str, int, int], TCPStore] = {}
-"""By host, port and rank. A process that joins again must not come to a server that is just closing, so none is closed."""
+"""By host, port and rank. Never closed, since a process that joins again must not connect to a server that is closing."""
 
 
 def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False) -> TCPStore:
-    """The store at a port of rank 0's host: its server on rank 0, a client elsewhere.
+    """Open the store at a port of rank 0's host: its server on rank 0, a client elsewhere.
 
     Args:
-        host: rank 0's machine, by name or address.
-        port: of that machine.
-        waiter: for the server, and with the rank.
-        is_private: the host is a loopback address, and all ranks are known to mean the same machine by it.
+        host: name or address of rank 0's machine.
+        port: a port of that machine.
+        waiter: waits for the server; knows the rank.
+        is_private: whether the host is a loopback address that means the same machine on all ranks.
 
     Raises:
-        ConfigError: the host is not known, or rank 0 cannot listen there.
-        PeerError: rank 0 has not come in time.
+        ConfigError: the host is unknown, or rank 0 cannot listen there.
+        PeerError: rank 0 did not start the server within the timeout.
     """
     key = (host, port, waiter.rank)
     if key not in _stores:
@@ -43,20 +43,20 @@ def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False)
 
 
 def forget(host: str, port: int, rank: int) -> None:
-    """Close the client of a store that is somebody else's."""
+    """Close the client of a store that belongs to another job."""
     _stores.pop((host, port, rank), None)
 
 
 def client(host: str, port: int, waiter: Waiter) -> TCPStore:
-    """A client of a store, which is waited for."""
+    """Connect a client to a store, waiting for the server."""
     return connect(host, port, lambda: waiter.remaining_s, lambda reason: waiter.pause(lambda: [0], hint=reason))
 
 
 def _address_of(host: str, addresses: list[str], *, is_private: bool) -> str | None:
-    """The one address of this machine by which the others come; None: that is not known."""
+    """The single address on which to listen; None: all addresses of this machine."""
     if is_private:
         return "127.0.0.1" if host == "localhost" else host
-    # Some systems give a machine's own name an address of loopback, which others cannot know it by.
+    # On some systems a machine's own name resolves to a loopback address, by which others cannot reach it.
     return addresses[0] if len(addresses) == 1 and not is_loopback(addresses[0]) else None
 
 
@@ -67,7 +67,7 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL or address is None or is_loopback(address):
                 raise
-            address = None  # one that leads here, and that this machine does not know of (a container's host, a gateway)
+            address = None  # an address that is forwarded to this machine (of a container's host, or a gateway)
             listener = listen(None, port)
     except OSError as error:
         raise ConfigError(

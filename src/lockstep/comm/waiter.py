@@ -1,4 +1,4 @@
-"""Waiting for the other ranks to come to where they are to meet."""
+"""Waiting for the other ranks at a rendezvous."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
 class Waiter:
-    """How long this rank has waited, and may: after a moment it says what for, and in the end it gives up.
+    """Waits with a timeout: after a few seconds it prints what for, and in the end it raises PeerError.
 
     Args:
         rank: this process's.
-        world_size: how many there are to be.
-        endpoint: where they meet, as the user knows it.
-        timeout_s: how long to wait, from now.
+        world_size: the expected number of ranks.
+        endpoint: the rendezvous, for messages.
+        timeout_s: seconds to wait, from now.
     """
 
     def __init__(self, rank: int, world_size: int, endpoint: str, timeout_s: float) -> None:
@@ -29,22 +29,22 @@ class Waiter:
         self.timeout_s = timeout_s
         self._began = time.monotonic()
         self._pause_s = _LEAST_PAUSE_S
-        self._has_told = False
+        self._has_printed = False
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left, 0 or more."""
+        """Seconds left, 0 or more."""
         return max(0.0, self._began + self.timeout_s - time.monotonic())
 
     def pause(self, missing: Callable[[], Sequence[int]], hint: str = "") -> None:
-        """Sleep for a moment.
+        """Sleep briefly.
 
         Args:
-            missing: the ranks that are waited for, as far as is known.
-            hint: what may be wrong.
+            missing: returns the ranks that have not arrived, as far as is known.
+            hint: a possible cause, for the messages.
 
         Raises:
-            PeerError: the time is over.
+            PeerError: the timeout has expired.
         """
         waited_s = time.monotonic() - self._began
         if waited_s > self.timeout_s:
@@ -53,8 +53,8 @@ class Waiter:
                 f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same endpoint and with the same "
                 "number of processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
             )
-        if waited_s > _TELL_AFTER_S and not self._has_told:
-            self._has_told = True
+        if waited_s > _TELL_AFTER_S and not self._has_printed:
+            self._has_printed = True
             print(
                 f"lockstep: rank {self.rank} of {self.world_size} waits at {self.endpoint} for {_ranks(missing())}"
                 f"{hint and f' ({hint})'}, {self.timeout_s:g} s at most",

@@ -1,8 +1,8 @@
-"""How a global batch is cut into shards, and which process owns which.
+"""Splitting a global batch into shards, and assigning shards to processes.
 
-A global batch of ``n`` samples is cut into ``V`` shards as evenly as can be: their sizes differ by at most one, the
-larger ones come first, and the last ones are empty only if ``n < V``. Neither the cut nor a shard's weight knows how
-many processes there are. Process ``r`` of ``W`` owns the contiguous block of shards ``[r*V//W, (r+1)*V//W)``.
+A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ by at most one, larger
+ones come first, and the last ones are empty only if ``n < V``. Neither the split nor a shard's weight depends on the number
+of processes. Process ``r`` of ``W`` owns the contiguous block of shards ``[r*V//W, (r+1)*V//W)``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def block(rank: int, world_size: int, num_shards: int) -> range:
 
 
 def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
-    """Which samples of a global batch of ``num_samples`` a shard holds."""
-    least, larger = divmod(num_samples, num_shards)
-    start = shard * least + min(shard, larger)
-    return slice(start, start + least + (shard < larger))
+    """The samples of a shard within a global batch of ``num_samples``."""
+    smaller_size, num_larger = divmod(num_samples, num_shards)
+    start = shard * smaller_size + min(shard, num_larger)
+    return slice(start, start + smaller_size + (shard < num_larger))
 
 
 def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
-    """How many processes have a sample of a global batch: the ranks below this number. (Shards fill up in order.)"""
+    """Number of processes with samples of a global batch: those are the ranks below it, since shards are filled in order."""
     # Rank r begins at shard r*V//W, which is below f where r*V < f*W.
     num_filled = min(num_samples, num_shards)
     return -(-num_filled * world_size // num_shards)
@@ -45,74 +45,73 @@ def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
 
 @dataclass(slots=True)
 class MicroStep:
-    """One shard's part in a phase, on the process that owns it. Made only for shards that are not empty.
+    """One run of a shard within a phase, on the process that owns it. Exists only for shards that are not empty.
 
-    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, one after
-    another. (Nothing changes a MicroStep once it is planned. It is not frozen because a frozen one takes four times as long
-    to make.)
+    With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, consecutively.
+    (Treated as immutable; a frozen dataclass takes four times as long to create.)
     """
 
     step: int
-    """Number of the step, as its loader counts them."""
+    """Number of the step, as counted by its loader."""
     shard: int
     part: int
-    """Which of the step's global batches this is about, from 0."""
+    """Number of the global batch within the step, from 0."""
     num_samples: int
-    """Samples in this micro-step."""
+    """Number of samples in this micro-step."""
     batch_samples: int
-    """Samples in the whole global batch."""
+    """Number of samples in its global batch."""
     step_samples: int
-    """Samples in all global batches of the step."""
+    """Number of samples in all global batches of the step."""
     index: int
-    """0 for the first of this process's micro-steps in this step."""
+    """Number of the micro-step within this process's step, from 0."""
     begins_shard: bool
-    """Whether it is its shard's first one in this step."""
+    """Whether it is the first of its shard in this step."""
     ends_shard: bool
-    """Whether it is its shard's last one in this step."""
+    """Whether it is the last of its shard in this step."""
     is_last: bool
-    """Whether it is this process's last one in this step."""
+    """Whether it is the last of this process in this step."""
     rows: slice
-    """Which samples of its global batch they are."""
+    """Its samples within the global batch."""
     samples: Sequence[Any] = ()
-    """Which samples they are: the sampler's indices, or the places in the pass over a stream or over ready batches."""
+    """The identity of its samples: the sampler's indices, or positions in the pass over a stream or ready batches."""
 
     @property
     def fraction(self) -> float:
-        """Its weight by sample count, as its part of the step: these sum to one over all micro-steps of all shards."""
+        """Its fraction of the step's samples. The fractions of all micro-steps of all shards sum to one."""
         return self.num_samples / self.step_samples
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one process has to do in each phase of a step."""
+    """One process's micro-steps in each phase of a step."""
 
     number: int
-    """Of the step, as its loader counts them."""
+    """Number of the step, as counted by its loader."""
     sizes: tuple[int, ...]
-    """Samples of each of its global batches (one, unless gradients are accumulated). The same on every rank."""
+    """Number of samples in each of its global batches (one, unless ``accumulate`` is used). The same on every rank."""
     micro_steps: list[MicroStep]
-    """In the order in which they run; none if all of this process's shards are empty."""
+    """In the order in which they run; empty if all of this process's shards are."""
     num_active_ranks: int
     """Ranks below this number have samples."""
     digest: str = ""
-    """Of samples that every rank has read, where the ranks are to compare them: the same on every rank."""
+    """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
 
     @property
     def num_samples(self) -> int:
-        """Samples of the step, over all ranks."""
+        """Number of samples in the step, over all ranks."""
         return sum(self.sizes)
 
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> StepPlan:
-    """A process's part of a step whose global batches have these numbers of samples."""
-    of_steps, active = _plan(sizes, rank, world_size, num_shards)
-    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in of_steps], active)
+    """A process's part of a step whose global batches have ``sizes`` samples."""
+    rows, active = _plan(sizes, rank, world_size, num_shards)
+    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active)
 
 
-@functools.lru_cache(maxsize=256)  # nearly all batches of a run have one size
+@functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size
 def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """The fields of each MicroStep, after ``step``, and how many ranks have samples. A shard's parts come together, so that
-    it has one sum of its own."""
+    """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's parts are consecutive, so
+    that they have a sum of their own."""
     filled = min(max(sizes), num_shards)
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
@@ -120,14 +119,14 @@ def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -
         if shard < filled
     ]
     positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
-    found = []
+    micro_steps = []
     for index, (shard, part, begins, ends) in enumerate(positions):
         rows = shard_slice(shard, sizes[part], num_shards)
         number, is_last = rows.stop - rows.start, index == len(positions) - 1
-        found.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, rows))
-    return tuple(found), num_active_ranks(max(sizes), world_size, num_shards)
+        micro_steps.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, rows))
+    return tuple(micro_steps), num_active_ranks(max(sizes), world_size, num_shards)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:
-    """Which of ``num_items`` a process gets when they are dealt out in turn (evaluation batches)."""
+    """The items of a process when ``num_items`` (evaluation batches) are assigned to processes in turn."""
     return range(rank, num_items, world_size)

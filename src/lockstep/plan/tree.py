@@ -1,10 +1,10 @@
-"""The one binary tree over shard numbers in which everything that must be equal to the bit is added up.
+"""The fixed binary tree over shard numbers in which everything that must be bit-identical is summed.
 
 Its leaves are the shards. A node of size ``s`` (a power of two) stands for the shards ``[a, a+s)`` with ``a`` a multiple
 of ``s``, and is the sum of its two halves; a half without leaves is skipped, not added as zeros. So the order of
-additions is fixed by the shard numbers alone. A process that has the shards ``[a, b)`` can add only whole subtrees: what
-it is left with are the ``roots`` of its block, at most ``2 log2(b - a)`` of them, and one if the block is aligned. Whoever
-has the roots of all processes adds on in the same way, and folds what is left at the end from the right.
+additions depends on the shard numbers alone. A process with the shards ``[a, b)`` can sum only whole subtrees, which leaves
+the ``roots`` of its block: at most ``2 log2(b - a)`` of them, and one if the block is aligned. Given the roots of all
+processes, the summation continues in the same way, and the remaining nodes are folded from the right.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Node(Generic[T]):
 
 
 def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
-    """Put a node on the stack, and add up what is complete.
+    """Push a node on the stack, and sum complete subtrees.
 
     Args:
-        stack: nodes of shards in ascending order.
-        node: the next one: its shards come after all those on the stack.
-        add: the sum of a left and a right value.
+        stack: nodes in ascending order of shards.
+        node: the next node; its shards come after all those on the stack.
+        add: returns the sum of a left and a right value.
     """
     stack.append(node)
     while len(stack) > 1:
@@ -42,11 +42,11 @@ def push(stack: list[Node[T]], node: Node[T], add: Callable[[T, T], T]) -> None:
 
 
 def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
-    """The root of the tree, whose last leaves may be missing (V is no power of two, or the last shards are empty).
+    """The value of the root. The last leaves may be missing (V is not a power of two, or the last shards are empty).
 
     Args:
-        stack: what ``push`` has left after the last node; not empty. It is used up.
-        add: the sum of a left and a right value.
+        stack: the stack after the last ``push``; not empty. It is consumed.
+        add: returns the sum of a left and a right value.
     """
     total = stack.pop().value
     while stack:
@@ -55,7 +55,7 @@ def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
 
 
 def roots(shards: range) -> list[tuple[int, int]]:
-    """Start and size of each subtree that a process with these shards is left with, in order."""
+    """Start and size of each subtree that remains after summing these shards, in order."""
     stack: list[Node[None]] = []
     for shard in shards:
         push(stack, Node(shard, 1, None), lambda _left, _right: None)
