@@ -120,9 +120,9 @@ def test_a_later_launch_goes_on_with_the_birth_and_the_newest_checkpoint(tmp_pat
     run = start(run_dir="run", born_with=now, script="/another/script.py")
     assert (run.birth, step_of(run), run.is_new) == (BORN, 30, False)
     assert run.checkpoint.path == Path("run/checkpoints/step-00000030")
-    assert re.fullmatch(r"run run resumes after step 30 \(checkpoint of .*\)\. To start anew: --fresh.*", run.notices[-1])
+    assert re.fullmatch(r"run run resumes after step 30 \(checkpoint of .*\)\. To start over: --fresh.*", run.notices[-1])
     save("run", 40, finished=True)
-    assert "had come to its end at step 40" in start(run_dir="run").notices[-1]
+    assert "had finished at step 40" in start(run_dir="run").notices[-1]
 
 
 def test_a_run_without_a_checkpoint_begins_again_in_its_directory():

@@ -155,7 +155,7 @@ def test_other_arguments_of_the_script_on_a_node_are_told(numbered):
     first, second = numbered(TRAIN, 0, args=(1, 0)), numbered(TRAIN, 1, args=(1, 0.001))
     both(first, second)
     host = os.uname().nodename
-    assert f"lockstep: the script's arguments are `1 0` on {host}, and `1 0.001` on {host}. Only what is" in first.out
+    assert f"lockstep: the script's arguments are `1 0` on {host}, and `1 0.001` on {host}. Only those" in first.out
 
 
 @pytest.mark.long

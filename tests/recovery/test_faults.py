@@ -100,7 +100,7 @@ def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undi
     assert lab.resumes() == [whole], told
     assert whole > 0, told
     assert f"run {lab.run_dir} resumes after step {whole} (checkpoint of 2" in again.out, told
-    assert "To start anew: --fresh" in again.out, told
+    assert "To start over: --fresh" in again.out, told
 
 
 def test_with_restarts_a_killed_run_goes_on_by_itself(lab, undisturbed):

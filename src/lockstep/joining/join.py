@@ -1,4 +1,4 @@
-"""``join()``: from the environment, the command line and the script to a team that has agreed on what it runs."""
+"""``join()``: creates a team from the environment, the command line and the script's settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _num_joined = 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Arguments(RunConfig):
-    """What ``join`` takes, for type checkers, editors and ``help()``: the settings are listed once, in ``RunConfig``."""
+    """The arguments of ``join``, for type checkers, editors and ``help()``: the settings are defined once, in ``RunConfig``."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -68,43 +68,43 @@ def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Team]], Ca
 
 @_takes(_Arguments)
 def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
-    """Join the run that this process was started for: alone, or one of many. Call it once, first thing.
+    """Join the run for which this process was started, alone or as one of many. Call it once, at the top of the script.
 
     Every rank must call it; it returns when all have. It opens the process group, chooses the device, sets the number of
-    threads and the random streams, and opens the run's directory.
+    threads and the random streams, and opens the run directory.
 
     Args:
-        rank: which of the processes this is, where each was started by hand with a number of its own. None: the launcher
-            has said it, or the variable RANK does.
-        world_size: how many processes there are; given if and only if ``rank`` is.
-        settings: all others, each as ``RunConfig`` says of it.
+        rank: the rank of this process, if it was started by hand. None: given by the launcher, or by the environment
+            variable RANK.
+        world_size: the number of processes; required if and only if ``rank`` is given.
+        settings: fields of ``RunConfig``.
 
     Raises:
-        ConfigError: a setting cannot be meant, or cannot be had here.
-        UsageError: this process has joined before, or has opened a process group of its own.
-        PeerError: the others did not come in time to where the processes meet.
+        ConfigError: a setting is invalid, or not available here.
+        UsageError: this process has joined before, or has opened a process group.
+        PeerError: the other ranks did not arrive at the rendezvous within the timeout.
         MismatchError: the ranks were started with different settings.
-        CheckpointError: the run that would go on has checkpoints, and all of them are damaged.
+        CheckpointError: the run to resume has checkpoints, and all of them are damaged.
     """
     global _joined, _num_joined
     if _joined is not None and not _joined.is_closed:
-        raise UsageError("join() was called before in this process: keep the team it returned, there is one a process")
+        raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
-        explicit["seed"] = seed  # the script's seed is the run's: another one is another run
+        explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
-    _choose(config, world, None)  # what cannot be is said before anybody waits for others
+    _choose(config, world, None)  # invalid settings are reported before any rank waits for others
     try:
-        found = open_store(config, world)
-        world = found.world
-        devices, transport = _choose(config, world, found.host)
+        opened = open_store(config, world)
+        world = opened.world
+        devices, transport = _choose(config, world, opened.host)
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
-        open_group(found, transport, devices)
+        open_group(opened, transport, devices)
     except BaseException:
         close_group()
         raise
@@ -116,13 +116,13 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
         team = Team(Parts(config, world, devices, transport, context, on_terminal))
     except BaseException:
-        collectives.release()  # the traceback would keep it, and with it Gloo's thread and socket
+        collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
         close_group()
         raise
     _joined = team
     _num_joined += 1
     atexit.register(team.close_at_exit)
-    if multiprocessing.parent_process() is not None:  # there nobody calls what is registered with atexit
+    if multiprocessing.parent_process() is not None:  # multiprocessing children do not run atexit callbacks
         Finalize(None, team.close_at_exit, exitpriority=100)
     return team
 
@@ -142,14 +142,14 @@ def _agree(
     collectives: Collectives,
 ) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    odd = check_software(world, collectives)
+    warnings = check_software(world, collectives)
     compare_ranks(
         "settings",
         [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()],
         collectives,
         "Give all of them the same options on the command line, and in join()",
     )
-    found: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
+    result: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
     lock: RunLock | None = None
     is_new, notices = True, list[str]()
     if world.rank == 0:
@@ -178,15 +178,15 @@ def _agree(
                     world=world,
                 )
             )
-            found = (_for_all(run.run_dir, world), run.birth, run.checkpoint)
-            lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_not_heeded(config, environment, run.birth)]
+            result = (_for_all(run.run_dir, world), run.birth, run.checkpoint)
+            lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
         except LockstepError as error:
-            found = error
-    found = collectives.broadcast_object(found)
-    if isinstance(found, LockstepError):
-        raise found  # on every rank: they all end with the reason
-    assert found is not None
-    run_dir, birth, checkpoint = found
+            result = error
+    result = collectives.broadcast_object(result)
+    if isinstance(result, LockstepError):
+        raise result  # on every rank
+    assert result is not None
+    run_dir, birth, checkpoint = result
     token = collectives.broadcast_object(secrets.token_hex(4))
     check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
@@ -201,26 +201,32 @@ def _agree(
     )
     block(world.rank, world.world_size, birth.shards)
     return config, RunContext(
-        run_dir=run_dir, birth=birth, checkpoint=checkpoint, lock=lock, token=token, is_new=is_new, notices=odd + notices
+        run_dir=run_dir,
+        birth=birth,
+        checkpoint=checkpoint,
+        lock=lock,
+        token=token,
+        is_new=is_new,
+        notices=warnings + notices,
     )
 
 
 def _for_all(run_dir: Path, world: World) -> Path:
-    """Other machines may have started the script in another directory."""
+    """An absolute path if there are several machines, which may have started the script in other directories."""
     return run_dir if world.num_nodes == 1 else run_dir.absolute()
 
 
-def _not_heeded(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:
-    """OMP_NUM_THREADS is a default, and a run that was born before it was set keeps its answer."""
+def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:
+    """A notice if OMP_NUM_THREADS differs from the run's number of threads: it is only a default for new runs."""
     if config.threads is not None or environment.threads in (None, birth.threads):
         return []
     threads = "1 thread" if birth.threads == 1 else f"{birth.threads} threads"
     return [
-        f"OMP_NUM_THREADS={environment.threads} is not heeded: the run was born with {threads}, and with another number its "
-        f"answer would be another. To have it all the same: --threads {environment.threads} --allow threads"
+        f"OMP_NUM_THREADS={environment.threads} is ignored: the run was created with {threads}, and another number would "
+        f"change its answer. To use it all the same: --threads {environment.threads} --allow threads"
     ]
 
 
 def _default_threads(num_shards: int, world: World) -> int:
-    """The cores of a machine divided by all shards. (How many processes and machines there are now must not matter.)"""
+    """The cores of a machine divided by the number of shards, independent of the number of processes and machines."""
     return max(1, (world.num_cores or num_cores()) // num_shards)

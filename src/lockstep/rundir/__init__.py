@@ -1,1 +1,1 @@
-"""The directory of a run: its name, its birth, and who may write in it."""
+"""The directory of a run: its name, its birth file, and its lock."""

@@ -1,4 +1,4 @@
-"""The birth of a run: the settings that fix its answer, saved once in its directory and applied ever after."""
+"""The birth of a run: the settings that determine its answer, saved in its directory and applied to later launches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _FILE_NAME = "birth.json"
 _FORMAT = 2
 NO_SCRIPT = ("", "-c", "-")
 _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
-"""What some launchers add to a script's arguments. The command is the same without it."""
+"""Arguments that some launchers add to a script's, ignored when commands are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Birth:
-    """What a run is fixed by when it is born, next to its script and data."""
+    """The settings that, with the script and the data, determine a run's answer."""
 
     shards: int
     exact: bool
-    """Whether the answer is promised to the bit: shards are added up in the fixed tree."""
+    """Whether bit-identical answers are promised: shards are summed in the fixed tree."""
     accumulate: int
     seed: int
     threads: int
@@ -36,42 +36,42 @@ class Birth:
     """``cpu`` or ``cuda``."""
 
     def as_json(self) -> dict[str, Any]:
-        """For files."""
+        """The JSON object for files."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a run was started with: the same command again means the same run."""
+    """The command of a run. The same command later refers to the same run."""
 
     script: str
-    """Its path, with links resolved; empty: there is none (an interactive session), and no two are the same."""
+    """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
     args: tuple[str, ...]
     number: int
-    """Of the run among those that one process joins."""
+    """Number of the run among those that one process joins."""
     part: str = ""
-    """What else tells runs of this command apart: the task of a job array (see ``Job.part``)."""
+    """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those of a birth (and the strategy) that were given by name, on the command line or in the script."""
+    """The settings of a birth (and the strategy) that were given explicitly, on the command line or in the script."""
 
     def is_like(self, other: Command) -> bool:
-        """Whether it is the same but for its settings."""
+        """Whether both are the same except for their settings."""
         return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
     def differing(self, other: Command, allow: Collection[str] = ()) -> list[str]:
-        """Which settings were not given alike, but for those that may differ."""
+        """Names of settings that were not given equally, except those in ``allow``."""
         names = sorted((self.settings.keys() | other.settings.keys()) - set(allow))
         return [name for name in names if self.settings.get(name) != other.settings.get(name)]
 
     @staticmethod
     def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
-        """The command that this process runs. (A function of a script, called in a process of its own, is none.)"""
+        """The command of this process. (A function called in a process of its own has no script.)"""
         script = sys.argv[0] if sys.argv else ""
-        found = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
-        names = {"strategy", *(one.name for one in fields(Birth))}
+        path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
+        names = {"strategy", *(setting.name for setting in fields(Birth))}
         settings = {name: value for name, value in explicit.items() if name in names and value is not None}
         args = tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
-        return Command(script=found, args=args, number=number, part=part, settings=settings)
+        return Command(script=path, args=args, number=number, part=part, settings=settings)
 
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:
@@ -81,10 +81,10 @@ def write_birth(path: Path, birth: Birth, command: Command) -> None:
 
 
 def read_birth(path: Path) -> tuple[Birth, Command] | None:
-    """The birth of the run in a directory, and the command that it was started with; None: there is no run.
+    """The birth of the run in a directory, and the command that started it; None: there is no run.
 
     Raises:
-        ConfigError: it cannot be read, or is of another version.
+        ConfigError: it cannot be read, or was written by another version.
     """
     file = path / _FILE_NAME
     try:
@@ -106,7 +106,7 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a directory's birth is there and is nothing that any version of lockstep has written."""
+    """Whether a directory has a birth file that no version of lockstep has written."""
     try:
         content = json.loads((path / _FILE_NAME).read_bytes())
     except FileNotFoundError:
@@ -117,12 +117,12 @@ def is_damaged(path: Path) -> bool:
 
 
 def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
-    """The settings that a launch resumes with: those of the birth, but for what differs and is allowed to.
+    """The settings with which a launch resumes: those of the birth, except where others are allowed.
 
     Args:
         path: the run's directory.
-        birth: of the run.
-        explicit: settings of this launch that were given by name, on the command line or in the script.
+        birth: the run's.
+        explicit: settings of this launch that were given explicitly, on the command line or in the script.
         now: the birth that a new run would have.
         allow: names of settings that may differ.
 

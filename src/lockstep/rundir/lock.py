@@ -1,4 +1,4 @@
-"""One launch at a time in a run's directory: a lock that dies with its holder."""
+"""The lock of a run directory, which admits one launch at a time and is released when its holder ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lockstep.errors import ConfigError
 
 _FILE_NAME = "lock"
 PATIENCE_S = 1.0
-"""How long a launch tries: one that looks whether a run is alive holds the lock for a moment."""
+"""Seconds that a launch waits: a process that checks whether a run is active holds the lock briefly."""
 _TELL_AFTER_S = 1.0
 
 
 class RunLock:
-    """Held by rank 0 of the launch that runs in a directory, as long as that process lives.
+    """The lock of a run directory, held by rank 0 of the active launch for the life of the process.
 
-    A lock of the POSIX kind (``lockf``): the kernel frees it when the process ends, however that comes about; processes that
-    it has forked do not inherit it; and it works over NFS. (It is lost when the process closes the file, however often it
-    has opened it: so the holder must not look into it.)
+    A POSIX lock (``lockf``): the kernel releases it when the process ends, however that happens; forked processes do not
+    inherit it; and it works over NFS. (It is lost when the process closes any descriptor of the file, so the holder must not
+    open the file again.)
 
     Args:
-        run_dir: where.
+        run_dir: the run directory.
         launch: the name of this launch.
-        job: and of its job.
-        patience_s: how many seconds to wait for who has it. Whoever waits for longer than a moment says so.
-        far_patience_s: the same, if that is on another host: one that was lost has the lock until the file server notices.
+        job: the name of its job.
+        patience_s: seconds to wait for the current holder. A message is printed after the first second.
+        far_patience_s: the same, for a holder on another host, which may be lost without the file server having noticed.
 
     Raises:
-        ConfigError: another process holds it; the message says which.
+        ConfigError: another process holds it; the message names it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RunLock:
         patience_s: float = PATIENCE_S,
         far_patience_s: float | None = None,
     ) -> None:
-        began, has_told = time.monotonic(), False
+        began, has_printed = time.monotonic(), False
         while True:
             self._fd = os.open(run_dir / _FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             if _try(self._fd) and _is_at(self._fd, run_dir / _FILE_NAME):
@@ -61,29 +61,29 @@ class RunLock:
                     "other's checkpoints. Wait for that one to end, or give another directory with --run-dir (run_dir=)."
                     + (f" {lost}: then --run-dir {run_dir} resumes that run." if host else "")
                 )
-            if waited_s > _TELL_AFTER_S and not has_told:
-                has_told = True
-                why = f"lockstep: waits for the run directory {run_dir}, in use by {holder}, for {limit_s:.0f} s at most"
-                print(f"{why}. {lost}" if host else why, file=sys.stderr, flush=True)
+            if waited_s > _TELL_AFTER_S and not has_printed:
+                has_printed = True
+                waiting = f"lockstep: waits for the run directory {run_dir}, in use by {holder}, for {limit_s:.0f} s at most"
+                print(f"{waiting}. {lost}" if host else waiting, file=sys.stderr, flush=True)
             time.sleep(0.05)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}\n{launch}\n{job}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others in. May be called again."""
+        """Release the lock. May be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def holder_of(run_dir: Path) -> str | None:
-    """Who runs in a directory, in words; None: nobody. (Not for the process that holds it.)"""
+    """A description of the process that holds the lock; None: none does. Must not be called by the holder."""
     try:
         fd = os.open(run_dir / _FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no lock was ever taken there, or it is not ours to look at
+    except OSError:  # there is no lock file, or it is not readable by this user
         return None
     try:
-        # A shared lock: it needs no right to write, and two that look do not take each other for the holder.
+        # A shared lock needs no write permission, and concurrent checks do not mistake each other for the holder.
         return None if _try(fd, fcntl.LOCK_SH) else _holder(fd)
     finally:
         os.close(fd)
@@ -96,13 +96,13 @@ def _try(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
         if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-            return True  # a file system without locks: better a run without one than none
+            return True  # a file system without locks: run without one
         raise
     return True
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether an open file is still the one of this name: its directory may have been set aside meanwhile."""
+    """Whether an open file is still at this path: its directory may have been renamed meanwhile."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -115,18 +115,18 @@ def _holder(fd: int) -> str:
 
 
 def _other_host(holder: str) -> str:
-    """The host of who holds a lock, if that is not this one."""
+    """The host of the holder of a lock, if it is not this one; else empty."""
     _, _, host = holder.rpartition(" on ")
     return "" if host == socket.gethostname() else host
 
 
 def last_launch(run_dir: Path) -> str:
-    """The name of the launch that held the lock last; empty: it had none. (Not for the process that holds it.)"""
+    """The name of the launch that last held the lock; empty: none. Must not be called by the holder."""
     return _line(run_dir, 1)
 
 
 def last_job(run_dir: Path) -> str:
-    """The name of the job (see ``Job.name``) that held the lock last; empty: it was none. (Not for who holds it.)"""
+    """The name of the job (see ``Job.name``) that last held the lock; empty: none. Must not be called by the holder."""
     return _line(run_dir, 2)
 
 

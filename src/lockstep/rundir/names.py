@@ -1,4 +1,4 @@
-"""How the directories of runs are called."""
+"""Names of run directories."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _stem(script: str) -> str:
 
 
 def default_run_dir(parent: Path, script: str) -> Path:
-    """A new directory ``<parent>/<script's name>-<n>``. It exists afterwards.
+    """Create a directory ``<parent>/<script's name>-<n>``.
 
-    Its n is above that of all that are there, also where a lower one was deleted: by their numbers runs are known to be newer.
+    Its n is above those of all existing ones, even if lower ones were deleted: higher numbers mean newer runs.
     """
     stem = _stem(script)
     parent.mkdir(parents=True, exist_ok=True)
@@ -39,12 +39,12 @@ def default_run_dir(parent: Path, script: str) -> Path:
 
 
 def earlier_run_dirs(parent: Path, script: str) -> list[Path]:
-    """The directories that ``default_run_dir`` made for a script, the newest first."""
+    """The directories created by ``default_run_dir`` for a script, newest first."""
     stem = _stem(script)
-    found = [
+    numbered = [
         (int(match[1]), path) for path in parent.glob(f"{glob.escape(stem)}-*") if (match := _NUMBERED.search(path.name))
     ]
-    return [path for number, path in sorted(found, reverse=True) if path.name == f"{stem}-{number}"]
+    return [path for number, path in sorted(numbered, reverse=True) if path.name == f"{stem}-{number}"]
 
 
 def _number(path: Path) -> int:
@@ -54,18 +54,18 @@ def _number(path: Path) -> int:
 
 
 def rename_old_run(path: Path) -> Path:
-    """Give a run's directory another name, ``<name>.old-<n>``, so that a new run can have its own. Returns it.
+    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new path.
 
     Raises:
-        ConfigError: it has no name of its own (``.``).
+        ConfigError: the path has no last component (``.``).
     """
     if path.name in ("", ".."):
         raise ConfigError(
             f"the run directory {path} cannot be set aside for a new run: give it by a name (--run-dir, run_dir=), or another"
         )
     for number in itertools.count(1):
-        other = path.with_name(f"{path.name}.old-{number}")
-        if not other.exists():
-            path.rename(other)
-            return other
+        new_path = path.with_name(f"{path.name}.old-{number}")
+        if not new_path.exists():
+            path.rename(new_path)
+            return new_path
     raise AssertionError

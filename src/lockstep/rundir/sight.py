@@ -1,7 +1,7 @@
-"""Whether every machine of a run sees its directory: rank 0 leaves a file there, and one process of each machine looks for it.
+"""Checking that every machine of a run sees its directory: rank 0 writes a file there, and each machine looks for it.
 
-Checkpoints are written and read by all ranks. A machine with a directory of its own under the same name would find out when
-it resumes, or never.
+Checkpoints are written and read by all ranks. A machine with another directory at the same path would otherwise be noticed
+on resume, or never.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import time
 from pathlib import Path
 
 PATIENCE_S = 5.0
-"""How long a new file may take to be seen: network file systems remember for a moment what was not there."""
+"""Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
 
 
 def leave_mark(run_dir: Path, token: str) -> None:
-    """Write the file. For rank 0; ``token`` is of this launch alone."""
+    """Write the file, on rank 0. ``token`` is unique to this launch."""
     (run_dir / _name(token)).write_text(token)
 
 
 def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool:
-    """Whether the file is there."""
+    """Whether the file is visible."""
     deadline = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(OSError):
-            list(run_dir.iterdir())  # has a network file system ask anew
+            list(run_dir.iterdir())  # refreshes the cache of a network file system
             return (run_dir / _name(token)).read_text() == token
         if time.monotonic() >= deadline:
             return False
@@ -32,7 +32,7 @@ def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool
 
 
 def remove_mark(run_dir: Path, token: str) -> None:
-    """For rank 0, when all have looked."""
+    """Remove the file, on rank 0, after all have looked."""
     (run_dir / _name(token)).unlink(missing_ok=True)
 
 

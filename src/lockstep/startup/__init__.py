@@ -1,1 +1,1 @@
-"""What is checked and said when a run starts: do the ranks and the machines fit, and what is it that runs?"""
+"""Checks and messages at the start of a run: consistency of machines, allotted resources, and the run's first line."""

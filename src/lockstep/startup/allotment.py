@@ -1,4 +1,4 @@
-"""Whether what Slurm has given a run fits what the run does with it: said at the start, for nothing fails of it."""
+"""Comparing the resources that Slurm has allotted with those that the run uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from lockstep.world import World
 
 
 def misfits(world: World, *, num_cores: int, num_gpus: int, gpus_each: int, workers: int) -> list[str]:
-    """What is wasted, or too little: a line each, with a remedy.
+    """Describe resources that are idle or insufficient: a line each, with a remedy.
 
     Args:
-        world: of rank 0; without a job nothing is said.
-        num_cores: that this process may use, by its affinity.
-        num_gpus: that this process sees.
-        gpus_each: GPUs that each process uses; 0: the run is on the CPU.
-        workers: loader workers of each process.
+        world: rank 0's; outside of Slurm jobs there are no messages.
+        num_cores: number of cores in this process's affinity mask.
+        num_gpus: number of GPUs visible to this process.
+        gpus_each: GPUs per process; 0: the run is on the CPU.
+        workers: loader workers per process.
     """
     job = world.job
     if job is None:
@@ -34,19 +34,19 @@ def _nodes(job: Job, world: World) -> list[str]:
             f"srun has started lockstep run {job.step.num_tasks} times, and each trains by itself: let srun start python in "
             "its place, or lockstep run in one task"
         ]
-    found = []
+    messages = []
     if world.num_nodes < job.num_nodes:
-        found.append(
+        messages.append(
             f"the job has {job.num_nodes} nodes, and the run is on {world.num_nodes} of them: the others stand idle. Start a "
             "task on each (srun --nodes, --ntasks-per-node), or ask for fewer"
         )
     if job.step is not None and len(set(job.step.tasks)) > 1:
-        told = ", ".join(f"{host} {tasks}" for host, tasks in zip(job.step.hosts, job.step.tasks, strict=True))
-        found.append(
-            f"the nodes have unequal numbers of tasks ({_shortened(told)}): those with fewer are used in part. Give a number "
-            "for all: --ntasks-per-node"
+        tasks_by_host = ", ".join(f"{host} {tasks}" for host, tasks in zip(job.step.hosts, job.step.tasks, strict=True))
+        messages.append(
+            f"the nodes have unequal numbers of tasks ({_shortened(tasks_by_host)}): those with fewer are used in part. "
+            "Give a number for all: --ntasks-per-node"
         )
-    return found
+    return messages
 
 
 def _gpus(world: World, gpus: int, gpus_each: int) -> list[str]:
@@ -72,38 +72,38 @@ def _gpus(world: World, gpus: int, gpus_each: int) -> list[str]:
     return []
 
 
-def _cores(job: Job, world: World, own: int, workers: int) -> list[str]:
+def _cores(job: Job, world: World, affinity: int, workers: int) -> list[str]:
     tasks, step = world.local_world_size, job.step
-    cores = world.num_cores or own
-    asked = None if step is None else step.cpus_per_task
-    found = []
-    if asked is not None and own < asked:
-        found.append(
-            f"SLURM_CPUS_PER_TASK is {asked}, and this task may use {_count(own, 'core')}: srun does not take the number from "
-            f"sbatch, so give it again (srun --cpus-per-task={asked})"
+    cores = world.num_cores or affinity
+    cpus_per_task = None if step is None else step.cpus_per_task
+    messages = []
+    if cpus_per_task is not None and affinity < cpus_per_task:
+        messages.append(
+            f"SLURM_CPUS_PER_TASK is {cpus_per_task}, and this task may use {_count(affinity, 'core')}: srun does "
+            f"not take the number from sbatch, so give it again (srun --cpus-per-task={cpus_per_task})"
         )
     elif cores < tasks:
-        found.append(
+        messages.append(
             f"{_count(cores, 'core')} for {tasks} processes on {world.host}: each waits for the others' turn, and a step takes "
             f"many times as long. Ask for cores for each: --cpus-per-task={1 + workers} or more"
         )
     elif cores // tasks < workers + 1:
-        found.append(
+        messages.append(
             f"{_count(cores // tasks, 'core')} for each process, and {_count(workers, 'loader worker')} beside it: they wait "
             f"for each other. Ask for --cpus-per-task={1 + workers}, or take --workers {max(0, cores // tasks - 1)}"
         )
     idle = (job.cpus_here or 0) - cores
-    if not found and step is not None and idle >= max(2, tasks):
-        found.append(
+    if not messages and step is not None and idle >= max(2, tasks):
+        messages.append(
             f"{_count(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others stand "
             f"idle. Share them out: --cpus-per-task={(job.cpus_here or 0) // tasks}, and more --workers"
         )
-    return found
+    return messages
 
 
 def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def _count(number: int, what: str, plural: str = "") -> str:
-    return f"{number} {what if number == 1 else plural or what + 's'}"
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

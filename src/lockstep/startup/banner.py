@@ -1,4 +1,4 @@
-"""What a run says of itself at its start: to its journal, and to the user."""
+"""The description of a run at its start, for its journal and the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.world import World
 def start_event(
     config: RunConfig, world: World, device: torch.device, transport: Transport, hosts: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of the journal's event ``start``. ``hosts``: the machine of each rank."""
+    """The fields of the journal's event ``start``. ``hosts``: the host name of each rank."""
     return {
         "script": sys.argv[0] if sys.argv else "",
         "launcher": world.launcher,
@@ -43,7 +43,7 @@ def start_event(
 
 
 def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:
-    """What the run will do: how the loader's batches are dealt out, and to whom."""
+    """The line that says how the loader's batches are split into shards and assigned to processes."""
     devices = f" and {num_devices} devices" if num_devices > 1 else ""
     return (
         f"{_batch_words(loader, config.shards or 1)} on {_count(world.world_size, 'process', 'es')}, "
@@ -59,5 +59,5 @@ def _batch_words(loader: Any, num_shards: int) -> str:
     return f"global batch {batch_size} = {_count(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
 
 
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{plural if number != 1 else ''}"
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"

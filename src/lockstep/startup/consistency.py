@@ -1,4 +1,4 @@
-"""What all machines of a run must have alike: the software, the script, and the run's directory. Asked before training."""
+"""Checking before training that all machines of a run have the same software, script and run directory."""
 
 from __future__ import annotations
 
@@ -20,39 +20,37 @@ from lockstep.world import World
 
 
 def check_software(world: World, collectives: Collectives) -> list[str]:
-    """Make sure that all machines run the same versions and the same script. Every rank must call it.
-
-    One machine has only one of each, and is not asked.
+    """Check that all machines have the same versions and script. Every rank must call it. Local on a single machine.
 
     Returns:
-        What differs and may: the script's arguments, for some are about a machine (where it has its data).
+        Warnings about differing arguments of the script, some of which may concern a machine (the path of the data, say).
 
     Raises:
-        MismatchError: they differ; on every rank.
+        MismatchError: versions or scripts differ; on every rank.
     """
     if world.num_nodes == 1:
         return []
-    own = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
-    everyone = collectives.all_gather_object((world.host, _software(), own))
-    first_host, first, arguments = everyone[0]
-    for host, theirs, _ in everyone:
-        found = [
-            f"{name} is {first.get(name, 'missing')} on {first_host}, and {theirs.get(name, 'missing')} on {host}"
-            for name in first | theirs
-            if theirs.get(name) != first.get(name)
+    argv = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
+    everyone = collectives.all_gather_object((world.host, _software(), argv))
+    first_host, first_software, arguments = everyone[0]
+    for host, software, _ in everyone:
+        differences = [
+            f"{name} is {first_software.get(name, 'missing')} on {first_host}, and {software.get(name, 'missing')} on {host}"
+            for name in first_software | software
+            if software.get(name) != first_software.get(name)
         ]
-        if found:
+        if differences:
             raise MismatchError(
-                f"the machines differ: {'; '.join(found)}. They would not compute the same. Install the same versions on "
+                f"the machines differ: {'; '.join(differences)}. They would not compute the same. Install the same versions on "
                 "all, and start the same script"
             )
-    if world.launcher == "hand":  # where each process is told who it is, its arguments do that
+    if world.launcher == "hand":  # its arguments give each process its rank
         return []
-    for host, _, given in everyone:
-        if given not in (None, arguments):
+    for host, _, argv_there in everyone:
+        if argv_there not in (None, arguments):
             return [
-                f"the script's arguments are {_listed(arguments)} on {first_host}, and {_listed(given)} on {host}. Only what "
-                "is about a machine may differ: all else must be the same everywhere, or the processes do not fit together"
+                f"the script's arguments are {_listed(arguments)} on {first_host}, and {_listed(argv_there)} on {host}. Only "
+                "those that concern a machine (paths, say) may differ; all others must be the same everywhere"
             ]
     return []
 
@@ -64,23 +62,23 @@ def _listed(arguments: Sequence[str]) -> str:
 def _software() -> dict[str, str]:
     script = sys.argv[0] if sys.argv else ""
     path = Path(script)
-    found = {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()}
     if script not in NO_SCRIPT and path.is_file():
-        found[f"the script {path.name}"] = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]} (its digest)"
-    return found
+        versions[f"the script {path.name}"] = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]} (its digest)"
+    return versions
 
 
 def check_sight(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
-    """Make sure that all machines see the run's directory. Every rank must call it.
+    """Check that all machines see the run directory. Every rank must call it.
 
     Args:
-        run_dir: absolute, the same on every rank.
-        token: of this launch, the same on every rank and on those of no other launch.
-        world: who is where.
-        collectives: of all ranks.
+        run_dir: absolute path, the same on every rank.
+        token: unique to this launch, the same on every rank.
+        world: this process's place among all processes.
+        collectives: over all ranks.
 
     Raises:
-        ConfigError: one does not, or rank 0 cannot write there; on every rank.
+        ConfigError: a machine does not see it, or rank 0 cannot write there; on every rank.
     """
     if world.num_nodes == 1:
         return
@@ -94,7 +92,7 @@ def check_sight(run_dir: Path, token: str, world: World, collectives: Collective
     if error is not None:
         raise ConfigError(f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir")
     sees = world.local_rank > 0 or sees_mark(run_dir, token)
-    blind = list(dict.fromkeys(host for host, seen in collectives.all_gather_object((world.host, sees)) if not seen))
+    blind = list(dict.fromkeys(host for host, visible in collectives.all_gather_object((world.host, sees)) if not visible))
     if world.rank == 0:
         remove_mark(run_dir, token)
     if blind:
@@ -104,7 +102,7 @@ def check_sight(run_dir: Path, token: str, world: World, collectives: Collective
 def _blind(run_dir: Path, hosts: Sequence[str]) -> str:
     names = ", ".join(hosts)
     return (
-        f"{names} cannot see the run directory {run_dir} of rank 0: what rank 0 wrote there was not found within "
-        f"{PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that all of them have "
-        "under the same name: --run-dir DIR (run_dir=), or start the script in a directory there"
+        f"{names} cannot see the run directory {run_dir} of rank 0: a file that rank 0 wrote there was not found within "
+        f"{PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is mounted at the "
+        "same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
     )
