@@ -94,7 +94,7 @@ def test_a_file_that_is_missing_cut_short_or_changed_is_named(checkpoint, name):
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
     (checkpoint / FILE_NAME).unlink()
-    with pytest.raises(CheckpointError, match=r"is missing: .* is no checkpoint, or an unfinished one"):
+    with pytest.raises(CheckpointError, match=r"is missing: .* is not a checkpoint, or an unfinished one"):
         verify(checkpoint)
 
 

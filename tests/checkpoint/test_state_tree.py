@@ -619,7 +619,7 @@ GIVEN = {"real": torch.zeros(3, 2), "whole": torch.zeros(3, dtype=torch.int64), 
 
 @pytest.mark.parametrize("value", DAMAGED, ids=str)
 def test_what_take_apart_does_not_make_is_refused(value):
-    with pytest.raises(ConfigError, match=r"cannot be put together: .*\. It was damaged, or written by another version"):
+    with pytest.raises(ConfigError, match=r"cannot be decoded: .*\. It was damaged, or written by another version"):
         put_together({"state": [value]}, GIVEN)
 
 
@@ -650,7 +650,7 @@ def test_depth_that_take_apart_does_not_make_is_refused():
     value = 1
     for _ in range(5000):
         value = {"$tuple": [value]}
-    with pytest.raises(ConfigError, match="cannot be put together: RecursionError"):
+    with pytest.raises(ConfigError, match="cannot be decoded: RecursionError"):
         put_together(value, {})
 
 

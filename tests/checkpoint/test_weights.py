@@ -12,8 +12,8 @@ from torch.optim.swa_utils import AveragedModel
 import lockstep
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.staging import Staging
-from lockstep.checkpoint.store import Store
-from lockstep.checkpoint.weights import Tensors, read_manifest
+from lockstep.checkpoint.store import Store, find_checkpoint
+from lockstep.checkpoint.weights import Tensors
 from lockstep.checkpoint.writer import Job, Writer
 from lockstep.errors import CheckpointError
 from lockstep.recovery.run_state import RunState
@@ -75,7 +75,7 @@ def test_a_path_is_a_checkpoint_or_a_run_with_its_newest_one_or_its_best_or_a_fi
         (paths[1.0] / "model.safetensors", 1.0),
     ):
         assert lockstep.load_weights(path)["weight"].item() == value
-    assert read_manifest(run)[1].step == 20
+    assert Manifest.read(find_checkpoint(run)).step == 20
 
 
 def test_several_models_are_told_apart_by_name_and_a_wrong_one_lists_those_that_there_are(tmp_path):

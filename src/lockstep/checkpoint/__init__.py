@@ -1,1 +1,1 @@
-"""Checkpoints: what is in one, how it is written, found again and checked."""
+"""Checkpoints: their contents, and how they are written, found and verified."""

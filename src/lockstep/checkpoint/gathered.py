@@ -1,4 +1,4 @@
-"""A checkpoint holds whole tensors, whoever holds parts of them: so every strategy can go on from it."""
+"""Gathering sharded tensors, so that checkpoints hold full tensors from which every strategy can resume."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Files = Mapping[str, Mapping[str, Tensor]]
 
 
 def gather_full(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Tensor]]:
-    """A rank's files, with all of their tensors whole. Every rank must call it, with equal parts.
+    """This rank's files, with full tensors. Every rank must call it, with equal ``parts``.
 
-    Those that lie spread over the ranks are brought together one at a time, and go to the CPU of the rank that writes them.
+    DTensors are gathered one at a time, and copied to the CPU of the rank that writes them.
 
     Args:
         parts: the files of each rank.
-        rank: this one.
+        rank: this process's rank.
     """
     mine: dict[str, dict[str, Tensor]] = {file: dict(tensors) for file, tensors in parts[rank].items()}
     for owner, files in enumerate(parts):
         for file, tensors in files.items():
             for name, tensor in tensors.items():
                 if is_dtensor(tensor):
-                    found = full_tensor(tensor)
+                    full = full_tensor(tensor)
                     if owner == rank:
-                        mine[file][name] = found.cpu()
+                        mine[file][name] = full.cpu()
     return mine

@@ -1,4 +1,4 @@
-"""The kinds of values that state can be made of, beside lists, tensors and what JSON has a word for."""
+"""The types that checkpointed state may contain, besides lists, tensors and what JSON can express."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FACTORIES: dict[str | None, Callable[[], Any] | None] = {
 
 
 class RefusedError(Exception):
-    """Says what cannot be kept; where it is, the caller knows."""
+    """Describes a value that cannot be saved. The caller adds its location."""
 
 
 class Kind(NamedTuple):
-    """How values of one type are made of simpler ones: ``together(apart(value), **options(value))`` is the value.
+    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is the value.
 
-    What ``together`` is given is an instance of ``content``, and may be anything else that was damaged.
+    The argument of ``together`` is an instance of ``content``, but may otherwise be damaged in any way.
     """
 
     of: type
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a value that every reader of JSON gets right."""
+    """Whether every JSON parser reads the value correctly."""
     kind = type(value)
     if kind is int:
         return bool(-(1 << 63) <= value < 1 << 64)
@@ -65,7 +65,7 @@ def _from_base64(text: str) -> bytes:
 
 def _float_apart(value: float) -> str:
     text, bits = repr(value), struct.pack(">d", value)
-    return text if struct.pack(">d", float(text)) == bits else bits.hex()  # there are 2^53 - 2 values that are no numbers
+    return text if struct.pack(">d", float(text)) == bits else bits.hex()  # there are 2^53 - 2 different NaNs
 
 
 def _float_together(text: str) -> float:
@@ -91,7 +91,7 @@ def _factory_name(value: defaultdict[Any, Any]) -> dict[str, Any]:
 
 
 def _dict_together(pairs: list[Any]) -> dict[Any, Any]:
-    return {key: item for key, item in pairs}  # noqa: C416 - dict() would make a list of each pair, also of a long range
+    return {key: item for key, item in pairs}  # noqa: C416 - dict() would make a list of each pair, even of a long range
 
 
 def _ordered_together(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
@@ -106,10 +106,10 @@ def _scalar_together(value: Any, dtype: str) -> Any:
     return np.frombuffer(bytes.fromhex(value), kind)[0] if isinstance(value, str) else kind(value)
 
 
-# Nothing that is called here with what a file holds can do more than make a value of its kind, no larger than what the
-# file holds, or raise an error.
+# Functions called here with the contents of a file can only create a value of their type, no larger than the contents, or
+# raise an error.
 KINDS = {
-    "$int": Kind(int, str, hex, lambda text: int(text, 16)),  # of more than 64 bits
+    "$int": Kind(int, str, hex, lambda text: int(text, 16)),  # with more than 64 bits
     "$float": Kind(float, str, _float_apart, _float_together),  # not finite
     "$str": Kind(  # with one half of a surrogate pair
         str,
@@ -126,8 +126,8 @@ KINDS = {
     "$range": Kind(range, list, lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
     "$slice": Kind(slice, list, lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
     "$deque": Kind(deque, list, list, deque, lambda value: {"maxlen": value.maxlen}),
-    "$dict": Kind(dict, list, dict, _dict_together),  # with keys that JSON cannot have; its items come as pairs
-    "$ordered": Kind(  # in an attribute, a module's state_dict() has the versions of the module's parts
+    "$dict": Kind(dict, list, dict, _dict_together),  # with keys that JSON does not support; items are stored as pairs
+    "$ordered": Kind(  # a module's state_dict() has an attribute with the versions of its submodules
         OrderedDict,
         dict,
         dict,
@@ -155,7 +155,7 @@ KINDS = {
     "$dtype": Kind(torch.dtype, str, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
     "$device": Kind(torch.device, str, str, lambda text: torch.device(text)),
     "$text": Kind(np.str_, str, str, np.str_),
-    "$scalar": Kind(  # of numpy
+    "$scalar": Kind(  # of NumPy
         np.generic,
         (str, int, float, complex),
         lambda value: value.item() if value == value else value.tobytes().hex(),

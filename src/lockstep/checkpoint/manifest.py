@@ -1,22 +1,22 @@
-"""What a checkpoint says of itself, in ``manifest.json``.
+"""The description of a checkpoint, ``manifest.json``.
 
 =================  =====================================================================================================
 ``format``         version of this format
-``kind``           ``checkpoint`` (all that a run needs to go on) or ``weights`` (the best ones, kept apart)
+``kind``           ``checkpoint`` (all that a run needs to resume) or ``weights`` (the best weights)
 ``step``           steps taken so far in the run
-``epoch``          the epoch at hand, from 0
+``epoch``          the current epoch, from 0
 ``time_s``         when it was saved, in seconds since 1970
-``finished``       whether the script had come to its end
-``position``       where in the script the run was (see ``lockstep.recovery.position``)
-``birth``          the settings that the run was born with
-``numerics``       PyTorch's own switches that can change an answer
+``finished``       whether the script had ended
+``position``       the position in the script (see ``lockstep.recovery.position``)
+``birth``          the settings with which the run was created
+``numerics``       PyTorch's global settings that can change an answer
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python
-``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (what must be the same when the run goes
-                   on), ``options`` (of optimizers and schedules) and ``file`` (a model's weights)
+``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the same on resume),
+                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights)
 ``registered``     names given to ``team.register``
-``loaders``        what must be the same of each prepared loader, a list of lines
-``metric``         of weights: the value they were kept for
+``loaders``        for each prepared loader, a list of lines that must be the same on resume
+``metric``         for ``weights``: the metric for which they were saved
 ``files``          name, ``bytes`` and ``sha256`` of every other file of the directory
 ``checksum``       SHA-256 of all the above, written as JSON without spaces and with sorted keys
 =================  =====================================================================================================
@@ -61,17 +61,17 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files, without the manifest itself."""
+        """Total size of all files except the manifest."""
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
     def write(self, directory: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write it atomically."""
         content = {"format": FORMAT, **dataclasses.asdict(self)}
         write_json(directory / FILE_NAME, {**content, "checksum": _digest(content)})
 
     @staticmethod
     def read(directory: Path) -> Manifest:
-        """Read and check it. (The files that it names are checked by ``verify``.)
+        """Read and verify a manifest, but not the files that it lists (see ``verify``).
 
         Raises:
             CheckpointError: it is missing, damaged, or of another version.
@@ -80,13 +80,13 @@ class Manifest:
         try:
             content = json.loads(path.read_bytes())
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing: {directory} is no checkpoint, or an unfinished one") from None
+            raise CheckpointError(f"{path} is missing: {directory} is not a checkpoint, or an unfinished one") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         content = content if isinstance(content, dict) else {}
         version, fits = content.get("format"), content.pop("checksum", None) == _digest(content)
         if not fits:
-            raise CheckpointError(f"{path} was damaged: its checksum does not fit its content")
+            raise CheckpointError(f"{path} was damaged: its checksum does not match its content")
         if isinstance(version, int) and version > FORMAT:
             raise CheckpointError(
                 f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
@@ -104,15 +104,15 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def verify(directory: Path, *, sizes_only: bool = False, progress: Callable[[int], None] | None = None) -> Manifest:
-    """Read all of a checkpoint, and compare it with its checksums.
+    """Verify the checksums of a checkpoint.
 
     Args:
-        directory: of the checkpoint.
-        sizes_only: only look whether all files are there, in full length.
-        progress: called now and then with the number of bytes read since.
+        directory: the checkpoint.
+        sizes_only: check only that all files exist, with the right sizes.
+        progress: called repeatedly with the number of bytes read since the last call.
 
     Raises:
-        CheckpointError: a file is missing, or not what was written.
+        CheckpointError: a file is missing, or its content is not what was written.
     """
     manifest = Manifest.read(directory)
     for name in manifest.files:
@@ -128,10 +128,10 @@ def verify_file(
     sizes_only: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """The same for one of its files; with ``sizes_only`` it is not read.
+    """Verify one file of a checkpoint; with ``sizes_only`` it is not read.
 
     Raises:
-        CheckpointError: it is missing, or not what was written.
+        CheckpointError: it is missing, or its content is not what was written.
     """
     path, entry = directory / name, manifest.files[name]
     try:

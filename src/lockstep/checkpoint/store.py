@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, and how one comes to be among them.
+"""The checkpoints of a run on disk, and how they are committed.
 
 ::
 
@@ -6,11 +6,11 @@
         newest                      the name of the newest one, a line of text
         step-00000120/              one checkpoint: manifest.json, state.json, *.safetensors
         .writing-00000140-1f3a/     one that is being written, or was when the run was killed
-        damaged-step-00000130/      one that a launch could not go on from
-    <run directory>/best/           the weights that ``team.best`` keeps
+        damaged-step-00000130/      one from which a launch could not resume
+    <run directory>/best/           the weights kept by ``team.best``
 
-A checkpoint is written beside the others under a name of its own, brought to the disk, checked, and renamed. So what
-bears a checkpoint's name is whole, whenever the run was killed. (That it stays so, the checksums see to.)
+A checkpoint is written under a temporary name beside the others, flushed to disk, verified, and renamed. So whatever has a
+checkpoint's name was complete when it was written, even if the run was killed; checksums detect later damage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Store:
     """The checkpoints of one run.
 
     Args:
-        run_dir: its directory. Nothing is made there before something is written.
+        run_dir: the run directory. Nothing is created there before a checkpoint is written.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -50,36 +50,34 @@ class Store:
         self.directory = run_dir / _ALL
 
     def all(self) -> list[Path]:
-        """The checkpoints, the newest first. They may be damaged."""
+        """The checkpoints, newest first. They may be damaged."""
         try:
-            found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+            paths = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
         except FileNotFoundError:
             return []
-        return sorted(found, key=_step, reverse=True)
+        return sorted(paths, key=_step, reverse=True)
 
     def has_unfinished(self) -> bool:
-        """Whether a killed launch has left something that may be whole but for its name: see ``clean``."""
+        """Whether a killed launch has left a directory that may be complete except for its name: see ``clean``."""
         return any(self.directory.glob(f"{_UNFINISHED}*"))
 
     def newest(self) -> Path | None:
-        """The one of the latest step.
+        """The checkpoint of the latest step; None: there is none.
 
-        (The pointer file is for people and other programs. It is one behind if the run was killed just before it was
-        written, and what is whole shall not be lost for that.)
+        The file ``newest`` is for people and other programs, and may be one checkpoint behind after a kill.
         """
-        found = self.all()
-        return found[0] if found else None
+        return next(iter(self.all()), None)
 
     def newest_sound(self, say: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that is undamaged; None if the run has none at all.
+        """The newest undamaged checkpoint; None if the run has no checkpoints.
 
-        Those that are not get another name: the run comes to their steps again. Only for who holds the run's lock.
+        Newer, damaged ones are renamed, since the run will reach their steps again. The caller must hold the run's lock.
 
         Args:
-            say: called with a line about each one that is not.
+            say: called with a line about each damaged one.
 
         Raises:
-            CheckpointError: there are some, and none can be used; or one is of a newer version.
+            CheckpointError: there are checkpoints, but none is usable; or one was written by a newer version.
         """
         damaged: list[tuple[Path, str]] = []
         for path in self.all():
@@ -87,12 +85,12 @@ class Store:
                 manifest = verify(path)
             except CheckpointError as error:
                 if "newer lockstep" in str(error):
-                    raise  # an older checkpoint can be read, but going on from it would undo what that version has done
+                    raise  # resuming from an older checkpoint would undo what the newer version has done
                 damaged.append((path, str(error)))
                 continue
-            for other, reason in damaged:
-                kept = _set_aside(other)
-                say(f"{reason}. Going back to the checkpoint before it, of step {manifest.step}{kept}.")
+            for damaged_path, reason in damaged:
+                renamed = _rename_damaged(damaged_path)
+                say(f"{reason}. Going back to the checkpoint before it, of step {manifest.step}{renamed}.")
             return path, manifest
         if not damaged:
             return None
@@ -103,25 +101,25 @@ class Store:
         )
 
     def unfinished(self, step: int, token: str) -> Path:
-        """Where a checkpoint is written before it is whole.
+        """The directory in which a checkpoint is written before it is committed.
 
         Args:
-            step: that it is of.
-            token: of this launch: what an earlier one left must not get into it.
+            step: the checkpoint's step.
+            token: identifies this launch, to exclude files left by earlier ones.
         """
         return self.directory / f"{_UNFINISHED}{step:08d}-{token}"
 
     def commit(self, unfinished: Path, manifest: Manifest, keep: int) -> Path:
-        """Put a written checkpoint among the others, make it the newest, and remove the oldest. Returns where it is.
+        """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its path.
 
         Args:
-            unfinished: where its other files are, all on the disk; each was read again by whoever wrote it.
-            manifest: what it says of itself.
-            keep: how many are to stay.
+            unfinished: the directory with its other files, flushed to disk and verified by their writers.
+            manifest: its manifest.
+            keep: number of checkpoints to keep.
 
         Raises:
-            OSError: it could not be written. The others are as they were.
-            CheckpointError: a file is not there, or not in full length.
+            OSError: it could not be written. Other checkpoints are unchanged.
+            CheckpointError: a file is missing or incomplete.
         """
         manifest.write(unfinished)
         flush(unfinished)
@@ -130,21 +128,21 @@ class Store:
         self._put(unfinished, path)
         write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True)
         flush(self.directory)
-        others = [other for other in self.all() if other != path]
-        # Those of later steps are left from before the run went back, because they were damaged: they go first.
-        others.sort(key=lambda other: _step(other) > manifest.step)
-        for old in others[keep - 1 :]:
-            _remove(old)
+        older = [checkpoint for checkpoint in self.all() if checkpoint != path]
+        # Those of later steps remain from before the run went back to an undamaged one: they are deleted first.
+        older.sort(key=lambda checkpoint: _step(checkpoint) > manifest.step)
+        for checkpoint in older[keep - 1 :]:
+            _remove(checkpoint)
         return path
 
     def mark_finished(self, step: int) -> None:
-        """Note of the checkpoint of a step that the script came to its end with it."""
+        """Record in the checkpoint of a step that the script ended there."""
         path = self.directory / f"step-{step:08d}"
         replace(Manifest.read(path), finished=True).write(path)
         flush(path)
 
     def commit_best(self, unfinished: Path, manifest: Manifest) -> Path:
-        """The same for the weights that are kept apart."""
+        """Commit written best weights. Returns their path. Raises like ``commit``."""
         manifest.write(unfinished)
         flush(unfinished)
         verify(unfinished, sizes_only=True)
@@ -154,16 +152,16 @@ class Store:
         return path
 
     def clear_failed(self, unfinished: Path) -> None:
-        """Make room: remove what failed tries have left beside the one that begins. Only where no rank writes another one."""
+        """Delete the leftovers of failed attempts, other than ``unfinished``. No rank may be writing another checkpoint."""
         for path in self.directory.glob(f"{_UNFINISHED}*"):
             if path != unfinished and not path.name.endswith(_OLD):
                 shutil.rmtree(path, ignore_errors=True)
 
     def clean(self) -> None:
-        """Clear up what a killed launch has left. Only for who holds the run's lock."""
+        """Clean up after a killed launch. The caller must hold the run's lock."""
         if not self.directory.is_dir():
             return
-        for path in sorted(self.directory.glob(f"{_UNFINISHED}*")):  # a new one before the old one that it replaces
+        for path in sorted(self.directory.glob(f"{_UNFINISHED}*")):  # a new checkpoint before the old one that it replaces
             if path.name.endswith(_REMOVED):
                 _remove(path)
             else:
@@ -173,7 +171,7 @@ class Store:
 
     def _put(self, unfinished: Path, path: Path) -> None:
         if path.exists():
-            # A step that was come to again: the run went back beyond it. A directory cannot be replaced in one go.
+            # The run went back beyond this step and reached it again. A directory cannot be replaced atomically.
             old = unfinished.with_name(f"{unfinished.name}{_OLD}")
             os.replace(path, old)  # noqa: PTH105
             try:
@@ -187,7 +185,7 @@ class Store:
         flush(path.parent)
 
     def _rescue(self, unfinished: Path) -> None:
-        """One that is whole was killed just before its renaming; others go."""
+        """Commit a complete checkpoint, whose launch was killed just before renaming it; delete others."""
         try:
             manifest = verify(unfinished)
         except CheckpointError:
@@ -201,7 +199,7 @@ class Store:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The directory of the checkpoint that a path means: itself, or the newest one of a run's directory.
+    """The checkpoint directory for a path: the path itself, or the newest checkpoint of a run directory.
 
     Raises:
         CheckpointError: there is none.
@@ -209,7 +207,7 @@ def find_checkpoint(path: Path) -> Path:
     absolute = path.absolute()  # the name of "." is empty
     has_name = _NAME.fullmatch(absolute.name) is not None or absolute.name == BEST
     if (path / MANIFEST).exists() or (has_name and path.is_dir() and not (path / _ALL).is_dir()):
-        return path  # also one that has lost its manifest
+        return path  # even if its manifest is missing
     run_dir = absolute.parent if absolute.name == _ALL else path
     newest = Store(run_dir).newest()
     if newest is not None:
@@ -226,19 +224,19 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _set_aside(path: Path) -> str:
-    """Give a damaged checkpoint another name; returns what to say of that."""
-    other = path.with_name(f"{_DAMAGED}{path.name}")
+def _rename_damaged(path: Path) -> str:
+    """Rename a damaged checkpoint; returns an addition to the message."""
+    new_path = path.with_name(f"{_DAMAGED}{path.name}")
     try:
-        _remove(other)  # damaged before, and written again since
-        os.replace(path, other)  # noqa: PTH105
-    except OSError:  # going on matters more
+        _remove(new_path)  # left by an earlier damage of the same step
+        os.replace(path, new_path)  # noqa: PTH105
+    except OSError:  # resuming matters more
         return ""
-    return f"; it is now called {other.name}"
+    return f"; it is now called {new_path.name}"
 
 
 def _remove(path: Path) -> None:
-    # Its name goes first, so that half a checkpoint never bears one.
+    # Renamed first, so that a partly deleted checkpoint is never found.
     doomed = path.with_name(f"{_UNFINISHED}{path.name}{_REMOVED}")
     with contextlib.suppress(OSError):
         shutil.rmtree(doomed, ignore_errors=True)

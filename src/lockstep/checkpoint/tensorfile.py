@@ -1,8 +1,7 @@
-"""Writing a safetensors file so that training beside it is held up as little as can be.
+"""Writing a safetensors file with as little effect on concurrent training as possible.
 
-The library's own ``save_file`` tells no checksum, so that two more passes over the tensors were needed: 4.1 s of processor
-time for 1.2 GB, against 2 to 3 s here. What is written is read by the library alone, and the tests hold it to the library's
-own files byte by byte.
+The library's ``save_file`` computes no checksum, which would need two more passes over the tensors: 4.1 s of CPU time for
+1.2 GB, rather than 2 to 3 s here. Files are read by the library only, and tests compare them with the library's byte by byte.
 
 The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header, the header in JSON, and
 the tensors without gaps.
@@ -47,17 +46,17 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write tensors, bring them to the disk, and read them again.
+    """Write tensors, flush them to disk, and verify them by reading.
 
     Args:
-        path: of the file.
-        tensors: by name; contiguous, on the CPU. They must not change meanwhile.
+        path: the file.
+        tensors: contiguous CPU tensors by name. They must not change meanwhile.
 
     Returns:
-        The number of bytes, and the SHA-256 of what was to be written, in hexadecimal digits.
+        The number of bytes, and the SHA-256 of the intended content, in hexadecimal digits.
 
     Raises:
-        CheckpointError: what was read again is not what was written; or the format has no such dtype.
+        CheckpointError: the content read differs from that written; or the format does not support a dtype.
         OSError: it could not be written.
     """
     header = _header(tensors)
@@ -70,7 +69,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 def _header(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, object]]:
     header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that each one is aligned
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that each is aligned
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise CheckpointError(f"{name} has dtype {tensor.dtype}, which a safetensors file cannot hold")

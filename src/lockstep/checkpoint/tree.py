@@ -1,14 +1,14 @@
 """State as JSON and named tensors: nothing is pickled, so reading a checkpoint runs no code.
 
-A plain value stands for itself, and so does a dict whose keys are all texts that do not begin with ``$``. Everything else
-is an object with one tag, and with what belongs to it beside the tag::
+A plain value stands for itself, and so does a dict whose keys are all strings that do not begin with ``$``. Everything else
+is an object with one tag, and further fields beside the tag::
 
     {"$tuple": [0.9, 0.999]}
     {"$dict": [[0, "the value of the key 0"], ...]}
     {"$deque": [1, 2], "maxlen": 3}
     {"$tensor": "optimizer-1.state.0.exp_avg", "device": "cuda", "strides": [1, 4]}
 
-Only what ``kinds.py`` lists can be written and read, each by its exact type: a subclass may hold more than its base.
+Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have more state than its base.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from lockstep.errors import ConfigError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_MAX_DEPTH = 50  # keeps this, and whatever writes and reads the JSON, well clear of Python's recursion limit
+_MAX_DEPTH = 50  # keeps this module, and JSON readers and writers, well below Python's recursion limit
 _TENSORS = {Tensor: "$tensor", Parameter: "$parameter", np.ndarray: "$array"}
-_IN_FILES = {  # what safetensors can hold; complex numbers go there as pairs
+_IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as pairs
     *IN_NUMPY,
     *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 }
 
 
 def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
-    """A value as JSON, and the tensors in it by name.
+    """Split a tree into a JSON value and named tensors.
 
-    The tensors are the tree's own, detached and not copied (only arrays are): they change with it. They may be on a GPU,
-    and lie in memory in any order; ``put_together`` wants them contiguous and on the CPU.
+    The tensors are detached but not copied (arrays are), so they change with the tree. They may be on a GPU, with any strides;
+    ``put_together`` requires them to be contiguous and on the CPU.
 
     Args:
         tree: tensors, arrays, plain values, and containers of them.
-        name: what messages call it, and the names of its tensors begin with.
+        name: the name in messages, and the prefix of the tensors' names.
 
     Raises:
-        ConfigError: there is something else in it.
+        ConfigError: the tree contains something else.
     """
     taker = _Taker(name)
     return taker.take(tree, name, name), taker.tensors
 
 
 def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """The tree that was taken apart. Its tensors are on the CPU, in memory of their own: in that of a file they would not be
-    aligned, and what is computed from them could have other bits.
+    """Rebuild a tree from the results of ``take_apart``. Its tensors are on the CPU, in newly allocated memory: in that of a
+    file they would not be aligned, which can change the bits of results computed from them.
 
     Raises:
-        ConfigError: this is not what ``take_apart`` makes.
+        ConfigError: the arguments are not results of ``take_apart``.
     """
     try:
         return _Putter(tensors).put(value)
     except ConfigError:
         raise
-    except Exception as error:  # damaged values bring errors of every kind, from all that is called with them
+    except Exception as error:  # damaged values can cause errors of any kind
         raise _unreadable(f"{type(error).__name__}: {error}") from error
 
 
-def _unreadable(what: str) -> ConfigError:
+def _unreadable(reason: str) -> ConfigError:
     return ConfigError(
-        f"the state in a checkpoint cannot be put together: {what:.300}. It was damaged, or written by another version of "
+        f"the state in a checkpoint cannot be decoded: {reason:.300}. It was damaged, or written by another version of "
         "lockstep: use that version, or an older checkpoint."
     )
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements laid out like this fill a block of memory, each place once."""
+    """Whether elements with these strides fill a block of memory without gaps or overlaps."""
     filled = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != filled and 0 not in shape:
@@ -88,12 +88,12 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 class _Taker:
-    """``where`` is a place in the tree as messages have it, ``name`` is the same as the names of tensors have it."""
+    """Splits a tree. ``where`` is a location in the tree for messages, ``name`` the same for names of tensors."""
 
     def __init__(self, root: str) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._root = root
-        self._open: set[int] = set()  # the containers that are being walked through
+        self._open: set[int] = set()  # ids of the containers being traversed
         self._shared: dict[int, dict[str, Any]] = {}
 
     def take(self, value: Any, where: str, name: str) -> Any:
@@ -111,9 +111,9 @@ class _Taker:
         if len(self._open) == _MAX_DEPTH:
             _refuse(where, f"inside {_MAX_DEPTH} containers, one in the other")
         self._open.add(id(value))
-        taken = self._content(value, where, name) if kind in (list, dict) else self._tagged(value, where, name)
+        encoded = self._content(value, where, name) if kind in (list, dict) else self._tagged(value, where, name)
         self._open.remove(id(value))
-        return taken
+        return encoded
 
     def _tagged(self, value: Any, where: str, name: str) -> dict[str, Any]:
         tag = TAGS[type(value)]
@@ -151,17 +151,17 @@ class _Taker:
             if value.dtype.name not in IN_NUMPY:
                 _refuse(where, f"a numpy array of {value.dtype}")
             value = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="K"))
-        if name in self.tensors:  # of another key that reads the same
-            name = next(other for i in count(2) if (other := f"{name}~{i}") not in self.tensors)
+        if name in self.tensors:  # another key with the same text
+            name = next(free for i in count(2) if (free := f"{name}~{i}") not in self.tensors)
         dtype = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_nested or value.is_meta or dtype not in _IN_FILES:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             _refuse(where, f"a {layout} tensor of {dtype} on the device {value.device}")
         node = {tag: name, "device": value.device.type}
-        if is_dtensor(value):  # whoever writes it brings it together before
+        if is_dtensor(value):  # gathered before it is written
             self.tensors[name] = value.detach()
             return node
-        strides = torch.empty_like(value, device="meta").stride()  # as clone() has them: without gaps, in the same order
+        strides = torch.empty_like(value, device="meta").stride()  # those of clone(): without gaps, in the same order
         if strides != torch.empty(value.shape, device="meta").stride():
             node["strides"] = list(strides)
         if value.requires_grad and value.is_leaf:
@@ -173,11 +173,12 @@ class _Taker:
         return node
 
 
-def _refuse(where: str, what: str) -> NoReturn:
+def _refuse(where: str, description: str) -> NoReturn:
     raise ConfigError(
-        f"{where} is {what}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and containers of "
-        "them, so that reading one runs no code. Without it the run could not resume as if it had never stopped. Give the "
-        "object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or leave it out."
+        f"{where} is {description}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and "
+        "containers of them, so that reading one runs no code. Without it the run could not resume as if it had never "
+        "stopped. Give the object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or "
+        "leave it out."
     )
 
 
@@ -202,14 +203,14 @@ class _Putter:
             if (tag, content) not in self._shared:
                 self._shared[tag, content] = self._tensor(tag, content, **parts)
             return self._shared[tag, content]
-        raise _unreadable(f"it is not known what {tag} of a {type(content).__name__} means")
+        raise _unreadable(f"{tag} of a {type(content).__name__} has no meaning")
 
     def _tensor(
         self,
         tag: str,
         name: str,
         *,
-        device: str,  # for who reads the file: what comes from here is on the CPU
+        device: str,  # for readers of the file only: the result is on the CPU
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
         complex: bool = False,
@@ -220,7 +221,7 @@ class _Putter:
         if complex:
             tensor = torch.view_as_complex(tensor)
         if strides is not None:
-            if not _is_dense(tensor.shape, strides):  # a damaged one could ask for any amount of memory
+            if not _is_dense(tensor.shape, strides):  # damaged strides could require any amount of memory
                 raise _unreadable(f"the tensor {name!r} of shape {list(tensor.shape)} cannot have the strides {strides}")
             tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
         if tag == "$array":

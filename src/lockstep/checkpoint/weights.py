@@ -1,4 +1,4 @@
-"""The weights in a checkpoint: under the names that the user's own model gives them."""
+"""Reading the weights in a checkpoint, which have the names of the user's model."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lockstep.checkpoint.manifest import Manifest, verify
+from lockstep.checkpoint.manifest import verify
 from lockstep.checkpoint.store import find_checkpoint
 from lockstep.errors import CheckpointError
 
 
 def weights_name(name: str) -> str:
-    """The file that the weights of a model of this name are in (``model``, ``model-2``, ``average``)."""
+    """The file for the weights of a model of this name (``model``, ``model-2``, ``average``)."""
     return f"{name}.safetensors"
 
 
 def load_weights(path: str | Path, model: str = "model", device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The weights of a model out of a checkpoint: a state dict for ``model.load_state_dict``. No code is executed.
+    """Load the weights of a model from a checkpoint: a state dict for ``model.load_state_dict``. No code is executed.
 
-    Any process may call it, whether it has joined a run or not.
+    Any process may call it, whether or not it has joined a run.
 
     Args:
-        path: a checkpoint's directory; or a run's, for its newest one; or ``<run>/best``; or a ``.safetensors`` file.
-        model: which one, where the script prepared several: ``model``, ``model-2``, ... in their order; ``average`` for
-            the first ``AveragedModel``.
-        device: where the tensors shall be.
+        path: a checkpoint directory; a run directory, for its newest checkpoint; ``<run>/best``; or a ``.safetensors`` file.
+        model: the name of the model: ``model``, ``model-2``, ... in the order of preparation; ``average`` for the first
+            ``AveragedModel``.
+        device: the device of the returned tensors.
 
     Raises:
-        CheckpointError: there is none, it was damaged, or it has no such model.
+        CheckpointError: there is no checkpoint, it is damaged, or it has no such model.
     """
     path = Path(path)
     try:
@@ -42,18 +42,18 @@ def load_weights(path: str | Path, model: str = "model", device: str | torch.dev
         directory = find_checkpoint(path)
         manifest = verify(directory)
         if weights_name(model) not in manifest.files:
-            there = [record["name"] for record in manifest.objects if "file" in record]
-            raise CheckpointError(f"{directory} has no weights of {model!r}: there is {', '.join(there) or 'no model'}")
+            names = [record["name"] for record in manifest.objects if "file" in record]
+            raise CheckpointError(f"{directory} has no weights of {model!r}: there is {', '.join(names) or 'no model'}")
         return load_file(directory / weights_name(model), device=str(device))
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of several safetensors files by name, each read when it is asked for.
+    """The tensors of several safetensors files by name, each read on access.
 
     Args:
-        files: with no name in two of them.
+        files: the files, without common names.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -72,9 +72,3 @@ class Tensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._file_of)
-
-
-def read_manifest(path: Path) -> tuple[Path, Manifest]:
-    """The checkpoint that a path means, and its manifest."""
-    directory = find_checkpoint(path)
-    return directory, Manifest.read(directory)

@@ -1,8 +1,8 @@
-"""Writing a checkpoint while training goes on: one thread in each rank, which meets the others' in the file system.
+"""Writing a checkpoint while training continues: one thread per rank, coordinated through the file system.
 
-Each rank writes its part into the unfinished directory, and then a note that says what it wrote. Rank 0 waits for all
-notes, makes the manifest of them, and commits. The threads issue no collective: those of the training loop would be
-matched with them in the wrong order.
+Each rank writes its part into the unfinished directory, followed by a note that lists its files. Rank 0 waits for all notes,
+builds the manifest from them, and commits. The threads issue no collectives, which would be matched with those of the
+training loop in the wrong order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lockstep.errors import CheckpointError
 STATE = "state.json"
 _LOOK_EVERY_S = 0.02
 _NICE = 10
-"""Training goes first where cores are few. (On Linux a thread has a niceness of its own.)"""
+"""Gives training priority if cores are scarce. (On Linux, niceness is per thread.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Job:
     """One rank's part in writing one checkpoint."""
 
     manifest: Manifest
-    """All of it but ``files``."""
+    """Complete except for ``files``."""
     token: str
     rank: int
     world_size: int
@@ -46,21 +46,21 @@ class Job:
     tensors: Mapping[str, Mapping[str, Tensor]]
     """This rank's files, each with its tensors by name."""
     state: Any = None
-    """The JSON value that goes into ``state.json``; of rank 0."""
+    """The JSON value for ``state.json``, on rank 0."""
     copied: Any = None
-    """An event after which the tensors hold what is to be written; None: they do."""
+    """Events after which the tensors are complete; None: they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """How a job ended on this rank."""
+    """The result of a job on this rank."""
 
     manifest: Manifest
     wall_s: float
     path: Path | None = None
-    """Where the checkpoint is; of rank 0, if it went well."""
+    """The path of the checkpoint, on rank 0, on success."""
     error: str = ""
-    """Why it was not written; empty: this rank did its part."""
+    """Why this rank's part was not written; empty: success."""
 
 
 @dataclass
@@ -72,10 +72,10 @@ class _State:
 
 
 class Writer:
-    """The writing thread of one rank. It takes one job at a time.
+    """The writing thread of one rank, for one job at a time.
 
     Args:
-        store: of the run.
+        store: the run's.
     """
 
     def __init__(self, store: Store) -> None:
@@ -86,16 +86,16 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is under way. Quick: it is asked for after every step."""
+        """Whether a job is in progress. Fast, since it is called after every step."""
         return self._state.job is not None
 
     @property
     def has_results(self) -> bool:
-        """Whether a job has ended since the last call of ``results``. Quick: it is asked for after every step."""
+        """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
         return bool(self._state.results)
 
     def submit(self, job: Job) -> None:
-        """Begin to write. There must be no job under way."""
+        """Start a job. None may be in progress."""
         with self._changed:
             assert self._state.job is None
             self._state.job, self._state.give_up = job, False
@@ -105,23 +105,23 @@ class Writer:
             self._changed.notify_all()
 
     def results(self) -> list[Written]:
-        """How the jobs ended that have ended since the last call."""
+        """The results of the jobs that have ended since the last call."""
         with self._changed:
-            found, self._state.results = self._state.results, []
-            return found
+            results, self._state.results = self._state.results, []
+            return results
 
     def give_up(self) -> None:
-        """Another rank could not write its part: do not wait for it."""
+        """Stop waiting for the parts of other ranks, one of which has failed."""
         with self._changed:
             self._state.give_up = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until no job is under way. False: the time was over before."""
+        """Wait until no job is in progress. Returns False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state.job is None, timeout_s)
 
     def close(self) -> None:
-        """Let the thread end, after the job under way. No other may be submitted."""
+        """Let the thread end after the current job. No other may be submitted."""
         with self._changed:
             self._state.closed = True
             self._changed.notify_all()
@@ -154,14 +154,14 @@ class Writer:
             files = _write_part(directory, job)
             if job.rank == 0:
                 path = self._finish(directory, job, files)
-        except Exception as problem:  # of any kind: were this thread to end, all ranks would wait for it
+        except Exception as problem:  # of any kind: if this thread ended, all ranks would wait for it
             error = f"{type(problem).__name__}: {problem}"
             if job.rank == 0 or job.world_size == 1:
-                shutil.rmtree(directory, ignore_errors=True)  # a full disk needs the room
+                shutil.rmtree(directory, ignore_errors=True)  # frees space on a full disk
         return Written(manifest=job.manifest, wall_s=time.perf_counter() - began, path=path, error=error)
 
     def _finish(self, directory: Path, job: Job, files: dict[str, dict[str, Any]]) -> Path:
-        """Rank 0: wait for the other parts, and commit."""
+        """On rank 0: wait for the other parts, and commit."""
         waiting = set(range(1, job.world_size))
         while waiting:
             for rank in sorted(waiting):
@@ -180,7 +180,7 @@ class Writer:
 
 
 def _write_part(directory: Path, job: Job) -> dict[str, dict[str, Any]]:
-    """Write this rank's files, bring them to the disk and read them again; returns what the manifest says of them."""
+    """Write this rank's files, flush and verify them; returns their entries for the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, tensors in job.tensors.items():
