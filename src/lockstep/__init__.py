@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_PLACES = {
+_MODULES = {
     "CheckpointError": "lockstep.errors",
     "Collectives": "lockstep.comm.collectives",
     "ConfigError": "lockstep.errors",
@@ -73,17 +73,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The command line lives in this package too, and must not wait seconds for torch: names are looked up when used.
+    # Names are imported on first use, so that the command line, in this package too, does not wait seconds for torch.
     if name == "__version__":
-        # The one place is pyproject.toml, and to read what was installed of it takes a while.
+        # Defined in pyproject.toml; reading the installed metadata is slow.
         metadata = _import_module("importlib.metadata")
         try:
             return metadata.version("torch-lockstep")
-        except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        except metadata.PackageNotFoundError:  # run from a checkout without installation
             return "unknown"
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(_import_module(_MODULES[name]), name)
     return value
 
 

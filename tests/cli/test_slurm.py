@@ -61,7 +61,7 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
     [
         (("nope.py",), "nope.py: no such file. Give the path"),
         (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
-        (("train.py", "--time", "soon"), "--time soon: 'soon' is no time"),
+        (("train.py", "--time", "soon"), "--time soon: 'soon' is not a time"),
         (("train.py", "--strategy", "best"), "unknown strategy 'best'"),
         (
             ("train.py", "--epochs", "3"),

@@ -141,7 +141,7 @@ def test_lists_of_hosts_are_read_as_slurm_reads_them(slurm_cluster, text):
             "9 CPUs (3 processes x 3): partition all has no such node",
         ),
         (["--mem", "100G"], "100G of memory: partition all has no such node; the most that one has is 64000 MB"),
-        (["--sbatch-option=--constraint=fast"], "Slurm does not take train.sbatch: allocation failure: Invalid feature"),
+        (["--sbatch-option=--constraint=fast"], "Slurm does not accept train.sbatch: allocation failure: Invalid feature"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_said_before_submission(jobs, options, words):

@@ -16,35 +16,35 @@ WHOLE = """\
 #!/bin/bash
 # Written by:
 #   lockstep slurm train.py --nodes 2
-# It is yours to change.
+# Feel free to change it.
 #
-#   sbatch train.sbatch   submits it, and says the number of the job
+#   sbatch train.sbatch   submits it, and prints the number of the job
 #   squeue --me           shows it
-#   scancel NUMBER        ends it for good; what was trained until then is saved first
+#   scancel NUMBER        ends it for good; a checkpoint is saved first
 #   its output            train-%j.out
 
 #SBATCH --job-name=train
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4        # processes on each: one for each GPU
-#SBATCH --gpus-per-node=4          # each process sees all of them, and takes its own
-#SBATCH --cpus-per-task=12         # of each process: for its loop, and its loader workers
+#SBATCH --ntasks-per-node=4        # processes per node: one for each GPU
+#SBATCH --gpus-per-node=4          # each process sees all of them, and uses its own
+#SBATCH --cpus-per-task=12         # per process: for its loop and its loader workers
 #SBATCH --time=8:00:00
 #SBATCH --nodelist=n[07-08]
 #SBATCH --output=train-%j.out
-#SBATCH --open-mode=append         # a job that comes again writes below what it had written
-#SBATCH --requeue                  # it comes again after a node was lost, or another job needed the place
-#SBATCH --signal=USR1@90           # 90 s before its time is up, every process gets SIGUSR1
+#SBATCH --open-mode=append         # a requeued job continues the file
+#SBATCH --requeue                  # after a lost node or a preemption
+#SBATCH --signal=USR1@90           # 90 s before the time limit every process gets SIGUSR1
 
 # Settings of the run: those of lockstep.join(), and of lockstep run.
 export LOCKSTEP_SETTINGS='{"shards": 8}'
 
-# Each task is a process of the run: lockstep.join() reads from Slurm which one it is, and where the others are.
-# If one fails, all are ended. (srun does not take the number of cores from above.)
+# Each task is a process of the run: lockstep.join() gets its rank and the other nodes from Slurm.
+# If one fails, all are ended. (srun does not inherit the number of cores from above.)
 srun --kill-on-bad-exit=1 --cpus-per-task=12 /venv/bin/python train.py --epochs 3
 status=$?
 
-# 75 means: asked to make room, not done, and all is saved. The same job comes again then, and resumes after the
-# last step that it did. (Not after scancel: that ends this script, too.)
+# 75 means: preempted, not finished, and saved. The job is requeued then, and resumes after its last step.
+# (Not after scancel, which ends this script, too.)
 if [ "$status" -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
@@ -147,9 +147,9 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
     [
         ({"nodes": 0}, "--nodes 0: it must be 1 or more"),
         ({"cpus_per_task": -1}, "--cpus-per-task -1: it must be 1 or more"),
-        ({"time": "8h"}, "--time 8h: '8h' is no time: give minutes"),
-        ({"mem": "much"}, "--mem much: 'much' is no size"),
-        ({"gpus_per_node": "a100"}, "--gpus-per-node a100: 'a100' is no number of GPUs"),
+        ({"time": "8h"}, "--time 8h: '8h' is not a time: give minutes"),
+        ({"mem": "much"}, "--mem much: 'much' is not a size"),
+        ({"gpus_per_node": "a100"}, "--gpus-per-node a100: 'a100' is not a number of GPUs"),
         ({"nodelist": "n[1-"}, r"--nodelist n\[1-: 'n\[1-': brackets that do not match"),
         ({"nodelist": "n[1-3]"}, "--nodelist names 3 nodes, and --nodes is 2"),
         ({"signal": "B:USR1@90"}, "--signal B:USR1@90: give USR1 or TERM"),
@@ -196,7 +196,7 @@ def test_all_values_that_are_text_are_known_here():
 @pytest.mark.parametrize("text", ["a\nscancel --me", "a\rb", "a\0b", "a\udcffb"])
 @pytest.mark.parametrize("name", [*TEXTS, "args", "bind", "options"])
 def test_no_value_can_end_its_line_in_the_file(name, text):
-    with pytest.raises(ConfigError, match="a line break, another control character or a byte that is no text"):
+    with pytest.raises(ConfigError, match="a line break, other control character, or non-text byte"):
         request(**{name: text if name in TEXTS else ("ok", text)})
 
 

@@ -1,1 +1,1 @@
-"""The Slurm job that a process belongs to, as its variables tell it."""
+"""The Slurm job of this process, read from Slurm's environment variables."""

@@ -1,4 +1,4 @@
-"""Lists of hosts and of counts as Slurm writes them: ``a[1-3,07-09],b`` and ``4(x2),1``."""
+"""Parsing Slurm's lists of hosts and counts: ``a[1-3,07-09],b`` and ``4(x2),1``."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ _MOST_HOSTS = 100_000
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of a list, in its order: ``n[08-10,1],login`` is n08, n09, n10, n1, login.
+    """The hosts in a list, in order: ``n[08-10,1],login`` is n08, n09, n10, n1, login.
 
     Several brackets in one name multiply: ``r[1-2]n[1-2]`` is r1n1, r1n2, r2n1, r2n2.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text has another form.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for item in _split(text):
-        # Odd parts are what stood in brackets.
+        # Parts with odd numbers were in brackets.
         parts = re.split(r"\[([^\[\]]*)\]", item)
         if any(set(part) & set("[]") for part in parts[::2]):
             raise ValueError(f"{item!r}: brackets that do not match")
         choices = [list(_expand_ranges(part)) if index % 2 else [part] for index, part in enumerate(parts)]
         for names in itertools.product(*choices):
-            found.append("".join(names))
-            if len(found) > _MOST_HOSTS:
+            hosts.append("".join(names))
+            if len(hosts) > _MOST_HOSTS:
                 raise ValueError(f"more than {_MOST_HOSTS} hosts")
-    return found
+    return hosts
 
 
 def expand_counts(text: str) -> list[int]:
-    """The numbers of a list with repetitions, as of tasks on each node: ``2(x3),1`` is 2, 2, 2, 1.
+    """The numbers in a list with repetitions, such as tasks per node: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text has another form.
     """
-    found: list[int] = []
+    counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
         if match is None:
             raise ValueError(f"{item!r} is not a number, or a number with how often it comes, as 4(x2)")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _split(text: str) -> Iterator[str]:
-    """What stands between the commas that are in no brackets."""
+    """Split at commas outside of brackets."""
     for item in re.split(r",(?![^\[\]]*\])", text):
         if not item.strip():
             raise ValueError(f"{text!r}: a name is missing")

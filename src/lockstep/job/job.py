@@ -1,4 +1,4 @@
-"""The job of Slurm that this process belongs to, as Slurm's variables tell it."""
+"""The Slurm job of this process, read from Slurm's environment variables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lockstep.job.hostlist import expand_counts, expand_hosts
 T = TypeVar("T")
 
 STEP = "SLURM_STEP_ID"
-"""Set in what ``srun`` starts; not in a batch script itself, nor in the shell of ``salloc``."""
+"""Set in processes started by ``srun``; not in a batch script, nor in the shell of ``salloc``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one ``srun`` starts, and this process's place in it."""
+    """A job step, started by one ``srun``, and this process's place in it."""
 
     number: str
     rank: int
@@ -25,66 +25,66 @@ class Step:
     local_rank: int
     node_rank: int
     hosts: tuple[str, ...]
-    """By node rank."""
+    """Host names by node rank."""
     tasks: tuple[int, ...]
-    """Of each node, by node rank."""
+    """Number of tasks on each node, by node rank."""
     cpus_per_task: int | None
-    """As it was asked for; None: it was not."""
+    """As requested; None: not requested."""
 
     @property
     def tasks_here(self) -> int:
-        """Tasks of this node."""
+        """Number of tasks on this node."""
         return self.tasks[self.node_rank]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job, and the step of it that this process belongs to, if it does."""
+    """A job, and this process's step in it."""
 
     number: str
-    """Its job id; each task of an array has one of its own."""
+    """The job id; each task of an array has its own."""
     restart: int = 0
-    """How often it was requeued, and started again."""
+    """Number of times that it was requeued."""
     array_task: str | None = None
-    """Which task of a job array it is; None: of none."""
+    """Number of the task in a job array; None: not in an array."""
     num_nodes: int = 1
     num_tasks: int = 1
-    """Those that were asked for: what an ``srun`` in the job starts, if it is told nothing else."""
+    """Number of requested tasks, which an ``srun`` in the job starts by default."""
     step: Step | None = None
     cpus_here: int | None = None
-    """CPUs of this node that the step may use or, outside of one, the job."""
+    """Number of CPUs on this node for the step or, outside of steps, for the job."""
     gpus_here: int | None = None
-    """GPUs of this node that it may use; None: none were asked for."""
+    """Number of GPUs on this node for the job; None: none were requested."""
 
     @property
     def name(self) -> str:
-        """The same when the job was requeued: the step that does the same work has the same number then."""
+        """A name that stays the same when the job is requeued, since the step then has the same number."""
         return f"slurm {self.number}.{'batch' if self.step is None else self.step.number}"
 
     @property
     def part(self) -> str:
-        """What tells the same command in the tasks of an array apart; empty outside of arrays."""
+        """Distinguishes the same command in the tasks of an array; empty outside of arrays."""
         return "" if self.array_task is None else f"array task {self.array_task}"
 
-    def num_cores(self, own: int) -> int | None:
-        """The cores of this node that all of the step's processes here may use together; None: Slurm has not said it.
+    def num_cores(self, affinity: int) -> int | None:
+        """Number of cores of this node for all of the step's processes together; None: unknown.
 
         Args:
-            own: those that this process may use, by its affinity.
+            affinity: number of cores in this process's affinity mask.
         """
         step = self.step
         if step is not None and step.cpus_per_task is not None:
-            return min(step.cpus_per_task, own) * step.tasks_here
+            return min(step.cpus_per_task, affinity) * step.tasks_here
         if self.cpus_here is None or (step is not None and step.tasks_here > 1):
             return self.cpus_here  # each task may be bound to some of them
-        return min(self.cpus_here, own)
+        return min(self.cpus_here, affinity)
 
 
 def read_job(environ: Mapping[str, str]) -> Job | None:
-    """The job that these variables tell of; None: there is none.
+    """The job described by environment variables; None: there is none.
 
     Raises:
-        ConfigError: a variable is not what Slurm would set.
+        ConfigError: a variable has a value that Slurm would not set.
     """
     number = environ.get("SLURM_JOB_ID", "")
     if not number:
@@ -110,10 +110,12 @@ def _read_step(environ: Mapping[str, str]) -> Step | None:
     tasks = tuple(_parsed(environ, "SLURM_STEP_TASKS_PER_NODE", expand_counts))
     fits = rank < num_tasks == sum(tasks) and node_rank < len(tasks) == len(hosts) and local_rank < tasks[node_rank]
     if not fits:
-        told = ", ".join(f"{name}={environ[name]}" for name in (*names, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"))
+        values = ", ".join(
+            f"{name}={environ[name]}" for name in (*names, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+        )
         raise ConfigError(
-            f"Slurm's variables contradict each other ({told}): this process cannot know which rank it is. Were some of them "
-            "set by hand, or handed on from another step? Start it by srun, and leave them alone."
+            f"Slurm's variables contradict each other ({values}), so the rank of this process is unknown. Were some of them "
+            "set by hand, or inherited from another step? Start it by srun, without changing them."
         )
     return Step(
         number=environ[STEP],

@@ -1,1 +1,1 @@
-"""What lockstep asks of the machine: its cores, its threads, its addresses, and the TCP stores of PyTorch on it."""
+"""The machine: its cores, threads and addresses, and PyTorch's TCP stores on it."""

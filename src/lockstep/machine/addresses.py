@@ -1,4 +1,4 @@
-"""This machine's addresses and network interfaces, and which of them lead to another machine. Nothing is sent."""
+"""This machine's addresses and network interfaces, and routes to other machines. No packets are sent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ipaddress
 import socket
 
 SOMEWHERE = "192.0.2.1"
-"""An address of no host, kept for documentation: packets to it would leave as most do."""
+"""An address reserved for documentation, which takes the default route."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether these letters mean this machine to every machine: ``localhost``, ``127.0.0.1``, ``::1`` and their like."""
+    """Whether a host name or address is a loopback one: ``localhost``, ``127.0.0.1``, ``::1`` and the like."""
     if host == "localhost":
         return True
     try:
@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address(towards: str) -> str | None:
-    """The address that this machine has for another one, or for itself under a name of its own; None: there is no way.
+    """The source address of this machine for packets to a host; None: there is no route.
 
     Args:
         towards: a host name or address.
@@ -35,30 +35,30 @@ def own_address(towards: str) -> str | None:
 
 
 def interface_with(address: str) -> str | None:
-    """The name of the interface that has an address; None: no interface has it that leads out of this machine."""
-    import psutil  # only here: one machine never needs it
+    """The name of the interface with an address; None: there is none, or it is loopback."""
+    import psutil  # not needed on a single machine
 
     plain = address.partition("%")[0]
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == plain for one in found):
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == plain for entry in entries):
             return None if name == "lo" or plain.startswith("127.") else name
     return None
 
 
 def listening(host: str, address: str | None, port: int) -> str:
-    """Where a TCP store of PyTorch's listens, and who can reach it: half a sentence and a warning, for the user.
+    """Describe for the user where a TCP store of PyTorch listens and who can reach it.
 
     Args:
-        host: as which others know this machine.
-        address: the one that it listens on; None: all that this machine has.
-        port: of the store.
+        host: the name or address by which others know this machine.
+        address: the address on which it listens; None: all addresses of this machine.
+        port: the store's port.
     """
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if address is None:
-        found = ", ".join(addresses_of(host))
-        is_which = "a loopback address" if is_loopback(host) else "no address of this machine"
-        why = f"{host} means {found} here" if found != host else f"it was given {host}, {is_which}"
-        where = f"port {port} on all network interfaces ({why})"
+        resolved = ", ".join(addresses_of(host))
+        kind = "a loopback address" if is_loopback(host) else "no address of this machine"
+        reason = f"{host} means {resolved} here" if resolved != host else f"it was given {host}, {kind}"
+        where = f"port {port} on all network interfaces ({reason})"
     elif is_loopback(address):
         where = f"{endpoint}, which only this machine can reach"
     else:
@@ -71,38 +71,38 @@ def listening(host: str, address: str | None, port: int) -> str:
 
 
 def addresses_of(host: str) -> list[str]:
-    """What a name means on this machine, the likeliest first; of an address, itself.
+    """The addresses to which a host name resolves on this machine, most preferred first.
 
     Raises:
-        OSError: it knows none.
+        OSError: it does not resolve.
     """
-    found = socket.getaddrinfo(host, 9, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in found))
+    results = socket.getaddrinfo(host, 9, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in results))
 
 
 def outward_addresses() -> list[str]:
-    """The addresses of this machine's interfaces by which others may reach it: those of IPv4, if there are any."""
-    import psutil  # only here: see ``interface_with``
+    """The addresses by which other machines may reach this one: IPv4 addresses, if there are any, else IPv6."""
+    import psutil  # see ``interface_with``
 
     stats = psutil.net_if_stats()
-    all_there = [
-        one
+    entries = [
+        entry
         for name, addresses in psutil.net_if_addrs().items()
         if name in stats and stats[name].isup
-        for one in addresses
-        if one.family in (socket.AF_INET, socket.AF_INET6) and not _stays_here(one.address)
+        for entry in addresses
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(entry.address)
     ]
-    plain = [one.address for one in all_there if one.family == socket.AF_INET]
-    return plain or [one.address for one in all_there]
+    ipv4 = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    return ipv4 or [entry.address for entry in entries]
 
 
-def _stays_here(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return found.is_loopback or found.is_link_local
+def _is_local(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return parsed.is_loopback or parsed.is_link_local
 
 
 def listen(address: str | None, port: int) -> socket.socket:
-    """A socket that listens on one address of this machine or, with None, on all of them.
+    """A socket listening on one address of this machine or, with None, on all of them.
 
     Raises:
         OSError: the port is in use, or the address is not this machine's.

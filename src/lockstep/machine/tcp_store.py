@@ -1,4 +1,4 @@
-"""The two ends of PyTorch's TCP store, each opened with an error or a wait that can be understood."""
+"""Opening servers and clients of PyTorch's TCP store, with clear errors and bounded waits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lockstep.errors import PeerError
 
 
 def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCPStore:
-    """A store that answers at this socket, which is now its own, as long as the returned object lives.
+    """Start a store on a listening socket, which it takes over, for the lifetime of the returned object.
 
-    Whatever in this process asks PyTorch for a shared store (``multi_tenant``) of the same port gets this one.
+    Code in this process that asks PyTorch for a shared store (``multi_tenant``) at the same port gets this one.
     """
     port = listener.getsockname()[1]
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -24,18 +24,18 @@ def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCP
 
 
 def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Callable[[str], None]) -> TCPStore:
-    """A client of the store that somebody keeps there, or is yet going to.
+    """Connect a client to a store, waiting until it is started.
 
     Args:
-        host: a name or address.
-        port: of the store.
-        remaining_s: how many seconds are left.
-        pause: called again and again, with what is wrong; it sleeps for a moment, or raises what ends the wait.
+        host: the store's host name or address.
+        port: the store's port.
+        remaining_s: returns the seconds left.
+        pause: called repeatedly with the current problem; it sleeps briefly, or raises an error to end the wait.
 
     Raises:
-        PeerError: what is there is no such store.
+        PeerError: the port is not that of such a store.
     """
-    # PyTorch's client tries again and again too, but with pages of warnings.
+    # PyTorch's client retries too, but prints pages of warnings.
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(2.0, remaining_s()))).close()
@@ -43,25 +43,25 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
         except OSError as error:
             reason = f"{host}:{port}: {error.strerror or error}"
         pause(reason)
-    # It waits for ever for an answer from a program that gives none; a thread can be left alone with that.
-    found: list[TCPStore | BaseException] = []
+    # It waits forever for another kind of server to answer, so it runs in a thread that can be abandoned.
+    results: list[TCPStore | BaseException] = []
 
     def open_client() -> None:
         timeout = datetime.timedelta(seconds=max(1.0, remaining_s()))
         try:
-            found.append(TCPStore(host, port, None, False, timeout, False))
+            results.append(TCPStore(host, port, None, False, timeout, False))
         except BaseException as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=open_client, name="lockstep-connect", daemon=True)
     thread.start()
-    while not found:
+    while not results:
         pause(f"what listens at {host}:{port} has not answered as a run's rank 0 would")
-    if isinstance(found[0], BaseException):
-        raise PeerError(f"{host}:{port}: rank 0 cannot be reached: {first_line(found[0])}") from found[0]
-    return found[0]
+    if isinstance(results[0], BaseException):
+        raise PeerError(f"{host}:{port}: rank 0 cannot be reached: {first_line(results[0])}") from results[0]
+    return results[0]
 
 
 def first_line(error: object) -> str:
-    """What PyTorch's errors have to say, without the stack of C++ that follows."""
+    """The message of a PyTorch error, without the C++ stack trace that follows it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

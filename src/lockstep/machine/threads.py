@@ -1,10 +1,10 @@
 """The threads of native libraries in this process: BLAS (NumPy's, and SciPy's own) and OpenMP.
 
-PyTorch's own number is set with ``torch.set_num_threads``, which does not reach NumPy's BLAS: there, too, a product has other
-bits with another number of threads. Both follow one number. Nothing in this file starts a parallel region.
+PyTorch's number of threads is set with ``torch.set_num_threads``, which does not affect NumPy's BLAS, where the number of
+threads can change bits too. Both are set to the same number. Nothing in this module starts a parallel region.
 
-A library counts its threads when it is loaded. One that is loaded later than ``use_threads`` (by an import in the middle of
-the script) is found at the next look, and takes the number then.
+A library chooses its number of threads when it is loaded. One that is loaded after ``use_threads`` (by an import in the
+middle of the script) is found, and set, at the next check.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 _libraries: tuple[Any, ...] = ()
-"""Threadpoolctl's controllers of the libraries that are loaded. (A copy of them is right in a forked child as well.)"""
+"""Threadpoolctl's controllers of the loaded libraries. (They remain valid in a forked child.)"""
 _num_modules = -1
-"""How many modules were imported at the last look: to look takes some milliseconds, and to count them next to nothing."""
+"""Number of imported modules at the last check, which takes some milliseconds; counting modules takes next to nothing."""
 _number: int | None = None
-"""What ``use_threads`` was told."""
+"""The number given to ``use_threads``."""
 
 
 def libraries() -> tuple[Any, ...]:
-    """Controllers of the libraries that are loaded now. One that is new takes the number of ``use_threads``."""
+    """Controllers of the loaded libraries. New ones are set to the number of ``use_threads``."""
     global _libraries, _num_modules
     if len(sys.modules) != _num_modules:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of OpenMPs that do not go together: not ours to say
-            found = ThreadpoolController().lib_controllers
-        known, _libraries, _num_modules = {library.filepath for library in _libraries}, tuple(found), len(sys.modules)
+            controllers = ThreadpoolController().lib_controllers
+        earlier, _libraries, _num_modules = (
+            {library.filepath for library in _libraries},
+            tuple(controllers),
+            len(sys.modules),
+        )
         if _number is not None:
-            for library in found:
-                if library.filepath not in known:
+            for library in controllers:
+                if library.filepath not in earlier:
                     set_number(library, _number)
     return _libraries
 
 
 def use_threads(number: int) -> None:
-    """Have all libraries use so many threads, those that are loaded later too. PyTorch's own number is set by others."""
+    """Set the number of threads of all libraries, including those loaded later. PyTorch's is set separately."""
     global _number
     _number = number
     for library in libraries():
@@ -47,22 +51,22 @@ def use_threads(number: int) -> None:
 
 
 def set_number(library: Any, number: int) -> None:
-    """Give one library another number of threads."""
-    # Asked first: right after a fork, OpenBLAS makes all threads that it ever had to be told that it needs one.
+    """Set the number of threads of one library."""
+    # Compared first: right after a fork, setting OpenBLAS to one thread first recreates all threads that it had.
     if library.num_threads != number:
         _set(library, number)
 
 
 def _set(library: Any, number: int) -> None:
     library.set_num_threads(number)
-    # Threadpoolctl (3.8) would from now on heed no other thread of Python that sets a number.
+    # Otherwise threadpoolctl (3.8) would ignore later settings by other Python threads.
     clear = getattr(library, "clear_controlling_thread", None)
     if clear is not None:
         clear()
 
 
 class Lowered:
-    """All libraries use one thread, from now on until ``put_back``."""
+    """Limits all libraries to one thread, from creation until ``put_back``."""
 
     __slots__ = ("_before",)
 
@@ -73,10 +77,10 @@ class Lowered:
 
     @property
     def has_changed(self) -> bool:
-        """Whether some had another number."""
+        """Whether any library had another number of threads."""
         return bool(self._before)
 
     def put_back(self) -> None:
-        """Give them the numbers back that they had. Does nothing a second time."""
+        """Restore the numbers of threads. May be called again."""
         while self._before:
             _set(*self._before.pop())

@@ -1,2 +1,2 @@
-"""``lockstep slurm``: what a job asks for (``request``), the file that says it (``batch``), what the cluster has
-(``inventory``), and Slurm's own commands (``commands``, which alone does anything)."""
+"""``lockstep slurm``: the requested job (``request``), its batch file (``batch``), the resources of the cluster
+(``inventory``), and Slurm's commands (``commands``)."""

@@ -1,4 +1,4 @@
-"""Slurm's own commands: ``sinfo`` and ``sbatch``."""
+"""Running Slurm's commands ``sinfo`` and ``sbatch``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_here() -> bool:
 
 
 def look() -> list[Node]:
-    """What the cluster has.
+    """The nodes of the cluster.
 
     Raises:
         LaunchError: Slurm does not answer.
@@ -27,21 +27,21 @@ def look() -> list[Node]:
 
 
 def try_out(file: Path) -> None:
-    """Have Slurm look whether it would take a file: accounts, limits, and what else only it knows.
+    """Ask Slurm whether it would accept a file, including accounts, limits, and whatever else only it knows.
 
     Raises:
-        ConfigError: it would not; what it says of it.
+        ConfigError: it would not; the message has its reason.
     """
     done = _run("sbatch", "--test-only", str(file), check=False)
     if done.returncode:
-        raise ConfigError(f"Slurm does not take {file}: {_told(done)}")
+        raise ConfigError(f"Slurm does not accept {file}: {_message(done)}")
 
 
 def submit(file: Path) -> str:
     """Submit a file; returns the number of the job.
 
     Raises:
-        LaunchError: Slurm does not take it, or does not answer.
+        LaunchError: Slurm does not accept it, or does not answer.
     """
     return _run("sbatch", "--parsable", str(file)).stdout.strip().partition(";")[0]
 
@@ -56,10 +56,10 @@ def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
             f"{command[0]} has not answered in {_PATIENCE_S:g} s: is Slurm's controller down? (scontrol ping)"
         ) from None
     if check and done.returncode:
-        raise LaunchError(f"{' '.join(command)} ended with status {done.returncode}: {_told(done)}")
+        raise LaunchError(f"{' '.join(command)} ended with status {done.returncode}: {_message(done)}")
     return done
 
 
-def _told(done: subprocess.CompletedProcess[str]) -> str:
+def _message(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(lines[:2]) or "it says nothing more"

@@ -1,4 +1,4 @@
-"""What a cluster has, as ``sinfo`` tells it, and whether a job can ever run there."""
+"""The nodes of a cluster, as reported by ``sinfo``, and whether a job can ever run on them."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from lockstep.slurm import units
 from lockstep.slurm.request import Request
 
 FORMAT = "%N|%P|%c|%m|%G|%l|%t"
-"""For ``sinfo --Node --noheader --format``: a line for each node of each partition."""
+"""For ``sinfo --Node --noheader --format``: a line per node and partition."""
 _USABLE = ("idle", "mix", "alloc", "comp", "resv", "plnd", "idle~", "idle#", "idle%")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node as one partition has it."""
+    """A node in one partition."""
 
     name: str
     partition: str
     is_default: bool
-    """Whether jobs that name no partition come to this one."""
+    """Whether it is the default partition."""
     cpus: int
     memory_mb: int
     gpus: Mapping[str, int]
-    """How many of each kind; those without a kind under an empty name."""
+    """Number of GPUs by kind; the kind may be empty."""
     limit_min: float
-    """The longest time of the partition's jobs, in minutes."""
+    """The time limit of the partition, in minutes."""
     state: str
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs jobs now, or would if it were free."""
-        return self.state.rstrip("*$@^!+-") in _USABLE and not self.state.endswith("*")  # * does not answer
+        """Whether it runs jobs, or would if it were free."""
+        return self.state.rstrip("*$@^!+-") in _USABLE and not self.state.endswith("*")  # *: does not respond
 
     def num_gpus(self, kind: str | None) -> int:
-        """GPUs of a kind, or of all."""
+        """Number of GPUs of a kind, or of all kinds."""
         return sum(self.gpus.values()) if kind is None else self.gpus.get(kind, 0)
 
 
 def read_nodes(text: str) -> list[Node]:
-    """What ``sinfo`` has printed in ``FORMAT``.
+    """Parse the output of ``sinfo`` in ``FORMAT``.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: a line has another form.
     """
-    found = []
+    nodes = []
     for line in filter(None, text.splitlines()):
         try:
             name, partition, cpus, memory, gres, limit, state = line.split("|")
-            found.append(
+            nodes.append(
                 Node(
                     name=name,
                     partition=partition.rstrip("*"),
@@ -68,38 +68,38 @@ def read_nodes(text: str) -> list[Node]:
             raise ConfigError(
                 f"sinfo answered {line!r}, which cannot be read ({error}): submit by hand, with sbatch"
             ) from None
-    return found
+    return nodes
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """Of ``gpu:a100:4(S:0-1),gpu:2,license:1``: the GPUs."""
-    found: dict[str, int] = {}
+    """The number of GPUs by kind in a text such as ``gpu:a100:4(S:0-1),gpu:2,license:1``."""
+    gpus: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, number = item.rpartition(":")
         if kind.partition(":")[0] == "gpu" and number.isdecimal():
             name = kind.partition(":")[2]
-            found[name] = found.get(name, 0) + int(number)
-    return found
+            gpus[name] = gpus.get(name, 0) + int(number)
+    return gpus
 
 
 def check(request: Request, nodes: Sequence[Node]) -> list[str]:
-    """Whether the job can run on this cluster. Returns what the user should know although it can.
+    """Check that the job can run on this cluster. Returns notices for the user.
 
     Raises:
-        ConfigError: it never can; the message says why, and what there is.
+        ConfigError: it can never run; the message gives the reason, and what is available.
     """
     members = _members(request, nodes)
     where = f"partition {members[0].partition}"
     _check_time(request, members, where)
     named = _named(request, members, where)
     fitting = list(named)
-    for what, fits, most, unit, remedy in _needs(request):
+    for resource, fits, most, unit, remedy in _needs(request):
         fewer = [node for node in fitting if fits(node)]
         if len(fewer) < request.nodes:
-            which = f" among {_shortened(node.name for node in named)}" if request.nodelist or request.exclude else ""
+            among = f" among {_shortened(node.name for node in named)}" if request.nodelist or request.exclude else ""
             raise ConfigError(
-                f"--nodes {request.nodes}, each with {what}: {where} has {len(fewer) or 'no'} such node"
-                f"{'s' if len(fewer) > 1 else ''}{which}; the most that one has is {max(map(most, fitting)):g}{unit}. "
+                f"--nodes {request.nodes}, each with {resource}: {where} has {len(fewer) or 'no'} such node"
+                f"{'s' if len(fewer) > 1 else ''}{among}; the most that one has is {max(map(most, fitting)):g}{unit}. "
                 f"{remedy}, or choose another partition ({_summary(nodes)})"
             )
         fitting = fewer
@@ -116,13 +116,13 @@ _Need = tuple[str, Callable[[Node], bool], Callable[[Node], float], str, str]
 
 
 def _needs(request: Request) -> list[_Need]:
-    """What a node must have: in words, whether one has it, how much of it one has, in which unit, and what else to ask for."""
+    """The requirements on a node: description, whether a node meets it, how much a node has, the unit, and the remedy."""
     cpus = request.tasks * (request.cpus_per_task or 1)
     product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
-    found: list[_Need] = []
+    needs: list[_Need] = []
     if request.gpus_per_node:
         kind, number = units.gpus(request.gpus_per_node)
-        found.append(
+        needs.append(
             (
                 f"{number} {kind + ' ' if kind else ''}GPU{'s' if number > 1 else ''}",
                 lambda node: node.num_gpus(kind) >= number,
@@ -131,7 +131,7 @@ def _needs(request: Request) -> list[_Need]:
                 "Ask for fewer with --gpus-per-node",
             )
         )
-    found.append(
+    needs.append(
         (
             f"{cpus} CPU{'s' if cpus > 1 else ''}{product}",
             lambda node: node.cpus >= cpus,
@@ -142,7 +142,7 @@ def _needs(request: Request) -> list[_Need]:
     )
     if request.mem:
         size = units.megabytes(request.mem)
-        found.append(
+        needs.append(
             (
                 f"{request.mem} of memory",
                 lambda node: node.memory_mb >= size,
@@ -151,7 +151,7 @@ def _needs(request: Request) -> list[_Need]:
                 "Ask for less with --mem",
             )
         )
-    return found
+    return needs
 
 
 def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:
@@ -159,10 +159,10 @@ def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:
     if not nodes:
         raise ConfigError("sinfo knows no node at all: ask those who run this cluster")
     if request.partition is None:
-        found = [node for node in nodes if node.is_default]
-        if not found:
+        default = [node for node in nodes if node.is_default]
+        if not default:
             raise ConfigError(f"this cluster has no default partition: give --partition, one of {', '.join(names)}")
-        return found
+        return default
     wanted = request.partition.split(",")
     for name in wanted:
         if name not in names:
@@ -180,7 +180,7 @@ def _check_time(request: Request, members: Sequence[Node], where: str) -> None:
 
 
 def _named(request: Request, members: Sequence[Node], where: str) -> list[Node]:
-    """The nodes that the job may have, each once."""
+    """The nodes that the job may use, without duplicates."""
     by_name = {node.name: node for node in members}
     listed = expand_hosts(request.nodelist) if request.nodelist else []
     excluded = expand_hosts(request.exclude) if request.exclude else []
@@ -191,18 +191,18 @@ def _named(request: Request, members: Sequence[Node], where: str) -> list[Node]:
     both = [name for name in listed if name in excluded]
     if both:
         raise ConfigError(f"--nodelist and --exclude both name {', '.join(both)}: take them out of one")
-    found = [node for node in by_name.values() if node.name not in excluded]
+    nodes = [node for node in by_name.values() if node.name not in excluded]
     if len(listed) == request.nodes:
-        found = [by_name[name] for name in listed]
-    if len(found) < request.nodes:
+        nodes = [by_name[name] for name in listed]
+    if len(nodes) < request.nodes:
         raise ConfigError(
-            f"--nodes {request.nodes}: {where} has {len(found)} ({_shortened(node.name for node in found)}). Ask for fewer"
+            f"--nodes {request.nodes}: {where} has {len(nodes)} ({_shortened(node.name for node in nodes)}). Ask for fewer"
         )
-    return found
+    return nodes
 
 
 def _summary(nodes: Iterable[Node]) -> str:
-    """What each partition has at most: ``gpu: 4 nodes with up to 64 CPUs, 512000 MB, 8 GPUs``."""
+    """The maximum in each partition: ``gpu: 4 nodes with up to 64 CPUs, 512000 MB, 8 GPUs``."""
     by_partition: dict[str, list[Node]] = {}
     for node in nodes:
         by_partition.setdefault(node.partition, []).append(node)
@@ -214,10 +214,10 @@ def _summary(nodes: Iterable[Node]) -> str:
 
 
 def _span(minutes: float) -> str:
-    days, rest = divmod(int(minutes), 24 * 60)
-    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:{round(minutes % 1 * 60):02d}"
+    days, minutes_of_day = divmod(int(minutes), 24 * 60)
+    return f"{days}-{minutes_of_day // 60:02d}:{minutes_of_day % 60:02d}:{round(minutes % 1 * 60):02d}"
 
 
 def _shortened(names: Iterable[str], most: int = 12) -> str:
-    known = list(names)
-    return ", ".join(known[:most]) + (f" and {len(known) - most} others" if len(known) > most else "")
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} others" if len(listed) > most else "")

@@ -1,4 +1,4 @@
-"""What a job asks Slurm for: one frozen value, checked when it is made."""
+"""The resources that a job requests from Slurm: one frozen value, validated on creation."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lockstep.job.hostlist import expand_hosts
 from lockstep.slurm import units
 
 RUNTIMES = ("apptainer", "singularity")
-_SIGNALS = ("USR1", "TERM")  # those that a run takes for a request to save itself
+_SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-"""Control characters, but for tabs; and bytes that are no text."""
+"""Control characters except tabs, and bytes that are not text."""
 _EARLY_S = 60
-"""So many seconds too early Slurm may send a signal (sbatch(1), --signal)."""
+"""Slurm may send a signal this many seconds early (sbatch(1), --signal)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A job: a script, on which machines, for how long. Names are those of sbatch's options."""
+    """A job. Fields are named like sbatch's options."""
 
     script: str
     args: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``RunConfig``, as ``lockstep run`` would take them."""
+    """Fields of ``RunConfig``, as given to ``lockstep run``."""
     is_module: bool = False
-    """Whether the script is the name of a module, as for ``python -m``."""
+    """Whether the script is a module, as for ``python -m``."""
     python: str = "python3"
     nodes: int = 1
     ntasks_per_node: int | None = None
-    """Processes on each node; None: one for each GPU, else one."""
+    """Processes per node; None: one per GPU, else one."""
     gpus_per_node: str | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
@@ -47,23 +47,23 @@ class Request:
     array: str | None = None
     output: str | None = None
     requeue: bool = True
-    """Whether the job comes again after a lost node, after it made room, and when its time was up before it was done."""
+    """Whether the job is requeued after a lost node, after preemption, and when it reached its time limit unfinished."""
     signal: str = "USR1@90"
-    """What the processes get, and how many seconds before the time is up."""
+    """The signal for the processes, and how many seconds before the time limit it is sent."""
     container: str | None = None
     bind: tuple[str, ...] = ()
-    """Directories for the container, as its own ``--bind`` takes them."""
+    """Directories visible in the container, in the form of its ``--bind``."""
     runtime: str = "apptainer"
     options: tuple[str, ...] = ()
-    """More options of sbatch, as they are."""
+    """Further options of sbatch, unchanged."""
 
     def __post_init__(self) -> None:
         RunConfig(**self.settings)  # checks them
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for spec in fields(self):
+            value = getattr(self, spec.name)
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str):
-                    check_text(text, "" if one.name in ("script", "args", "options") else f"{_option(one.name)} ")
+                    check_text(text, "" if spec.name in ("script", "args", "options") else f"{_option(spec.name)} ")
         for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -107,14 +107,14 @@ class Request:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of each node."""
+        """Number of GPUs per node."""
         return 0 if self.gpus_per_node is None else units.gpus(self.gpus_per_node)[1]
 
     @property
     def tasks(self) -> int:
-        """Processes on each node."""
-        each = self.settings.get("devices_per_process") or 1
-        return self.ntasks_per_node or max(1, self.num_gpus // each)
+        """Number of processes per node."""
+        devices_per_process = self.settings.get("devices_per_process") or 1
+        return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
 
 
 _PARSERS: dict[str, Callable[[str], object]] = {
@@ -127,18 +127,18 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 
 
 def check_text(text: str, option: str = "") -> None:
-    """Refuse what would end a line of the file, or cannot be written into it.
+    """Check that a text can be written into a line of the file.
 
     Args:
         text: from the user.
-        option: what it was given as, with a space behind it.
+        option: the option by which it was given, followed by a space.
 
     Raises:
-        ConfigError: it cannot be there.
+        ConfigError: it cannot.
     """
     if _UNWRITABLE.search(text):
         raise ConfigError(
-            f"{option}{text!r}: a line break, another control character or a byte that is no text cannot stand in a batch file"
+            f"{option}{text!r}: a line break, other control character, or non-text byte cannot be written into a batch file"
         )
 
 

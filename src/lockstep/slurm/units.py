@@ -1,4 +1,4 @@
-"""Times, sizes and GPUs as Slurm's options take them."""
+"""Parsing times, sizes and GPUs in the form of Slurm's options."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ ENDLESS = ("INFINITE", "UNLIMITED")
 
 
 def minutes(text: str) -> float:
-    """A time: ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-12`` (days and hours), ``2-12:30``, ``2-12:30:00``.
+    """Parse a time: ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-12`` (days and hours), ``2-12:30``, ``2-12:30:00``.
 
-    Infinity for ``UNLIMITED``, and for 0, by which Slurm means the same.
+    Returns minutes; infinity for ``UNLIMITED``, and for 0, which means the same in Slurm.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has another form.
     """
     if text.upper() in ENDLESS:
         return float("inf")
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
+    days, dash, time = text.rpartition("-")
+    parts = time.split(":")
     if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
         raise ValueError(
-            f"{text!r} is no time: give minutes, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS or DAYS-HOURS:MINUTES"
+            f"{text!r} is not a time: give minutes, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS or DAYS-HOURS:MINUTES"
         )
     numbers = [int(part) for part in parts]
     if dash:
@@ -35,24 +35,24 @@ def minutes(text: str) -> float:
 
 
 def megabytes(text: str) -> float:
-    """A size: ``64G``, ``500M``, or ``64000`` (megabytes). 0 is all that a node has.
+    """Parse a size: ``64G``, ``500M``, or ``64000`` (megabytes); 0 means all memory of a node. Returns megabytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has another form.
     """
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, flags=re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no size: give megabytes, or a number with K, M, G or T behind it")
+        raise ValueError(f"{text!r} is not a size: give megabytes, or a number followed by K, M, G or T")
     return int(match[1]) * _MB[match[2].upper() or "M"]
 
 
 def gpus(text: str) -> tuple[str | None, int]:
-    """GPUs of a node: ``4``, or ``a100:4``; the kind, and how many.
+    """Parse the GPUs of a node: ``4``, or ``a100:4``. Returns their kind, if given, and their number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it has another form.
     """
     kind, _, number = text.rpartition(":")
     if not number.isdecimal() or int(number) < 1 or (":" in text and not re.fullmatch(r"[\w.-]+", kind)):
-        raise ValueError(f"{text!r} is no number of GPUs: give a number of 1 or more, or KIND:NUMBER")
+        raise ValueError(f"{text!r} is not a number of GPUs: give a number of 1 or more, or KIND:NUMBER")
     return kind or None, int(number)
