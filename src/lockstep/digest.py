@@ -1,4 +1,4 @@
-"""Digests: short names of values, equal where the values are equal to the bit."""
+"""Digests of values, equal if and only if the values are bit-identical."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-_SIZE = 16  # bytes: two different values never share a digest by chance
-_DEEPEST = 24
+_SIZE = 16  # bytes, enough to rule out collisions by chance
+_MAX_DEPTH = 24
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
-_CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # which no step changes
+_CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # not changed by steps
 
 
 def digest(value: Any) -> str:
-    """The digest of a tensor, a number, or of what is made of them: 32 hexadecimal digits.
+    """The digest of a tensor, a number, or a structure of them: 32 hexadecimal digits.
 
-    Of a tensor it is over dtype, shape and bytes, in the order of its indices: neither strides nor the device count. NaNs of
-    equal bits are equal, and 0.0 differs from -0.0. Of an object that nobody can look into, only the type counts; of an
-    absolute path only the last part, for where the data are may differ from machine to machine.
+    For tensors it covers dtype, shape and elements in index order, but neither strides nor device. NaNs with equal bits are
+    equal, and 0.0 differs from -0.0. For opaque objects only the type counts, and for absolute paths only the last component,
+    since data may be in different places on different machines.
     """
-    found = hashlib.blake2b(digest_size=_SIZE)
-    _add(found, value, ())
-    return found.hexdigest()
+    hasher = hashlib.blake2b(digest_size=_SIZE)
+    _add(hasher, value, ())
+    return hasher.hexdigest()
 
 
 def squared_norm(tensor: Tensor) -> float:
-    """The sum of squares, added up in float64 by one thread: it does not depend on the number of threads."""
+    """The sum of squares in float64, computed by one thread, so that it does not depend on the number of threads."""
     tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.to_dense()
@@ -39,64 +39,64 @@ def squared_norm(tensor: Tensor) -> float:
     return float(numpy.square(numbers).sum())
 
 
-def _add(found: Any, value: Any, within: tuple[int, ...]) -> None:
-    """Args: ``within`` are the objects that hold this one, by id: there may be circles."""
+def _add(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
+    """Update a hash with a value. ``within``: the ids of the containers of this value, to detect cycles."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Tensor):
-        _add_tensor(found, value)
+        _add_tensor(hasher, value)
     elif isinstance(value, numpy.ndarray) and value.dtype != object:
-        found.update(f"array {value.dtype.str} {value.shape};".encode())
-        found.update(numpy.ascontiguousarray(value).tobytes())
+        hasher.update(f"array {value.dtype.str} {value.shape};".encode())
+        hasher.update(numpy.ascontiguousarray(value).tobytes())
     elif isinstance(value, float):
-        found.update(f"float {value.hex()};".encode())
+        hasher.update(f"float {value.hex()};".encode())
     elif isinstance(value, (str, PurePath)):
         path = PurePath(value)
-        found.update(f"{kind} {path.name if path.is_absolute() else str(value)!r};".encode())
+        hasher.update(f"{kind} {path.name if path.is_absolute() else str(value)!r};".encode())
     elif isinstance(value, _PLAIN):
-        found.update(f"{kind} {value!r};".encode())
-    elif isinstance(value, _CODE) or id(value) in within or len(within) > _DEEPEST:
-        found.update(f"{kind};".encode())
+        hasher.update(f"{kind} {value!r};".encode())
+    elif isinstance(value, _CODE) or id(value) in within or len(within) > _MAX_DEPTH:
+        hasher.update(f"{kind};".encode())
     else:
-        _add_container(found, value, kind, (*within, id(value)))
+        _add_container(hasher, value, kind, (*within, id(value)))
 
 
-def _add_container(found: Any, value: Any, kind: str, within: tuple[int, ...]) -> None:
+def _add_container(hasher: Any, value: Any, kind: str, within: tuple[int, ...]) -> None:
     if isinstance(value, Mapping):
-        found.update(f"map {len(value)};".encode())
+        hasher.update(f"map {len(value)};".encode())
         for key, item in value.items():
-            _add(found, key, within)
-            _add(found, item, within)
+            _add(hasher, key, within)
+            _add(hasher, item, within)
     elif isinstance(value, Set):
-        # In no order: that of a set differs from run to run, which is not a difference between the sets.
-        found.update(f"set {sorted(digest(item) for item in value)};".encode())
+        # Sorted, since the iteration order of equal sets differs between runs.
+        hasher.update(f"set {sorted(digest(item) for item in value)};".encode())
     elif isinstance(value, (Sequence, numpy.ndarray)):
-        found.update(f"list {len(value)};".encode())
+        hasher.update(f"list {len(value)};".encode())
         for item in value:
-            _add(found, item, within)
+            _add(hasher, item, within)
     else:
         slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
-        found.update(f"{kind};".encode())
-        _add(found, {name: getattr(value, name, None) for name in slots}, within)
-        _add(found, getattr(value, "__dict__", None), within)
+        hasher.update(f"{kind};".encode())
+        _add(hasher, {name: getattr(value, name, None) for name in slots}, within)
+        _add(hasher, getattr(value, "__dict__", None), within)
 
 
-def _add_tensor(found: Any, tensor: Tensor) -> None:
+def _add_tensor(hasher: Any, tensor: Tensor) -> None:
     tensor = tensor.detach()
     if tensor.is_nested:
-        found.update(b"nested;")
+        hasher.update(b"nested;")
         for part in tensor.unbind():
-            _add_tensor(found, part)
+            _add_tensor(hasher, part)
         return
-    found.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} {tensor.layout};".encode())
+    hasher.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} {tensor.layout};".encode())
     if tensor.layout == torch.sparse_coo:
-        # As it is: coalescing would add up, and hide in which order the parts lie.
-        _add_tensor(found, tensor._indices())
-        _add_tensor(found, tensor._values())
+        # Uncoalesced: coalescing would add elements, and hide their order.
+        _add_tensor(hasher, tensor._indices())
+        _add_tensor(hasher, tensor._values())
     elif tensor.layout != torch.strided:
-        _add_tensor(found, tensor.to_dense())
+        _add_tensor(hasher, tensor.to_dense())
     elif tensor.is_quantized:
-        _add_tensor(found, tensor.int_repr())
-        _add_tensor(found, tensor.dequantize())
+        _add_tensor(hasher, tensor.int_repr())
+        _add_tensor(hasher, tensor.dequantize())
     elif not tensor.is_meta:
         flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        found.update(flat.view(torch.uint8).numpy())
+        hasher.update(flat.view(torch.uint8).numpy())

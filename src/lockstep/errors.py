@@ -1,19 +1,19 @@
-"""Every error lockstep raises on purpose.
+"""All errors that lockstep raises deliberately.
 
 ::
 
     LockstepError
-    ├── ConfigError      a setting or argument that cannot be meant            (also a ValueError)
-    ├── UsageError       calls in an order, or a place, that cannot work       (also a RuntimeError)
-    ├── MismatchError    the ranks of one run disagree about what they run     (also a RuntimeError)
-    ├── DataError        a loader, data set or batch that cannot be dealt out  (also a ValueError)
-    ├── ModelError       a model that cannot be trained as it is               (also a RuntimeError)
-    ├── LossError        a loss that is not a scalar, or not a number          (also an ArithmeticError)
-    ├── CheckpointError  a checkpoint that cannot be read, or was damaged       (also a RuntimeError)
-    ├── PeerError        another rank failed, and this one cannot go on alone   (also a RuntimeError)
-    └── LaunchError      worker processes that could not be started, or failed (also a RuntimeError)
+    ├── ConfigError      an invalid setting or argument                              (also a ValueError)
+    ├── UsageError       a call at the wrong time or place                           (also a RuntimeError)
+    ├── MismatchError    the ranks of a run differ, or the run and its checkpoint    (also a RuntimeError)
+    ├── DataError        a loader, data set or batch that cannot be split or read    (also a ValueError)
+    ├── ModelError       a model that cannot be trained as it is                     (also a RuntimeError)
+    ├── LossError        a loss that is not a scalar, or is NaN                      (also an ArithmeticError)
+    ├── CheckpointError  an unreadable, damaged or incompatible checkpoint           (also a RuntimeError)
+    ├── PeerError        another rank failed, and this one cannot continue alone     (also a RuntimeError)
+    └── LaunchError      worker processes could not be started, or failed            (also a RuntimeError)
 
-A message says what is wrong, with which values, what would follow, and what to do.
+    A message gives the problem, the values, the consequence and the remedy.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from collections.abc import Iterable
 
 
 class LockstepError(Exception):
-    """Base of all errors that lockstep raises on purpose."""
+    """The base class of all errors that lockstep raises deliberately."""
 
 
 class ConfigError(LockstepError, ValueError):
-    """A setting or argument that cannot be meant."""
+    """A setting or argument is invalid."""
 
 
 class UsageError(LockstepError, RuntimeError):
-    """Calls in an order, or a place, that cannot work."""
+    """A call is at the wrong time or place."""
 
 
 class MismatchError(LockstepError, RuntimeError):
-    """The ranks of one run disagree about what they run."""
+    """The ranks of a run differ, or the run differs from the checkpoint that it resumes from."""
 
 
 class DataError(LockstepError, ValueError):
-    """A loader, data set or batch that cannot be dealt out to the shards."""
+    """A loader, data set or batch cannot be split into shards, or cannot be read."""
 
 
 class ModelError(LockstepError, RuntimeError):
-    """A model that cannot be trained as it is."""
+    """A model cannot be trained as it is."""
 
 
 class LossError(LockstepError, ArithmeticError):
-    """A loss that is not a scalar, or not a number."""
+    """A loss is not a scalar, or is NaN."""
 
 
 class CheckpointError(LockstepError, RuntimeError):
-    """A checkpoint that cannot be read, was damaged, or belongs to another version of lockstep."""
+    """A checkpoint is unreadable, damaged, or of another version of lockstep."""
 
 
 class PeerError(LockstepError, RuntimeError):
-    """Another rank failed, and this one cannot go on without it: look at that one's error first."""
+    """Another rank failed or is missing, and this one cannot continue without it. Look at that rank's error first."""
 
 
 class LaunchError(LockstepError, RuntimeError):
     """Worker processes could not be started, or one of them failed.
 
-    ``exit_status`` is what the command that launched them should end with.
+    ``exit_status`` is the exit status for the command that launched them.
     """
 
     def __init__(self, message: str, exit_status: int = 1) -> None:
@@ -69,5 +69,5 @@ class LaunchError(LockstepError, RuntimeError):
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:
-    """The one way to say that a name is not known: it lists those that are."""
+    """The error for an unknown name, which lists the valid ones."""
     return ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(valid)}")

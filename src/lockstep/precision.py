@@ -1,4 +1,4 @@
-"""In which floating-point formats a model is kept, and runs."""
+"""The floating-point formats in which a model is stored and computed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lockstep.errors import unknown_name
 
 
 class CastScope(Enum):
-    """How much of a training is in the 16-bit format of a precision."""
+    """The parts of training that use the 16-bit format of a precision."""
 
-    OPERATIONS = "the operations that gain by it, as PyTorch's autocast chooses"
-    PASSES = "forward and backward passes, with copies of the weights; normalisations that keep statistics stay as they are"
-    WEIGHTS = "all: the weights themselves, and so their gradients and the optimizer's state"
+    OPERATIONS = "the operations chosen by PyTorch's autocast"
+    PASSES = "forward and backward passes, with copies of the weights; normalization layers with statistics are not cast"
+    WEIGHTS = "everything: the weights, and so their gradients and the optimizer state"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """One row of the table below."""
+    """A row of the table below."""
 
     name: str
     narrow: torch.dtype | None = None
-    """The 16-bit format; None: everything is computed in the format that it has."""
+    """The 16-bit format; None: nothing is cast."""
     reach: CastScope = CastScope.OPERATIONS
     scales_loss: bool = False
-    """Whether the loss is scaled, so that small gradients do not vanish."""
+    """Whether the loss is scaled, so that small gradients do not underflow."""
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """The context for what is computed outside of a prepared model's forward pass."""
+        """The autocast context for computation outside of a prepared model's forward pass."""
         if self.narrow is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.narrow)
@@ -52,10 +52,10 @@ _TABLE = {
 
 
 def find_precision(name: str) -> Precision:
-    """The precision of that name.
+    """The precision with a name.
 
     Raises:
-        ConfigError: there is none; the message lists them.
+        ConfigError: the name is unknown; the message lists the valid ones.
     """
     if name not in _TABLE:
         raise unknown_name("precision", name, _TABLE)

@@ -1,9 +1,9 @@
-"""Being asked to make room: SIGTERM, and SIGUSR1, which Slurm's ``--signal=USR1@120`` sends so many seconds before the end.
+"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit.
 
-A run that trains does not end at once. It ends its step, writes a checkpoint, and leaves with ``REQUEUE_STATUS``: started
-again, by whoever started it, it goes on. A second signal ends it at once. The parts of that: ``StopWatch`` notes the signal
-in a process, the ranks agree (``checkpoint.pace``), ``recovery.saving`` saves and raises ``Stopped``, and the launcher, which
-hands the signal on, waits for that (``launch.supervise``).
+A training run does not end at once. It finishes its step, saves a checkpoint, and exits with ``REQUEUE_STATUS``; the same
+command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a process, the ranks agree
+(``checkpoint.pace``), ``recovery.saving`` saves and raises ``Stopped``, and the launcher, which forwards the signal, waits for
+that (``launch.supervise``).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pathlib import Path
 from types import FrameType
 
 REQUEUE_STATUS = 75
-"""The exit status that means "I am not done, and all is saved: start me again". It is EX_TEMPFAIL of ``sysexits.h``, "try again
-later", and no status of Python, of a shell, or of lockstep's own (1, 2, 128 + a signal).
+"""The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
+"try again later", and not otherwise used by Python, shells, or lockstep (1, 2, 128 + a signal).
 
-What starts jobs can act upon a status: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``), HTCondor
+Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``bsub -Q 75``), HTCondor
 (``checkpoint_exit_code = 75``), systemd (``RestartForceExitStatus=75``), or a shell:
 ``until lockstep run train.py; do [ $? = 75 ] || break; done``.
 """
 
 UNSAVED_STATUS = 74
-"""The same where the checkpoint could not be written (EX_IOERR): what came after the one before it will be done again."""
+"""The exit status of a preempted run whose checkpoint could not be written (EX_IOERR): it resumes from the one before."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Those that ask a run to save itself and end."""
+"""Signals on which a run saves a checkpoint and exits."""
 
 SAME_S = 2.0
-"""Signals that follow the first one so closely are that one, come by another way: Slurm may send it to every process of a job,
-launchers then hand it on, and some clusters send both kinds. Only a later one is the second."""
+"""Seconds within which further signals count as the first one: Slurm may send it to every process of a job, launchers
+forward it, and some clusters send both kinds. Only a later one is a second signal."""
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal, in whatever language."""
+    """Whether a process has a handler for a signal, installed from any language."""
     return _is_in_mask(pid, "SigCgt", number)
 
 
@@ -59,13 +59,13 @@ def _is_in_mask(pid: int, mask: str, number: int) -> bool:
 
 
 def is_left_alone(number: int) -> bool:
-    """Whether a signal does in this process what it does by itself: nobody handles it, nor has it ignored."""
-    # Python alone would not know of ``faulthandler.register(SIGUSR1)``.
+    """Whether a signal has its default action in this process: it is neither handled nor ignored."""
+    # Python's own record does not include ``faulthandler.register(SIGUSR1)``.
     return signal.getsignal(number) is signal.SIG_DFL and not catches(os.getpid(), number)
 
 
 class Stopped(SystemExit):
-    """The run was asked to stop, has saved itself or could not, and ends: raised on every rank, between two steps.
+    """Raised on every rank between two steps when the run was asked to stop, after it was saved (or could not be).
 
     As with any SystemExit, ``finally`` blocks run.
     """
@@ -77,25 +77,25 @@ class Stopped(SystemExit):
 
 
 class StopWatch:
-    """Notes that this process was asked to stop, from ``begin`` to ``end``.
+    """Records that this process was asked to stop, from ``begin`` to ``end``.
 
-    Only in the main thread, where alone Python can; and only signals that would do what they do by themselves: one that the
-    script handles, or that was to be ignored, is left as it is. Processes that are forked meanwhile do not inherit it.
+    Works only in the main thread, where Python handles signals, and only for signals with their default action: those that the
+    script handles or ignores are left alone. Forked processes do not inherit the handlers.
 
     Args:
-        speaks: whether to say on standard error, at once, that a signal has come. (Of several ranks one does.)
+        speaks: whether to report a signal on standard error at once. (One of several ranks does.)
     """
 
     def __init__(self, *, speaks: bool) -> None:
         self.received: signal.Signals | None = None
-        """The first signal."""
+        """The first signal received."""
         self._speaks = speaks
         self._watched: list[signal.Signals] = []
         self._came_at = 0.0
         self._settled: int | None = None
 
     def begin(self) -> None:
-        """Watch from now on. May be called again."""
+        """Install the handlers. May be called again."""
         global _active
         if threading.current_thread() is not threading.main_thread():
             return
@@ -109,12 +109,12 @@ class StopWatch:
                 _tell()
 
     def settle(self, status: int) -> None:
-        """All ranks have done what they were asked to, and this process ends. A second signal still ends it at once, but with
-        this status: when the first rank has ended, launchers may send the others one (``srun --kill-on-bad-exit`` does)."""
+        """Set the exit status once all ranks have saved. A second signal still ends the process at once, but with this status:
+        when the first rank has ended, launchers may signal the others (``srun --kill-on-bad-exit`` does)."""
         self._settled = status
 
     def end(self) -> None:
-        """Watch no more; a process that ends as it was asked to does so in peace from now on. May be called again."""
+        """Remove the handlers; a process that is stopping as requested ignores the signals from now on. May be called again."""
         global _active
         if _active is self:
             _active = None
@@ -126,12 +126,12 @@ class StopWatch:
         self._watched.clear()
 
     def say(self, number: signal.Signals, rank: int = 0) -> None:
-        """Tell the user what will happen, since a rank has got a signal; unless this has been told, or others tell it."""
+        """Report that a rank has received a signal and what will happen, once, if this rank ``speaks``."""
         if self._speaks:
             self._speaks = False
-            whose = f" by rank {rank}" if rank else ""
+            receiver = f" by rank {rank}" if rank else ""
             say(
-                f"{number.name} received{whose}: the run is saved after this step and ends with status {REQUEUE_STATUS} "
+                f"{number.name} received{receiver}: the run is saved after this step and ends with status {REQUEUE_STATUS} "
                 "(start the same command again to resume); a second signal ends it at once."
             )
 
@@ -147,15 +147,15 @@ class StopWatch:
 
 
 def say(words: str) -> None:
-    """A line on standard error, past Python's own streams: those may just be in use when a signal comes."""
+    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives."""
     with contextlib.suppress(OSError):
         os.write(2, f"lockstep: {words}\n".encode())
 
 
 def _end_at_once(number: int) -> None:
-    """As if nobody had handled the signal."""
+    """End this process as if the signal were not handled."""
     for child in multiprocessing.active_children():
-        if child.daemon:  # loader workers: they would notice only after seconds
+        if child.daemon:  # loader workers, which would notice only after seconds
             child.kill()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -166,7 +166,7 @@ _tell: Callable[[], object] | None = None
 
 
 def tell_when_watching(tell: Callable[[], object]) -> None:
-    """Have ``tell`` called when this process begins to watch: its launcher then leaves the end of the run to it."""
+    """Have ``tell`` called when this process installs the handlers: its launcher then leaves stopping the run to it."""
     global _tell
     _tell = tell
 
@@ -182,13 +182,13 @@ os.register_at_fork(after_in_child=_in_forked_process)
 
 
 def leave_signals_to_parent() -> None:
-    """In a loader worker: what asks the run to stop, and may come to each of its processes, is not for this one.
+    """Make a loader worker ignore signals that ask the run to stop, which may be sent to each of its processes.
 
-    Its parent's own SIGTERM still ends it: that is how PyTorch ends a worker that does not answer. (Who has sent a signal is
-    told to nobody but a thread that waits for it. The signals are blocked for that, also in programs started from here.)
+    A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread that waits for a signal learns
+    its sender, so the signals are blocked, also in programs started from here.)
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    started_by = multiprocessing.parent_process()  # with a fork server not the one that forked it
+    started_by = multiprocessing.parent_process()  # with a fork server, not the process that forked it
     parent = os.getppid() if started_by is None else started_by.pid
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run. The only file that reads the environment."""
+"""This process's place among the processes of a run. The only module that reads environment variables."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from lockstep.job.job import STEP, Job, read_job
 from lockstep.machine.cores import num_cores
 
 SETTINGS = "LOCKSTEP_SETTINGS"
-"""A JSON object of RunConfig fields: how a launcher hands the command line's settings to its workers."""
+"""A JSON object of RunConfig fields, by which a launcher passes the command line's settings to its workers."""
 STORE = "LOCKSTEP_STORE"
-"""Where the workers of ``lockstep run`` meet: a file of this machine or, of several machines, ``tcp://HOST:PORT/PREFIX``."""
+"""The rendezvous of ``lockstep run``'s workers: a file on this machine or, for several machines,
+``tcp://HOST:PORT/PREFIX``."""
 TERMINAL = "LOCKSTEP_TERMINAL"
-"""``1`` if what rank 0 prints goes to a terminal, although its own standard output may be a pipe."""
+"""``1`` if rank 0's output is shown on a terminal, even if its standard output is a pipe."""
 
 CALL = "LOCKSTEP_CALL"
-"""Set where ``lockstep.launch`` runs a function in this process, and not a script of its own."""
+"""Set if ``lockstep.launch`` runs a function in this process, rather than a script."""
 LAUNCH = "LOCKSTEP_LAUNCH"
-"""A name for one launch, the same for all of its restarts."""
+"""The name of a launch, the same for all of its restarts."""
 SECRET = "LOCKSTEP_SECRET"
-"""What the launchers of several machines sign with what they tell each other."""
+"""The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
-"""The cores of this machine that a launch may use, where its processes are bound to some of them each."""
+"""The number of cores of this machine for the launch, if its processes are bound to subsets of them."""
 OMP = "OMP_NUM_THREADS"
-"""How many threads a process is to use, for OpenMP and all that goes by it."""
+"""The number of threads per process, for OpenMP and libraries that follow it."""
 OMP_OF_LAUNCHER = "LOCKSTEP_OMP"
-"""What ``lockstep run`` has set OMP_NUM_THREADS to, since the user has not: he has asked for nothing."""
+"""The value to which ``lockstep run`` has set OMP_NUM_THREADS, if the user has not."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 _NUM_NODES = "GROUP_WORLD_SIZE"
 
@@ -45,41 +46,41 @@ class World:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the processes of this node."""
+    """Rank among the processes on this node."""
     local_world_size: int = 1
     node_rank: int = 0
     num_nodes: int = 1
     launcher: str = "python"
-    """Who started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anyone who sets RANK and
-    WORLD_SIZE), ``submitit`` (its local executor), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script said
-    which rank it is), or ``python``."""
+    """What started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anything that sets RANK and
+    WORLD_SIZE), ``submitit`` (its local executor), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script gave
+    the rank), or ``python``."""
     unsaid: frozenset[str] = frozenset()
-    """Names of the fields above that nobody said: they are those of one process a machine until the
-    processes meet, and see who is where."""
+    """Names of the fields above that the launcher did not set. They have the values for one process per machine until the
+    processes have exchanged their machines at the rendezvous."""
     is_program: bool = True
-    """Whether this process runs a script, that the same command would run again."""
+    """Whether this process runs a script, which the same command would run again."""
     launch: str = ""
-    """A name for this launch, the same when its processes were started again; empty: none was given."""
+    """The name of this launch, the same after restarts; empty: it has none."""
     restart: int = 0
-    """How many times the launcher has started the processes of this launch before."""
+    """Number of restarts of this launch so far."""
     store_path: str | None = None
-    """Where workers of one machine meet without opening a port, by ``lockstep run``."""
+    """The rendezvous file of ``lockstep run``'s workers on one machine, which needs no port."""
     launchers_store: str | None = None
-    """Where workers of several machines meet, by ``lockstep run``: ``tcp://HOST:PORT/PREFIX``."""
+    """The store of ``lockstep run``'s workers on several machines: ``tcp://HOST:PORT/PREFIX``."""
     job_dir: str | None = None
-    """A directory that the processes of one job of ``mpirun`` on one machine have for themselves, if it makes one."""
+    """The private directory of an ``mpirun`` job on one machine, if it creates one."""
     master: tuple[str, str] | None = None
-    """MASTER_ADDR and MASTER_PORT, as they are set; None: the first is not."""
+    """MASTER_ADDR and MASTER_PORT, as set; None: the first is not set."""
     num_cores: int | None = None
-    """The cores of this machine that the run may use, if the launcher has bound its processes; None: as they see it."""
+    """Number of cores of this machine for the run, if the launcher has bound its processes; None: not bound."""
     job: Job | None = None
-    """The job of Slurm that this process belongs to, whoever has started it there."""
+    """The Slurm job of this process, whatever started it there."""
 
     def by_hand(self, rank: int | None, world_size: int | None) -> World:
-        """The world of a process whose script says which rank it is, of how many; with None for both, this one.
+        """The world of a process whose script gives its rank and world size; with None for both, this one.
 
         Raises:
-            ConfigError: one is missing, is no such number, or the launcher says otherwise.
+            ConfigError: one of them is missing or invalid, or the launcher has set other values.
         """
         if rank is None and world_size is None:
             return self
@@ -108,30 +109,30 @@ class World:
 
     @property
     def host(self) -> str:
-        """The name of this machine."""
+        """The host name of this machine."""
         return socket.gethostname()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """All that lockstep takes from the environment variables, read once."""
+    """Everything that lockstep reads from environment variables."""
 
     world: World
     settings: Mapping[str, Any]
-    """What the launcher's command line asked for (names of RunConfig fields)."""
+    """Settings from the launcher's command line, by field of RunConfig."""
     terminal: bool | None
-    """Whether the launcher shows rank 0's output on a terminal; None: as it seems to this process."""
+    """Whether the launcher shows rank 0's output on a terminal; None: unknown."""
     threads: int | None = None
-    """OMP_NUM_THREADS, as far as the user has set it."""
+    """OMP_NUM_THREADS, if the user has set it."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """The variables of one launcher. Those from ``local_rank`` on need not be set."""
+    """The variables of one launcher. Those from ``local_rank`` on are optional."""
 
     launcher: str
     mark: str
-    """The variable that gives it away."""
+    """The variable by which the launcher is recognized."""
     rank: str = "RANK"
     world_size: str = "WORLD_SIZE"
     local_rank: str = "LOCAL_RANK"
@@ -139,8 +140,8 @@ class _Row:
     node_rank: str = "GROUP_RANK"
 
 
-# The first row whose mark is set is taken. (A script that mpirun starts may find RANK and WORLD_SIZE of somebody else: of
-# the cluster's queue, say.)
+# The first row whose mark is set applies. (Under mpirun, RANK and WORLD_SIZE may come from elsewhere: the cluster's queue,
+# say.)
 _LAUNCHERS = (
     _Row("lockstep", STORE),
     _Row("torchrun", "TORCHELASTIC_RUN_ID"),
@@ -153,7 +154,7 @@ _LAUNCHERS = (
         "HOROVOD_LOCAL_SIZE",
         "HOROVOD_CROSS_RANK",
     ),
-    _Row(  # Open MPI; its NODE_RANK is something else
+    _Row(  # Open MPI; its NODE_RANK has another meaning
         "mpirun",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_RANK",
@@ -162,9 +163,9 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "",
     ),
-    _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and its kin
+    _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and derivatives
     _Row("env", "WORLD_SIZE"),
-    _Row(  # on this machine; on Slurm its tasks are srun's
+    _Row(  # its local executor; on Slurm its tasks are started by srun
         "submitit",
         "SUBMITIT_LOCAL_GLOBALID",
         "SUBMITIT_LOCAL_GLOBALID",
@@ -181,7 +182,7 @@ VARIABLES = frozenset(
     )
     - {""}
 )
-"""What tells a process its place in a run, under any launcher, and how to run. MASTER_ADDR is not among them."""
+"""All variables that give a process its place in a run, under any launcher, except MASTER_ADDR and MASTER_PORT."""
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -205,7 +206,7 @@ def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> N
 def _read_world(environ: Mapping[str, str]) -> World:
     row, job = next((row for row in _LAUNCHERS if row.mark in environ), None), read_job(environ)
     if row is not None and row.launcher == "submitit" and environ.get(row.world_size) == "1":
-        row = None  # a job of one task: whatever starts processes in it is their launcher
+        row = None  # a job with one task: whatever starts processes in it is the launcher
     cores = None if job is None else job.num_cores(num_cores())
     if job is not None and job.step is not None and (row is None or _is_of_slurm(row, environ, job)):
         return _task_of(job, environ, cores)
@@ -214,8 +215,8 @@ def _read_world(environ: Mapping[str, str]) -> World:
     rank, size = _integer(environ, row.rank), _integer(environ, row.world_size)
     _check_rank(row.rank, rank, row.world_size, size)
     store = environ.get(STORE, "")
-    told_all = row.launcher in ("lockstep", "torchrun")
-    local_size = _integer(environ, row.local_world_size, size if told_all else 1)
+    sets_all = row.launcher in ("lockstep", "torchrun")
+    local_size = _integer(environ, row.local_world_size, size if sets_all else 1)
     if local_size < 1:
         raise ConfigError(f"{row.local_world_size}={local_size}: a number of processes is 1 or more")
     unsaid = {
@@ -228,7 +229,7 @@ def _read_world(environ: Mapping[str, str]) -> World:
         )
         if name not in environ
     }
-    if told_all or (local_size == size and "local_world_size" not in unsaid):
+    if sets_all or (local_size == size and "local_world_size" not in unsaid):
         unsaid.clear()
     return World(
         rank=rank,
@@ -236,7 +237,7 @@ def _read_world(environ: Mapping[str, str]) -> World:
         local_rank=_integer(environ, row.local_rank, rank % local_size),
         local_world_size=local_size,
         node_rank=_integer(environ, row.node_rank, rank // local_size),
-        num_nodes=_integer(environ, _NUM_NODES, -(-size // local_size)) if told_all else -(-size // local_size),
+        num_nodes=_integer(environ, _NUM_NODES, -(-size // local_size)) if sets_all else -(-size // local_size),
         launcher=row.launcher,
         unsaid=frozenset(unsaid),
         is_program=CALL not in environ,
@@ -252,16 +253,16 @@ def _read_world(environ: Mapping[str, str]) -> World:
 
 
 def _is_of_slurm(row: _Row, environ: Mapping[str, str], job: Job) -> bool:
-    """Whether the variables of a launcher are srun's own (``--mpi=pmi2``), or no more than a part of it was set by hand."""
+    """Whether the variables of a launcher were set by srun (``--mpi=pmi2``), or are incomplete."""
     assert job.step is not None
     if row.launcher == "env":
         return row.rank not in environ and environ[row.world_size] == str(job.step.num_tasks)
-    said = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
-    return row.mark == "PMI_SIZE" and said == (str(job.step.rank), str(job.step.num_tasks))
+    pmi = (environ.get("PMI_RANK"), environ.get("PMI_SIZE"))
+    return row.mark == "PMI_SIZE" and pmi == (str(job.step.rank), str(job.step.num_tasks))
 
 
 def _task_of(job: Job, environ: Mapping[str, str], cores: int | None) -> World:
-    """The world of a task that srun has started. (One task alone is a process that nobody has launched.)"""
+    """The world of a task started by srun. (A single task counts as a process without a launcher.)"""
     step = job.step
     assert step is not None
     return World(
@@ -284,38 +285,38 @@ def _master(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _job_dir(environ: Mapping[str, str]) -> str | None:
-    """Open MPI gives each mpirun a directory on each machine, which it removes at the end, and numbers its jobs."""
+    """The directory that Open MPI creates for each mpirun on each machine, with the number of the job."""
     parent, job = environ.get("PMIX_SERVER_TMPDIR"), environ.get("PMIX_NAMESPACE")
     return f"{parent}/lockstep-{job}" if parent and job else None
 
 
 def threads_asked(environ: Mapping[str, str], name: str = OMP) -> int | None:
-    """The number of threads that a variable asks for (of several, for regions within regions, the first); None: none."""
-    first = environ.get(name, "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) > 0 else None
+    """The number of threads in a variable (the first, of a list for nested regions); None: not set, or invalid."""
+    outermost = environ.get(name, "").partition(",")[0].strip()
+    return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else None
 
 
 def _threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
-    """What OMP_NUM_THREADS asks for, unless a launcher has set it because the user has not.
+    """OMP_NUM_THREADS, unless it was set by a launcher rather than the user.
 
-    Such a number must not count: torchrun says 1 where it starts several processes, and nothing where it starts one, so that
-    another number of processes would be another number of threads.
+    A launcher's number must not count: torchrun sets 1 if it starts several processes, and nothing if it starts one, so another
+    number of processes would mean another number of threads.
     """
-    asked = threads_asked(environ)
-    if asked is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
+    requested = threads_asked(environ)
+    if requested is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
         return None
-    if world.launcher == "torchrun" and asked == 1 and world.local_world_size > 1:
+    if world.launcher == "torchrun" and requested == 1 and world.local_world_size > 1:
         return threads_asked(_before_torchrun(environ["TORCHELASTIC_RUN_ID"]))
-    return asked
+    return requested
 
 
 def _before_torchrun(run_id: str) -> Mapping[str, str]:
-    """The environment that torchrun was started with; empty: it cannot be read."""
+    """The environment in which torchrun was started; empty if it cannot be read."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
-            # That of a process's start, without what it has set since. Between torchrun and here there may be others.
+            # The environment at the start of the process. There may be other processes between torchrun and this one.
             environ: dict[str, str] = process.environ()
             if environ.get("TORCHELASTIC_RUN_ID") != run_id:
                 return environ
@@ -323,15 +324,15 @@ def _before_torchrun(run_id: str) -> Mapping[str, str]:
 
 
 def read_secret() -> str | None:
-    """LOCKSTEP_SECRET, for a launcher of several machines; None: it is not set, or empty."""
+    """LOCKSTEP_SECRET, for a launcher of several machines; None: not set, or empty."""
     return os.environ.get(SECRET) or None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """What the launcher set. ``environ`` is for tests; a run reads ``os.environ``, once.
+    """Read the environment variables. ``environ`` is for tests; a run reads ``os.environ``, once.
 
     Raises:
-        ConfigError: a variable is not what it should be.
+        ConfigError: a variable has an invalid value.
     """
     environ = os.environ if environ is None else environ
     text = environ.get(SETTINGS, "{}")
@@ -344,7 +345,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     world = _read_world(environ)
     terminal = environ[TERMINAL] == "1" if TERMINAL in environ else None
     if terminal is None and world.launcher == "mpirun":
-        terminal = False  # Open MPI gives processes a terminal of its own, wherever their output goes from there
+        terminal = False  # Open MPI connects processes to a pseudo-terminal, wherever it sends their output
     return Environment(
         world=world,
         settings=settings,
