@@ -94,7 +94,7 @@ def test_the_dimension_of_samples_is_a_whole_number_from_zero(value):
 
 
 def test_a_step_to_end_the_trace_at_needs_a_trace():
-    with pytest.raises(ConfigError, match="trace_until=3 without a trace"):
+    with pytest.raises(ConfigError, match="trace_until=3 has no effect without a trace"):
         RunConfig(trace_until=3)
     assert RunConfig(trace_until=3, trace="steps").trace_until == 3
 

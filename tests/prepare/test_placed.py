@@ -27,7 +27,7 @@ def test_parts_on_devices_of_the_process_are_welcome():
         (
             split(),
             (CPU, CPU),
-            "'1.weight' of Sequential is on meta, and this process has cpu, cpu. With devices_per_process=2",
+            "'1.weight' of Sequential is on meta, but this process has cpu, cpu. With devices_per_process=2",
         ),
         (nn.BatchNorm1d(2, affine=False), (OTHER, OTHER), "'running_mean' of BatchNorm1d is on cpu"),
     ],

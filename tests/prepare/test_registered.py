@@ -109,12 +109,12 @@ def test_what_can_be_is_taken(thing):
         (
             torch.zeros(1),
             torch.zeros(8),
-            r"a tensor of shape \(8,\), float32 is .* now, and a tensor of shape \(1,\), float32",
+            r"a tensor of shape \(8,\), float32 is .* now, but a tensor of shape \(1,\), float32",
         ),
-        (torch.zeros(2), torch.zeros(2).long(), r"int64 is registered now, and .* float32"),
-        ({"a": 1}, [1], "a list is registered now, and a dict was"),
-        ([1], {}, "a dict is registered now, and a list was"),
-        ([1], torch.zeros(1), "a tensor of .* is registered now, and a list was"),
+        (torch.zeros(2), torch.zeros(2).long(), r"int64 is registered now, but .* float32"),
+        ({"a": 1}, [1], "a list is registered now, but a dict was"),
+        ([1], {}, "a dict is registered now, but a list was"),
+        ([1], torch.zeros(1), "a tensor of .* is registered now, but a list was"),
     ],
 )
 def test_a_thing_of_another_kind_is_an_error_that_names_both_and_changes_nothing(then, now, message):
