@@ -389,7 +389,7 @@ def test_a_place_that_is_named_comes_before_what_the_launcher_says(init_method, 
 @pytest.mark.parametrize(
     ("init_method", "fields", "words"),
     [
-        ("tcp://h:1", {"launcher": "python"}, "nobody has said which rank this process is: set RANK and WORLD_SIZE"),
+        ("tcp://h:1", {"launcher": "python"}, "the rank of this process is unknown: set RANK and WORLD_SIZE"),
         (None, {}, "MASTER_ADDR is not set"),
         ("env://", {}, "MASTER_ADDR is not set"),
         (None, {"master": ("h", "")}, "MASTER_ADDR=h, and MASTER_PORT= is not set"),

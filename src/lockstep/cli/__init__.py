@@ -1,1 +1,1 @@
-"""The command line: each verb parses, makes a config, and makes one call."""
+"""The command line: each command parses its options, builds a config, and makes one call."""

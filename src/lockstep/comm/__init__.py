@@ -1,1 +1,1 @@
-"""How the processes of a run meet, and what they can say to each other."""
+"""The rendezvous of a run's processes, and communication between them."""

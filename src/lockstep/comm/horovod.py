@@ -75,8 +75,8 @@ def start_horovod(timeout_s: float) -> Any:
         )
     if not horovod.gloo_built():
         raise ConfigError(
-            "Horovod is installed without Gloo (HOROVOD_WITH_GLOO=1), through which its processes meet: start the script with "
-            "Horovod's own launcher, or build it anew (`make horovod` in lockstep's repository)."
+            "Horovod is installed without Gloo (HOROVOD_WITH_GLOO=1), by which its processes communicate: start the script "
+            "with Horovod's own launcher, or rebuild it (`make horovod` in lockstep's repository)."
         )
     with _rendezvous_port(rank) as port:
         box = [port]

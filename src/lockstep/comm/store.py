@@ -145,7 +145,7 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
     """
     if world.launcher == "python":
         raise ConfigError(
-            f"init_method={init_method!r}, and nobody has said which rank this process is: set RANK and WORLD_SIZE, give "
+            f"init_method={init_method!r}, but the rank of this process is unknown: set RANK and WORLD_SIZE, give "
             "rank= and world_size= to join(), or start the script by lockstep run"
         )
     if init_method not in (None, "env://"):

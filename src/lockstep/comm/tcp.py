@@ -76,5 +76,5 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
         ) from error
     if address is None or not is_loopback(address):
         where = listening(host, address, port)
-        print(f"lockstep: rank 0 keeps the store where the ranks meet: it {where}", file=sys.stderr, flush=True)
+        print(f"lockstep: rank 0 serves the rendezvous store: it {where}", file=sys.stderr, flush=True)
     return serve(listener, address, max(1.0, waiter.remaining_s))

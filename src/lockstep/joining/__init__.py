@@ -1,1 +1,1 @@
-"""How a process comes to its run, and which run that is."""
+"""Joining a run: determining which run it is, and opening it."""

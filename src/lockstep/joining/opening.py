@@ -109,9 +109,9 @@ def open_run(launch: Launch) -> OpenRun:
             state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
             if state == _FINISHED:
                 break  # earlier interrupted runs were superseded by it
-            found = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
-            if found is not None:
-                return found
+            run = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
+            if run is not None:
+                return run
         path = default_run_dir(_PARENT, launch.command.script)
         lock = launch.lock(path)
         write_birth(path, launch.born_with, launch.command)

@@ -94,7 +94,7 @@ class Ledger:
         self._sizes = sizes
         if phase not in self._foreseen:
             self._foreseen[phase] = _Foreseen()
-        self._known = self._foreseen[phase]
+        self._form = self._foreseen[phase]
         self._page = _Page()
         self._added, self._on_device = [], []
 
@@ -172,10 +172,10 @@ class Ledger:
         """
         for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
             self._note(key, number.item(), weight)
-        page, known = self._page, self._known
+        page, form = self._page, self._form
         page.unforeseen = tuple(sync.unforeseen())
-        is_foreseen = page.kinds == known.kinds[: len(page.kinds)] and not page.unforeseen
-        is_foreseen = is_foreseen and (not page.values or page.names <= known.names)
+        is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen
+        is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
         if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
         pages = [page] if self._collectives.size == 1 else self._exchange(sync, page, step, is_foreseen=is_foreseen)
@@ -185,8 +185,8 @@ class Ledger:
                 if kind != kinds[call]:
                     _refuse_kinds(call, {kind, kinds[call]})
         if not is_foreseen or len(pages) > 1:
-            known.kinds = kinds if len(kinds) >= len(known.kinds) or kinds != known.kinds[: len(kinds)] else known.kinds
-            known.names = known.names.union(*(peer.names for peer in pages))
+            form.kinds = kinds if len(kinds) >= len(form.kinds) or kinds != form.kinds[: len(kinds)] else form.kinds
+            form.names = form.names.union(*(peer.names for peer in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         sums: dict[str, tuple[list[float], list[float]]] = {}
         for peer in pages:
@@ -201,15 +201,15 @@ class Ledger:
 
     def _exchange(self, sync: Sync, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
         """The pages of all ranks."""
-        known = self._known
-        weighted = [call for call, kind in enumerate(known.kinds) if kind == "weight"]
+        form = self._form
+        weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._most)
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes))]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
-        for name in sorted(known.names):
+        for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         try:
-            lines = sync.gather(line, len(known.kinds)) or self._gather(line)
+            lines = sync.gather(line, len(form.kinds)) or self._gather(line)
         except RuntimeError as error:
             if "imed out" not in str(error):
                 raise
@@ -226,7 +226,7 @@ class Ledger:
         if any(row[0] for row in lines):
             pages: list[_Page] = self._collectives.all_gather_object(page)
             return pages
-        return [self._read(row, known, weighted) for row in lines]
+        return [self._read(row, form, weighted) for row in lines]
 
     def _gather(self, line: list[float]) -> list[list[float]]:
         lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
@@ -234,15 +234,15 @@ class Ledger:
         rows: list[list[float]] = lines.view(self._collectives.size, len(line)).tolist()
         return rows
 
-    def _read(self, line: list[float], known: _Foreseen, weighted: list[int]) -> _Page:
-        page = _Page(kinds=known.kinds[: int(line[1])])
+    def _read(self, line: list[float], form: _Foreseen, weighted: list[int]) -> _Page:
+        page = _Page(kinds=form.kinds[: int(line[1])])
         numbers = iter(line[3:])
         for call in weighted:
             for slot in range(self._most):
                 weight = next(numbers)
                 if not math.isnan(weight):
                     page.weights[call, slot] = weight
-        for name in sorted(known.names):
+        for name in sorted(form.names):
             for slot in range(self._most):
                 value, weight = next(numbers), next(numbers)
                 if weight >= 0:

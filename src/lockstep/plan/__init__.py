@@ -1,1 +1,1 @@
-"""Who computes what: pure functions of integers. Nothing here communicates, draws or keeps state."""
+"""The plan of what each process computes: pure functions of integers, without communication, randomness or state."""

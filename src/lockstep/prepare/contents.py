@@ -219,9 +219,9 @@ _CONTENTS: tuple[tuple[type, type[Content]], ...] = (
 )
 
 
-def content_of(thing: Any) -> Content:
+def content_of(target: Any) -> Content:
     """An object's part of the run's state."""
-    return next(content for kind, content in _CONTENTS if isinstance(thing, kind))(thing)
+    return next(content for kind, content in _CONTENTS if isinstance(target, kind))(target)
 
 
 def innermost(model: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
     message = str(error)
     if "more than 1 value per channel" in message:
         raise ModelError(
-            f"{_where(error, model)} met a shard of one sample, which has no variance to normalise by. "
+            f"{_where(error, model)} met a shard of one sample, which has no variance to normalize by. "
             "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
             "or fewer shards."
         ) from error

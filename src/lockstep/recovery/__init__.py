@@ -1,1 +1,1 @@
-"""Nothing lost: the state of a run taken into checkpoints, and put back where a launch resumes it."""
+"""Saving the state of a run in checkpoints, and restoring it when a launch resumes the run."""

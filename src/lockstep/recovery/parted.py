@@ -94,7 +94,7 @@ class PartedRanks(Listener):
                     f"rank{'s' if len(unlike) > 1 else ''} {', '.join(map(str, unlike))} (it was after {since}). Outside of "
                     "batch.shards every rank must do the same with the same numbers: look for code there that depends on the "
                     "rank, on one shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a "
-                    "generator of its own. `lockstep verify` shows where. No checkpoint is written of this state."
+                    "separate generator. `lockstep verify` shows where. No checkpoint is written of this state."
                 )
 
     def _sums(self, *, with_stream: bool) -> Iterator[tuple[str, Any]]:

@@ -84,7 +84,7 @@ class Request:
         if self.array is not None and self.settings.get("run_dir") is not None:
             raise ConfigError(
                 f"--array {self.array} and --run-dir {self.settings['run_dir']}: each task of an array is a run of its own, "
-                "and all but one would find that directory in use. Leave --run-dir out: each resumes its own run by itself"
+                "and all but one would find that directory in use. Leave --run-dir out: each resumes its own run automatically"
             )
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")

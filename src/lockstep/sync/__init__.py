@@ -1,1 +1,1 @@
-"""How gradients meet: one file for each way, one row each in ``table.py``."""
+"""Synchronizing gradients: one module per strategy, one row each in ``config.STRATEGIES``."""

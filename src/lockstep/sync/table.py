@@ -38,7 +38,7 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: boo
         return "single" if world_size == 1 else "ddp"
     if name == "single" and world_size > 1:
         raise ConfigError(
-            f"strategy='single' is for one process, and there are {world_size}: each would train a model of its own. "
+            f"strategy='single' is for one process, and there are {world_size}: each would train a separate model. "
             "Start one process, or use another strategy."
         )
     if name == "dp":
