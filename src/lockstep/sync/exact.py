@@ -68,9 +68,7 @@ class ExactSync:
     """
 
     forward_is_collective = False
-    """See Sync."""
     is_plain = False
-    """See Sync."""
 
     def __init__(
         self,

@@ -20,9 +20,7 @@ class ShardedSync(ABC):
     """Sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
-    """See Sync."""
     is_plain = False
-    """See Sync."""
 
     def __init__(self, num_shards: int, world_size: int = 1) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
