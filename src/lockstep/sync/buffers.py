@@ -9,7 +9,7 @@ weighted mean over shards; an integer buffer becomes that of the lowest shard. A
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ class _Slot:
         self.module = module
         self.name = name
         self.start = self.tensor.detach().clone()
-        self.change: Tensor | None = None
         self.mark()
 
     @property
@@ -67,11 +66,6 @@ class _Slot:
         else:
             self.start = tensor.clone()
         self.mark()
-
-    def note(self, fraction: float, *, is_lowest_shard: bool) -> None:
-        """Add a shard's change to the sum."""
-        change = self.weighted(fraction, is_lowest_shard=is_lowest_shard)
-        self.change = change if self.change is None else self.change.add_(change)
 
     def weighted(self, fraction: float, *, is_lowest_shard: bool) -> Tensor:
         """A shard's change times its fraction; for integers, the change of the lowest shard and 0 for others.
@@ -152,6 +146,13 @@ def _unpack(packed: Tensor, like: Tensor) -> Tensor:
     return packed.view_as(like)
 
 
+def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Add the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and returned."""
+    for number, change in right.items():
+        left[number] = left[number] + change if number in left else change
+    return left
+
+
 class _Owner:
     """A module with buffers. If one of them changed, all are treated as changed."""
 
@@ -179,12 +180,7 @@ NORMALIZATIONS = (
 
 
 class ShardBuffers:
-    """All buffers of the prepared models."""
-
-    @property
-    def num_owners(self) -> int:
-        """Number of modules with buffers. Below they are identified by number, in the order of the models."""
-        return len(self._owners)
+    """All buffers of the prepared models. Modules with buffers are identified by number, in the order of the models."""
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
@@ -212,41 +208,6 @@ class ShardBuffers:
             slot.restart()
 
     @torch.no_grad()
-    def note(self, fraction: float, *, is_lowest_shard: bool) -> None:
-        """Record the changes of the shard that has just run, and undo them."""
-        for slot in self._changed_slots():
-            slot.note(fraction, is_lowest_shard=is_lowest_shard)
-            slot.put(slot.start)
-
-    def noted(self) -> list[bool]:
-        """For each module, whether this process's shards have, or may have, changed its buffers."""
-        return [owner.changed or any(slot.change is not None for slot in owner.slots) for owner in self._owners]
-
-    @torch.no_grad()
-    def combine(self, is_changed: Iterable[bool], all_reduce: Callable[[Tensor], None] | None) -> None:
-        """Combine the recorded changes of some modules' buffers. Collective, if ``all_reduce`` is given.
-
-        Args:
-            is_changed: for each module, whether any shard of any rank has changed its buffers; the same on every rank.
-            all_reduce: sums a flat float64 tensor over the ranks, in place.
-        """
-        slots = [slot for owner, changed in zip(self._owners, is_changed, strict=True) if changed for slot in owner.slots]
-        # By number, not by name: GPUs 8 to 11 must be in the same order as GPUs 0 to 3.
-        for device in sorted({slot.start.device for slot in slots}, key=lambda device: device.index or 0):
-            here = [slot for slot in slots if slot.start.device == device]
-            changes = [torch.zeros_like(_wide(slot.start)) if slot.change is None else slot.change for slot in here]
-            if all_reduce is not None:
-                packed = [_pack(change) for change in changes]
-                flat = torch.cat(packed)
-                all_reduce(flat)
-                parts = torch.split(flat, [part.numel() for part in packed])
-                changes = [_unpack(part, change) for part, change in zip(parts, changes, strict=True)]
-            for slot, change in zip(here, changes, strict=True):
-                slot.put(_narrow(_base(slot.start) + change, slot.start))
-                slot.restart()
-                slot.change = None
-
-    @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool) -> dict[int, Tensor]:
         """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone."""
         return {
@@ -259,9 +220,12 @@ class ShardBuffers:
         """The neutral element for a module's ``changes``, of the same shape."""
         return torch.cat([_pack(torch.full_like(_wide(slot.start), -0.0)) for slot in self._owners[number].slots])
 
-    def device(self, number: int) -> torch.device:
-        """The device of a module's buffers."""
-        return self._owners[number].slots[0].start.device
+    def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
+        """Group modules by the device of their buffers, in an order that is the same on every rank."""
+        groups: dict[torch.device, list[int]] = {}
+        for number in sorted(numbers):
+            groups.setdefault(self._owners[number].slots[0].start.device, []).append(number)
+        return list(groups.values())
 
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:
@@ -273,16 +237,6 @@ class ShardBuffers:
             for slot, value, part in zip(slots, wide, torch.split(change, sizes), strict=True):
                 slot.put(_narrow(value + _unpack(part, value), slot.start))
                 slot.restart()
-
-    def touched(self) -> list[str]:
-        """The class names of modules with a buffer that visibly differs from the shard's start value."""
-        return [type(owner.module).__name__ for owner in self._owners if any(slot.touched for slot in owner.slots)]
-
-    @torch.no_grad()
-    def restart_shard(self) -> None:
-        """Undo all changes since the start values were set."""
-        for slot in self._changed_slots():
-            slot.put(slot.start)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -303,11 +257,9 @@ class ShardBuffers:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Undo and discard all changes since buffers were last combined."""
-        self.restart_shard()
-        for owner in self._owners:
-            for slot in owner.slots:
-                slot.change = None
+        """Undo all changes since the start values were set."""
+        for slot in self._changed_slots():
+            slot.put(slot.start)
 
     def _check_late_buffers(self) -> None:
         for slot in self._made_late:

@@ -24,7 +24,7 @@ from lockstep.plan.shards import MicroStep, StepPlan, block
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
-from lockstep.sync.buffers import ShardBuffers
+from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
@@ -187,7 +187,7 @@ class ExactSync:
         for key, bucket_sum in self._sums.items():
             if key not in self._sent:
                 bucket_sum.end_shard(shard)
-        push(self._changes, Node(shard, 1, changes), _add_changes)
+        push(self._changes, Node(shard, 1, changes), add_changes)
         self._next_shard = shard + 1
 
     def unforeseen(self) -> Sequence[Hashable]:
@@ -221,7 +221,7 @@ class ExactSync:
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
         self._history.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
-        changes = self._start_buffers(sorted(self._history.owners))
+        changes = self._start_buffers()
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
@@ -350,25 +350,16 @@ class ExactSync:
 
     # Buffers
 
-    def _start_buffers(self, owners: list[int]) -> dict[int, Tensor]:
+    def _start_buffers(self) -> dict[int, Tensor]:
         """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
-        by_device: dict[torch.device, list[int]] = {}
-        for owner in owners:
-            by_device.setdefault(self._buffers.device(owner), []).append(owner)
         sums: dict[int, Tensor] = {}
-        for here in by_device.values():
-            absent = {owner: self._buffers.absent(owner) for owner in here}
-            nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in here]) for node in self._changes]
+        for owners in self._buffers.by_device(self._history.owners):
+            absent = {owner: self._buffers.absent(owner) for owner in owners}
+            nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in owners]) for node in self._changes]
             self._send(nodes)
-            parts = torch.split(nodes[0], [absent[owner].numel() for owner in here])
-            sums.update(zip(here, parts, strict=True))
+            parts = torch.split(nodes[0], [absent[owner].numel() for owner in owners])
+            sums.update(zip(owners, parts, strict=True))
         return sums
-
-
-def _add_changes(left: dict[int, Tensor], right: dict[int, Tensor]) -> dict[int, Tensor]:
-    for owner, change in right.items():
-        left[owner] = left[owner] + change if owner in left else change
-    return left
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

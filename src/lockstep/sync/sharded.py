@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.plan.shards import MicroStep, StepPlan
-from lockstep.sync.buffers import ShardBuffers
+from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.gradients import Gradients, ShardSums, divide, install
 from lockstep.sync.protocol import Outcome
 
@@ -30,6 +31,8 @@ class ShardedSync(ABC):
         self._buffers = ShardBuffers()
         self._changing: set[int] = set()
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
+        self._changes: dict[int, Tensor] = {}
+        """The sums of this process's shards' changes in the current phase."""
         self._sums = ShardSums()
         self._plan: StepPlan | None = None
         self._phase = 0
@@ -65,12 +68,13 @@ class ShardedSync(ABC):
         micro, self._micro = self._micro, None
         assert micro is not None
         if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
-            self._buffers.note(self._shard_samples / micro.step_samples, is_lowest_shard=micro.shard == 0)
+            fraction = self._shard_samples / micro.step_samples
+            add_changes(self._changes, self._buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+            self._buffers.rewind()
 
     def unforeseen(self) -> Sequence[Hashable]:
         """See Sync: the modules whose buffers have changed for the first time."""
-        noted = self._buffers.noted()
-        return [number for number, yes in enumerate(noted) if yes and number not in self._changing]
+        return [number for number in sorted(self._changes) if number not in self._changing]
 
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
         """See Sync."""
@@ -87,15 +91,28 @@ class ShardedSync(ABC):
                 gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
         install(gradients)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
-        if self._changing:
-            is_changing = [number in self._changing for number in range(self._buffers.num_owners)]
-            self._buffers.combine(is_changing, _all_reduce if self._world_size > 1 else None)
+        self._buffers.apply(self._sum_changes())
+        self._changes = {}
         self._plan = None
+
+    @torch.no_grad()
+    def _sum_changes(self) -> dict[int, Tensor]:
+        """The changes of buffers summed over all ranks. Every rank must call it."""
+        sums: dict[int, Tensor] = {}
+        for numbers in self._buffers.by_device(self._changing):
+            parts = [self._changes[n] if n in self._changes else self._buffers.absent(n) for n in numbers]
+            if self._world_size > 1:
+                flat = torch.cat(parts)
+                dist.all_reduce(flat)
+                parts = list(torch.split(flat, [part.numel() for part in parts]))
+            sums.update(zip(numbers, parts, strict=True))
+        return sums
 
     def drop(self) -> None:
         """See Sync."""
         self._sums.clear()
         self._buffers.rewind()
+        self._changes = {}
         self._plan = self._micro = None
 
     def close(self) -> None:  # noqa: B027 - most subclasses have nothing to release
@@ -111,7 +128,3 @@ class ShardedSync(ABC):
 
         Called on every rank for every call that any rank made.
         """
-
-
-def _all_reduce(flat: Tensor) -> None:
-    dist.all_reduce(flat)
