@@ -53,6 +53,18 @@ def test_infinities_stay_and_do_not_become_nan():
     assert model.lowest.tolist() == [float("inf"), 4.0]
 
 
+def test_values_that_changes_are_not_measured_from_stay_when_nothing_changed_and_can_become_zero():
+    start = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e16, 3e38, -0.0])
+    model = Buffers(lowest=start.clone())
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step()
+    buffers.apply({0: buffers.absent(0)})  # changed in another phase, and in no shard of this one
+    assert torch.equal(model.lowest.view(torch.int32), start.view(torch.int32))
+    run(model, lambda: model.lowest.zero_(), lambda: model.lowest.zero_())
+    assert model.lowest.tolist() == [0.0] * 6
+
+
 def test_a_buffer_that_nobody_changed_keeps_its_bits_and_its_memory():
     constant = torch.tensor([0.1, 1e-40, float("nan")])
     model = Buffers(constant=constant.clone(), mean=torch.zeros(1))

@@ -123,9 +123,15 @@ def _base(start: Tensor) -> Tensor:
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """The change, with -0.0 where there is none: adding that changes nothing, not even a sign."""
-    after, base = _wide(after), _base(before)
-    return torch.where(after == base, torch.full_like(after, -0.0), after - base)
+    """The change, with -0.0 where there is none (and nowhere else): adding that changes nothing, not even a sign."""
+    after, start, base = _wide(after), _wide(before), _base(before)
+    return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))
+
+
+def _changed(start: Tensor, change: Tensor) -> Tensor:
+    """The start value plus a sum of changes. Values that no shard changed stay, even if changes are measured from 0."""
+    base = _base(start)
+    return torch.where((change == 0) & change.signbit(), _wide(start), base + change)
 
 
 def _narrow(wide: Tensor, like: Tensor) -> Tensor:
@@ -232,10 +238,10 @@ class ShardBuffers:
         """Set buffers to their start values plus ``changes``, the sums over all shards."""
         for number, change in changes.items():
             slots = self._owners[number].slots
-            wide = [_base(slot.start) for slot in slots]
+            wide = [_wide(slot.start) for slot in slots]
             sizes = [_pack(value).numel() for value in wide]
             for slot, value, part in zip(slots, wide, torch.split(change, sizes), strict=True):
-                slot.put(_narrow(value + _unpack(part, value), slot.start))
+                slot.put(_narrow(_changed(slot.start, _unpack(part, value)), slot.start))
                 slot.restart()
 
     @contextlib.contextmanager
