@@ -142,19 +142,13 @@ class Parts:
         watch = NanWatch(config.on_nan, world.rank, config.log_every)
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
-        listeners: list[Listener | None] = [
-            parted if world.world_size > 1 else None,
-            unprepared,
-            watch,
-            self.log,
-            self.saver,
-        ]
-        listeners += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
-        all_listeners = Listeners([listener for listener in listeners if listener is not None])
+        active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log, self.saver]
+        active += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
+        listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
-        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, all_listeners)
-        self.loop = Loop(self.phases, journey, all_listeners)
+        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
+        self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
         )

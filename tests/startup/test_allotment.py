@@ -46,7 +46,7 @@ def test_what_fits_is_not_spoken_of():
         (
             {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "1"},
             {"own": 1},
-            "1 core for 2 processes on {host}: each waits for the others' turn, and a step takes many times as long",
+            "1 core for 2 processes on {host}: the others wait their turn, and a step takes many times as long",
         ),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "1,3", "SLURM_GPUS_ON_NODE": "3"},

@@ -59,7 +59,7 @@ class Phases:
         """Iterators over shards that the script has requested since the last phase."""
         self._carried: Gradients = {}
         """Gradients from before the phase, to which those of the phase are added."""
-        self._checked_losses: set[tuple[int, int]] = set()
+        self._checked: set[tuple[int, int]] = set()
         """Phases and backward calls whose loss was checked for being a sum."""
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current phase."""
@@ -248,13 +248,8 @@ class Phases:
                 "into a number on the way, or computed under no_grad?"
             )
         call = self._ledger.num_calls
-        if (
-            reduction is None
-            and weight is None
-            and self.num_shards > 1
-            and (self.num_done, call) not in self._checked_losses
-        ):
-            self._checked_losses.add((self.num_done, call))
+        if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
+            self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
                 raise LossError(
                     f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "

@@ -30,11 +30,8 @@ def libraries() -> tuple[Any, ...]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of OpenMPs that do not go together: not ours to say
             controllers = ThreadpoolController().lib_controllers
-        earlier, _libraries, _num_modules = (
-            {library.filepath for library in _libraries},
-            tuple(controllers),
-            len(sys.modules),
-        )
+        earlier = {library.filepath for library in _libraries}
+        _libraries, _num_modules = tuple(controllers), len(sys.modules)
         if _number is not None:
             for library in controllers:
                 if library.filepath not in earlier:

@@ -55,18 +55,18 @@ def _gpus(world: World, gpus: int, gpus_each: int) -> list[str]:
         if gpus == 0:
             return []
         return [
-            f"the job has {_count(gpus, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
+            f"the job has {counted(gpus, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
             "PyTorch see a GPU (torch.cuda.is_available())? If none is needed, ask for none"
         ]
     used = tasks * gpus_each
     if used < gpus:
         return [
-            f"{_count(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {gpus} GPUs: the "
+            f"{counted(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {gpus} GPUs: the "
             f"others stand idle. Start {gpus // gpus_each} (--ntasks-per-node), or ask for fewer GPUs (--gpus-per-node)"
         ]
     if used > gpus > 0:
         return [
-            f"{tasks} processes on {host} share {_count(gpus, 'GPU')}, and wait for each other: start {gpus // gpus_each} "
+            f"{tasks} processes on {host} share {counted(gpus, 'GPU')}, and wait for each other: start {gpus // gpus_each} "
             "(--ntasks-per-node), or ask for more GPUs (--gpus-per-node)"
         ]
     return []
@@ -79,23 +79,23 @@ def _cores(job: Job, world: World, affinity: int, workers: int) -> list[str]:
     messages = []
     if cpus_per_task is not None and affinity < cpus_per_task:
         messages.append(
-            f"SLURM_CPUS_PER_TASK is {cpus_per_task}, and this task may use {_count(affinity, 'core')}: srun does "
+            f"SLURM_CPUS_PER_TASK is {cpus_per_task}, and this task may use {counted(affinity, 'core')}: srun does "
             f"not take the number from sbatch, so give it again (srun --cpus-per-task={cpus_per_task})"
         )
     elif cores < tasks:
         messages.append(
-            f"{_count(cores, 'core')} for {tasks} processes on {world.host}: each waits for the others' turn, and a step takes "
+            f"{counted(cores, 'core')} for {tasks} processes on {world.host}: the others wait their turn, and a step takes "
             f"many times as long. Ask for cores for each: --cpus-per-task={1 + workers} or more"
         )
     elif cores // tasks < workers + 1:
         messages.append(
-            f"{_count(cores // tasks, 'core')} for each process, and {_count(workers, 'loader worker')} beside it: they wait "
+            f"{counted(cores // tasks, 'core')} for each process, and {counted(workers, 'loader worker')} beside it: they wait "
             f"for each other. Ask for --cpus-per-task={1 + workers}, or take --workers {max(0, cores // tasks - 1)}"
         )
     idle = (job.cpus_here or 0) - cores
     if not messages and step is not None and idle >= max(2, tasks):
         messages.append(
-            f"{_count(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others stand "
+            f"{counted(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others stand "
             f"idle. Share them out: --cpus-per-task={(job.cpus_here or 0) // tasks}, and more --workers"
         )
     return messages
@@ -105,5 +105,6 @@ def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 core``, ``2 cores``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -13,6 +13,7 @@ from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.machine.cores import num_cores
 from lockstep.recovery.software import version
+from lockstep.startup.allotment import counted
 from lockstep.world import World
 
 
@@ -46,18 +47,14 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
     """The line that says how the loader's batches are split into shards and assigned to processes."""
     devices = f" and {num_devices} devices" if num_devices > 1 else ""
     return (
-        f"{_batch_words(loader, config.shards or 1)} on {_count(world.world_size, 'process', 'es')}, "
-        f"{_count(config.threads or 1, 'thread')}{devices} each"
+        f"{_batch_words(loader, config.shards or 1)} on {counted(world.world_size, 'process', 'processes')}, "
+        f"{counted(config.threads or 1, 'thread')}{devices} each"
     )
 
 
 def _batch_words(loader: Any, num_shards: int) -> str:
     batch_size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not isinstance(batch_size, int):
-        return f"global batches of {_count(num_shards, 'shard')}"
+        return f"global batches of {counted(num_shards, 'shard')}"
     upto = "" if batch_size % num_shards == 0 else "up to "
-    return f"global batch {batch_size} = {_count(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
+    return f"global batch {batch_size} = {counted(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"
