@@ -275,7 +275,7 @@ def test_the_help_teaches_what_goes_and_what_stays(call):
     text = " ".join(call("--help").out.split())
     for told in (
         "--prune --older-than 12h --keep 3 --yes",
-        "What is running never goes",
+        "never deletes runs that are running",
         "[default: 1]",
         "with --prune, 7d",
     ):

@@ -86,8 +86,9 @@ def command(
     """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
 
     A setting is a number of processes, a number of loader workers, and a launcher; in the last one a run is killed and
-    resumed. They are compared step by step: the samples used (each once), losses, gradients and their norms, and digests of
-    weights, buffers and optimizer state; and weights must have changed. SCRIPT runs in the current environment.
+    resumed. They are compared step by step: the samples used (each once, and how many by each process), losses, gradients
+    and their norms, and digests of weights, buffers and optimizer state; and weights must have changed. SCRIPT runs in the
+    current environment.
 
     Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
     differ. After a FAIL it reruns the script up to that step in ways that distinguish causes, and names the likely one, with
