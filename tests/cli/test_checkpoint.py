@@ -98,7 +98,7 @@ def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     assert lines["model-2"].split() == ["model-2", "Linear", "4", "0", "float32", "model-2.safetensors"]
     assert saved(made, -2).name in lines["others"]
     total = sum(file.stat().st_size for file in saved(made).iterdir() if file.name != "manifest.json")
-    assert f"{total / 1000:.1f} kB. To compare them" in done.out
+    assert f"{total / 1000:.1f} kB. To verify their checksums" in done.out
 
 
 SCHEDULES = """
