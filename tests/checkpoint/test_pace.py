@@ -170,4 +170,4 @@ def test_with_steady_steps_they_do_within_half_a_second(drifts, step_s, step):
 def test_where_no_step_ends_they_can_be_asked_too():
     pace = Pace("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
     assert pace.ask(0)
-    assert pace.asked == 3
+    assert pace.stop_request == 3

@@ -356,7 +356,7 @@ def test_where_there_is_no_run_it_says_where_it_looked(look, tmp_path):
     (tmp_path / "runs").mkdir()
     assert f"no runs in {tmp_path / 'runs'}: it is empty" in look(tmp_path).out
     (tmp_path / "runs" / "notes").mkdir()
-    assert "notes is none" in look(tmp_path).out
+    assert "notes is not a run" in look(tmp_path).out
     assert "lockstep runs runs" in look(tmp_path, ".").out
 
 

@@ -51,5 +51,5 @@ def test_gpus(text, expected):
     ],
 )
 def test_what_is_none_is_refused(read, text):
-    with pytest.raises(ValueError, match="is no "):
+    with pytest.raises(ValueError, match="is not a "):
         read(text)

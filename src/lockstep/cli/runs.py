@@ -146,7 +146,7 @@ def _check_options(as_json: bool, prune: bool, keep: int | None, interrupted: bo
     prune_options = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
     names = [name for name, is_given in prune_options.items() if is_given]
     if names and not prune:
-        raise ConfigError(f"{' and '.join(names)} has no effect without --prune, which deletes runs")
+        raise ConfigError(f"{' and '.join(names)} without --prune: runs are deleted only with it")
 
 
 def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, console: Console, *, ask: bool) -> None:

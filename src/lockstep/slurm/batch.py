@@ -84,7 +84,7 @@ def _options(request: Request) -> Iterator[str]:
     if request.requeue:
         yield _option("requeue", None, "after a lost node or a preemption")
     else:
-        yield _option("no-requeue", None)
+        yield _option("no-requeue", None, "Slurm does not restart the job")
     name, _, seconds = request.signal.partition("@")
     yield _option("signal", request.signal, f"{seconds} s before the time limit every process gets SIG{name}")
     for option in request.options:
