@@ -226,7 +226,7 @@ TABLE = {
         Row(
             "frozen_inside",
             "a layer frozen inside, by the loss of a shard",
-            Refused("was frozen or thawed (requires_grad) inside batch.shards"),
+            Refused("was frozen or unfrozen (requires_grad) inside batch.shards"),
         ),
         Row(
             "counter_in_the_model",
@@ -391,7 +391,7 @@ TABLE = {
         Row(
             "validation_with_a_prepared_loader",
             "a prepared loader under `no_grad`",
-            Refused("a prepared loader was iterated without gradients"),
+            Refused("a prepared loader was iterated with gradients disabled"),
         ),
         Row("saving_in_the_loop", "`torch.save` on rank 0, read by all after a barrier", EQUAL),
         Row("best_kept_by_team", "`team.best`", EQUAL),
@@ -458,7 +458,7 @@ TABLE = {
         Row("batch_moved", "`batch.to(device)`", Refused("batch.to: a prepared loader yields one global batch a step")),
         Row("key_of_a_dict_batch", '`batch["x"]` of dict samples', Refused("If it is part of the data, read it inside")),
         Row("batch_measured", "`len(batch)`", Refused("len(batch): a prepared loader yields one global batch a step")),
-        Row("loss_backward", "`loss.backward()`", Refused("has a gradient that did not come through team.backward(loss)")),
+        Row("loss_backward", "`loss.backward()`", Refused("has a gradient that was not computed by team.backward(loss)")),
         Row("backward_outside", "`team.backward` outside", Refused("backward() outside of batch.shards")),
         Row("step_inside", "`optimizer.step()` inside", Refused("SGD.step() inside batch.shards")),
         Row("zero_inside", "`optimizer.zero_grad()` inside", Refused("SGD.zero_grad() inside batch.shards")),
