@@ -23,7 +23,8 @@ SPINE = (
     ("plan",),
     ("world", "listener"),
     ("comm",),
-    ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
+    ("data", "sync", "precision", "checkpoint", "measure", "trace", "rundir"),
+    ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
     ("loop",),
@@ -50,7 +51,8 @@ ASIDE = {
         "config",
         "world",
         "measure.events",
-        "measure.trace",
+        "trace",
+        "diagnosis",
         "launch",
     ),  # reads events and traces, the seams of running and reading
     "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
@@ -59,7 +61,7 @@ ASIDE = {
     "__main__": ("cli",),
 }
 
-NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "startup.allotment", "analysis", "slurm", "cli")
+NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "startup.allotment", "trace", "analysis", "slurm", "cli")
 
 # Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
 # processes that they start or are.
@@ -85,7 +87,11 @@ WITHOUT_TORCH = (
     "world",
     "plan",
     "measure.events",
-    "measure.trace",
+    "trace.lines",
+    "trace.traced_run",
+    "trace.differences",
+    "diagnosis.experiments",
+    "diagnosis.conclusion",
     "launch",
     "analysis",
     "slurm",

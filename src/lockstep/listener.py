@@ -1,8 +1,8 @@
-"""Listeners: notified of each pass over a loader, its steps, their phases, and the shards of each phase."""
+"""Listeners: notified of what is prepared, each pass over a loader, its steps, their phases, and the shards of each phase."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +16,17 @@ class Listener:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
     (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
-    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes.
+    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes; ``prepared``, ``prepared_loader`` and
+    ``evaluated`` when the script asks for it; ``end_run`` is the last.
 
     Every rank is notified of the same passes, steps and phases. Only ``tick`` and ``flush`` may communicate.
     """
+
+    def prepared(self, item: Any) -> None:
+        """A model, optimizer, schedule, average or scaler belongs to the run from now on: the script's own object."""
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """A training loader is made of these batches: the script's own ``DataLoader``, or other iterable."""
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown."""
@@ -66,6 +73,12 @@ class Listener:
 
     def flush(self) -> None:
         """All passes so far have ended on all ranks: complete pending work. Called on every rank at the same point."""
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """An evaluation after this step has its results."""
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """The script is over, after this step."""
 
 
 class Listeners(Listener):

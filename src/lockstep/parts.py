@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -47,9 +47,6 @@ from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.world import World
-
-if TYPE_CHECKING:  # imported where a run is traced
-    from lockstep.measure.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +100,7 @@ class Parts:
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
         self.stop_watch = StopWatch(speaks=is_main)
-        self.recorder = None if config.trace == "off" else self._open_trace()
+        trace = [] if config.trace == "off" else self._open_trace()
         self.journal = Journal(context.run_dir if is_main else None, checkpoint.manifest.step if checkpoint else None)
 
         self.state = RunState()
@@ -143,8 +140,8 @@ class Parts:
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
         active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log, self.saver]
-        active += [Meter(self.journal, self.collectives), None if display is None else Shown(display), self.recorder]
-        listeners = Listeners([listener for listener in active if listener is not None])
+        active += [Meter(self.journal, self.collectives), None if display is None else Shown(display), *trace]
+        self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
@@ -152,7 +149,7 @@ class Parts:
         self.preparation = Preparation(
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
         )
-        self.preparation.recorder = self.recorder
+        self.preparation.listener = listeners
         if scaling is not None:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
@@ -160,23 +157,10 @@ class Parts:
         self._announced = False
         self._say_start()
 
-    def _open_trace(self) -> Recorder:
-        from lockstep.measure.recorder import Recorder
+    def _open_trace(self) -> list[Listener]:
+        from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
 
-        config, world = self.config, self.world
-        recorder = Recorder(self.context.run_dir, world.rank, config.trace, config.trace_until)
-        recorder.start(
-            rank=world.rank,
-            world_size=world.world_size,
-            shards=config.shards,
-            seed=config.seed,
-            threads=config.threads,
-            strategy=config.strategy,
-            precision=config.precision,
-            device=self.devices[0].type,
-            launcher=world.launcher,
-        )
-        return recorder
+        return open_trace(self.config, self.world, self.devices[0], self.context.run_dir)
 
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint
@@ -200,7 +184,7 @@ class Parts:
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self._announce(loader)
-                if self.recorder is None:  # a traced run is never resumed
+                if self.config.trace == "off":  # a traced run is never resumed
                     self.stop_watch.begin()
         return prepared
 
@@ -252,8 +236,7 @@ class Parts:
         self.journal.close()
         if self.context.lock is not None:
             self.context.lock.release()
-        if self.recorder is not None:
-            self.recorder.close(step, failed=failed)
+        self.listeners.end_run(step, failed=failed)
         self.sync.close()
         self.collectives.release()
         close_group()

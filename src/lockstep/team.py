@@ -23,21 +23,16 @@ from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
 from lockstep.stopping import say
+from lockstep.world import World
 
 
 class Team(Collectives):
     """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
 
     def __init__(self, parts: Parts) -> None:
-        config, world = parts.config, parts.world
         super().__init__(default_group(), parts.transport, parts.phases.check_outside)
-        self.config = config
+        self.config = parts.config
         """The run's settings, with every default resolved."""
-        self.world = world
-        self.local_rank = world.local_rank
-        self.world_size = world.world_size
-        self.is_main = world.rank == 0
-        """Whether this is rank 0, which prints and writes."""
         self.devices = parts.devices
         """The devices of this process: one, or ``devices_per_process`` of them."""
         self.device = parts.devices[0]
@@ -48,8 +43,28 @@ class Team(Collectives):
         self._loop = parts.loop
         self._phases = parts.phases
         self._closed = False
-        if parts.recorder is not None:
-            parts.recorder.watch_team(self)
+
+    # Properties and not attributes: see Collectives.rank.
+
+    @property
+    def world(self) -> World:
+        """Which process this is, and how it was started."""
+        return self._parts.world
+
+    @property
+    def local_rank(self) -> int:
+        """This process's, on its host."""
+        return self._parts.world.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the run has now."""
+        return self._parts.world.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self._parts.world.rank == 0
 
     @property
     def seed(self) -> int:
@@ -265,8 +280,7 @@ class Team(Collectives):
         if self._loop.is_replaying:
             return
         self._parts.journal.scalars("evaluate", self.epoch, self.step, results)
-        if self._parts.recorder is not None:
-            self._parts.recorder.evaluated(self.step, results)
+        self._parts.listeners.evaluated(self.step, results)
 
     # Printing and one-rank work
 

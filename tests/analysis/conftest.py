@@ -4,14 +4,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from crew import crew
 
+from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row, parse_method
-from lockstep.analysis.results import Comparison, Plan, RowResult
-
-__all__ = ["crew"]
+from lockstep.analysis.study import Task
 
 
 def start_event(**fields):
@@ -66,13 +64,9 @@ def make_comparison(tmp_path):
             results.append(RowResult(row=row, status="ok", figures=figures_of(events), command_s=9.0))
         return Comparison(
             directory=tmp_path,
-            plan=Plan(
-                command=("lockstep", "compare", "train.py"),
-                script=Path("train.py"),
-                shards=max(num_processes for _, num_processes, _ in rows),
-                threads=threads,
-                rows=tuple(result.row for result in results),
-            ),
+            task=Task(command=("lockstep", "compare", "train.py"), script=Path("train.py")),
+            shards=max(num_processes for _, num_processes, _ in rows),
+            threads=threads,
             machine=Machine(
                 date="2026-01-01T00:00:00+00:00",
                 host="host",

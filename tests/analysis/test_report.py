@@ -7,15 +7,14 @@ import pytest
 from rich.console import Console
 
 from lockstep.analysis import advice, plot, table
-from lockstep.analysis.attempts import write_results
 from lockstep.config import PRECISIONS
 
 pytestmark = pytest.mark.timeout(30)
 
 
-def printed(comparison, width, notes=()):
+def printed(comparison, width):
     console = Console(width=width, record=True, file=sys.stderr)
-    table.show(comparison, list(notes), console)
+    table.show(comparison, console)
     return console.export_text()
 
 
@@ -134,7 +133,7 @@ def test_a_picture_of_nothing_but_failures_can_be_drawn(make_comparison):
 
 def test_results_can_be_read_by_any_json_reader(make_comparison):
     comparison = make_comparison(("single", 1, 2.0), ("ddp", 2, 1.0), ("ddp@torchrun", 2, "no luck"))
-    path = write_results(comparison.directory, comparison.as_json(["a note"]))
+    path = comparison.noting(notes=("a note",)).directory / "results.json"
     read = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert (read["schema"], read["shards"], read["threads"], read["baseline"]) == (1, 2, 1, 1)
     assert read["machine"]["cpu_name"] == "A processor"

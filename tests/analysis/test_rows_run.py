@@ -1,5 +1,6 @@
 """Promises of running rows: in directories of their own, none spoils another, nothing is left running."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.analysis import compare
-from lockstep.analysis.attempts import Asked, new_directory
-from lockstep.analysis.methods import Method, Row, parse_methods
-from lockstep.analysis.runner import run_to_end, start_of, start_under
+from lockstep.analysis.methods import parse_methods
+from lockstep.analysis.study import Task, new_directory
+from lockstep.analysis.trial import Trial, run_trial
 from lockstep.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,16 +38,15 @@ class Silent:
         self.heard.append(what)
 
     def waiting(self, elapsed_s):
-        self.on_waiting(self.heard[-1], elapsed_s)
+        self.on_waiting("".join(self.heard[-1:]), elapsed_s)
 
     def ended(self, outcome):
         self.heard.append(outcome.partition(" (")[0])
 
 
 def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), **options):
-    plan = compare.plan(Asked(script=script, **options), parse_methods(methods), nprocs, num_cores=4)
-    directory = new_directory(tmp_path / "comparison")
-    return compare.run(plan, directory=directory, machine=machine, observer=observer or Silent())
+    planned = compare.plan(Task(script=script, **options), parse_methods(methods), nprocs, machine)
+    return compare.run(planned.begin(tmp_path / "comparison"), observer or Silent())
 
 
 @pytest.fixture
@@ -177,29 +177,27 @@ def test_variables_of_an_outer_launcher_do_not_reach_the_rows(fake_script, tmp_p
     assert result.reason is None
 
 
+def trial_of(script, **fields):
+    settings = {"launcher": "python", "num_processes": 1, "settings": {"shards": 2}, **fields}
+    return Trial(directory=script.parent, name="run", program=(str(script),), **settings)
+
+
 def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_threads_is_asked_for(tmp_path):
     (tmp_path / "show.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))")
-    start = start_under("python", num_processes=1, settings={"shards": 2}, program=[str(tmp_path / "show.py")])
-    run_to_end(start, log=tmp_path / "log", timeout_s=None, on_tick=lambda elapsed_s: None)
-    seen = json.loads((tmp_path / "log").read_text())
+    trial = trial_of(tmp_path / "show.py")
+    assert run_trial(trial, Silent()).status == "ok"
+    seen = json.loads((tmp_path / trial.log).read_text())
     changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
     assert changed - {"LC_CTYPE"} == {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT"}  # LC_CTYPE is Python's own doing
-    assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2}
+    assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2, "run_dir": str(tmp_path / "run")}
 
 
-def test_a_run_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):
+def test_a_trial_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text("import subprocess, sys, time\n" + HANG.replace("journal()", f"open({str(tmp_path / 'go')!r}, 'w')"))
-    start = start_under("python", num_processes=1, settings={}, program=[str(script)])
     began = time.monotonic()
-    ended = run_to_end(
-        start,
-        log=tmp_path / "log",
-        timeout_s=None,
-        on_tick=lambda elapsed_s: None,
-        kill_when=(tmp_path / "go").is_file,
-    )
-    assert (ended.status, ended.exit_status) == ("killed", None)
+    killed = run_trial(trial_of(script, kill_when=(tmp_path / "go").is_file), Silent())
+    assert (killed.status, killed.exit_status, killed.log) == ("ok", None, "run-killed.log")
     assert time.monotonic() - began < 20
 
 
@@ -217,26 +215,31 @@ def test_an_empty_directory_is_used_as_it_is(tmp_path):
     assert new_directory(tmp_path / "out") == tmp_path / "out"
 
 
-def make_plan(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):
-    return compare.plan(Asked(script=Path("s.py"), **options), parse_methods(methods), nprocs, num_cores)
+@pytest.fixture
+def make_plan(machine):
+    def make(methods="single,ddp", nprocs=(2, 4), num_cores=8, **options):
+        here = dataclasses.replace(machine, num_cores=num_cores)
+        return compare.plan(Task(script=Path("s.py"), **options), parse_methods(methods), nprocs, here)
+
+    return make
 
 
-def test_shards_and_threads_follow_the_largest_row_for_all_rows():
+def test_shards_and_threads_follow_the_largest_row_for_all_rows(make_plan):
     assert (make_plan().shards, make_plan().threads) == (4, 2)
     assert make_plan(num_cores=2).threads == 1
     assert (make_plan("single").shards, make_plan("single").threads) == (1, 8)
     assert (make_plan(shards=6, threads=5).shards, make_plan(shards=6, threads=5).threads) == (6, 5)
 
 
-def test_fewer_shards_than_processes_are_refused_before_anything_runs():
+def test_fewer_shards_than_processes_are_refused_before_anything_runs(make_plan):
     with pytest.raises(ConfigError, match=r"shards=3 with rows of up to 4 processes.*--shards 4 or more"):
         make_plan(shards=3)
 
 
-def test_lockstep_run_gets_its_settings_as_flags():
-    row = Row(number=1, method=Method(strategy="ddp", precision="bf16-mixed"), num_processes=2)
-    start = start_of(row, program=("s.py", "--lr", "1"), shards=4, threads=1, seed=None, run_dir=Path("/out/run"))
-    tail = start.command[start.command.index("run") :]
-    flags = ("--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", "--run-dir=/out/run")
-    assert tail == ("run", "--nproc-per-node=2", *flags, "s.py", "--lr", "1")
-    assert start.settings == {}
+def test_lockstep_run_gets_its_settings_as_flags(make_plan):
+    planned = make_plan("ddp+bf16-mixed", nprocs=(2,), threads=1, shards=4, args=("--lr", "1"))
+    trial = compare.trial_of(planned, planned.rows[0].row)
+    tail = trial.command[trial.command.index("run") :]
+    flags = {"--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", f"--run-dir={trial.run_dir.resolve()}"}
+    assert (tail[:2], set(tail[2:7]), tail[7:]) == (("run", "--nproc-per-node=2"), flags, ("s.py", "--lr", "1"))
+    assert "LOCKSTEP_SETTINGS" not in trial.environment("mark")

@@ -17,7 +17,7 @@ from lockstep.cli.main import main
 pytestmark = pytest.mark.timeout(120)
 
 BRIEFLY = ("--launchers", "local", "--no-resume", "--no-one-device")
-PLANTED = Path(__file__).parents[1] / "analysis" / "planted.py"
+PLANTED = Path(__file__).parents[1] / "diagnosis" / "planted.py"
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
 
 @pytest.mark.long
 def test_a_planted_cause_is_named_by_the_command(verify):
-    # More of them are planted in analysis/test_planted_causes.py, with the same experiments in warm processes.
+    # More of them are planted in diagnosis/test_planted_causes.py, with the same experiments in warm processes.
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "threads")
     assert done.exit_code == 1, done.output
     assert done.results["diagnosis"]["cause"] == "threads", done.output

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.analysis.attempts import counted
+from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.figures import Figures
-from lockstep.analysis.results import Comparison
+from lockstep.analysis.study import counted
 
 _SHORT_S = 2.0
 _SLOW = 1.5
@@ -33,7 +33,7 @@ def notes_on(comparison: Comparison) -> list[str]:
 def _too_few_cores(comparison: Comparison, all_figures: list[Figures]) -> list[str]:
     if not all_figures:
         return []
-    cores, threads = min(figures.num_cores for figures in all_figures), comparison.plan.threads
+    cores, threads = min(figures.num_cores for figures in all_figures), comparison.threads
     most = max(figures.num_processes for figures in all_figures)
     on_cpu = all(figures.device != "cuda" for figures in all_figures)
     if most > 1 and cores == 1:

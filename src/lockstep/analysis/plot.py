@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.analysis import table
-from lockstep.analysis.attempts import counted
+from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
-from lockstep.analysis.results import Comparison, RowResult
+from lockstep.analysis.study import counted
 
 FILE_NAME = "comparison.png"
 
@@ -63,9 +63,9 @@ def _title(comparison: Comparison) -> str:
     measured = [result.figures for result in comparison.rows if result.figures is not None]
     gpus = {figures.device_name for figures in measured if figures.device == "cuda" and figures.device_name}
     device = ", ".join(sorted(gpus)) or comparison.machine.cpu_name
-    shards, threads = counted(comparison.plan.shards, "shard"), counted(comparison.plan.threads, "thread")
+    shards, threads = counted(comparison.shards, "shard"), counted(comparison.threads, "thread")
     return (
-        f"{Path(comparison.plan.script).name} · V = {shards}, {threads} a process · "
+        f"{Path(comparison.task.script).name} · V = {shards}, {threads} a process · "
         f"{device}, {counted(comparison.machine.num_cores, 'core')}"
     )
 

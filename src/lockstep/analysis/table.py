@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.analysis.attempts import counted
+from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
-from lockstep.analysis.results import Comparison, RowResult
+from lockstep.analysis.study import counted
 
 NOTHING = "–"
 
@@ -54,7 +54,7 @@ def line(comparison: Comparison, result: RowResult, chosen: Sequence[Column]) ->
     return [column.cell(figures, relation) for column in chosen]
 
 
-def show(comparison: Comparison, notes: Sequence[str], console: Console) -> None:
+def show(comparison: Comparison, console: Console) -> None:
     """Print the table, why rows have no figures, and the notes."""
     speed, answer = columns(comparison)
     whole = _table(comparison, (*speed, *answer))
@@ -67,7 +67,7 @@ def show(comparison: Comparison, notes: Sequence[str], console: Console) -> None
             log = f" ({comparison.directory / result.log})" if result.log else ""
             console.print(Text(f"{result.row.label} {result.status}: {result.reason}{log}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
-    for note in notes:
+    for note in comparison.notes:
         console.print(Text(f"Note: {note}", style="yellow"))
 
 
@@ -80,9 +80,9 @@ def legend(comparison: Comparison) -> str:
         name for name in ("loss", "accuracy") if any(getattr(figures, f"{name}_from") == "training" for figures in measured)
     ]
     source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
-    shards = f"V = {counted(comparison.plan.shards, 'shard')} of each global batch"
+    shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"
     return (
-        f"Every row: {shards}, {counted(comparison.plan.threads, 'thread')} a process. "
+        f"Every row: {shards}, {counted(comparison.threads, 'thread')} a process. "
         "Times are of training without warm-up, measured in the workers; memory is the sum over the processes."
         f"{against}{source}"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.analysis.attempts import counted
-from lockstep.analysis.differences import Difference
+from lockstep.analysis.study import counted
 from lockstep.analysis.verification import SettingResult, Verification
+from lockstep.trace.differences import Difference
 
 _DIGITS = 16
 

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lockstep.analysis.attempts import Attempt, Task
-from lockstep.analysis.diagnose import Diagnosis
-from lockstep.analysis.differences import Difference, learned, uses_each_sample_once
-from lockstep.analysis.machine import Machine
-from lockstep.analysis.one_device import OneDevice
-from lockstep.analysis.runs import TracedRun
-from lockstep.analysis.settings import Setting
-from lockstep.measure.trace import combined, number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan(Task):
-    """What is to be verified."""
-
-    settings: tuple[Setting, ...]
-    """The others are compared with the first."""
-    shards_are_asked_for: bool = False
-    """Whether the user gave V; else the script's own is taken, if it has one."""
-    with_one_device: bool = True
-    """Whether the gradient of the first batch is compared with that of one device, which does not cut it."""
+from lockstep.analysis.study import Study
+from lockstep.analysis.trial import Record
+from lockstep.diagnosis.conclusion import Diagnosis
+from lockstep.diagnosis.one_device import OneDevice
+from lockstep.diagnosis.setting import Setting
+from lockstep.trace.differences import Difference, learned, uses_each_sample_once
+from lockstep.trace.lines import combined, number
+from lockstep.trace.traced_run import TracedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +50,7 @@ def summary_of(run: TracedRun) -> Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingResult(Attempt):
+class SettingResult(Record):
     """What became of one setting. Its status may be ``skipped``, too: there was nothing to kill."""
 
     setting: Setting
@@ -85,13 +72,13 @@ class SettingResult(Attempt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
+class Verification(Study):
     """One script under several settings."""
 
-    directory: Path
-    plan: Plan
-    machine: Machine
     results: tuple[SettingResult, ...]
+    """The others are compared with the first."""
+    with_one_device: bool = True
+    """Whether the gradient of the first batch is compared with that of one device, which does not cut it."""
     one_device: OneDevice | None = None
     """None: not compared."""
     diagnosis: Diagnosis | None = None
@@ -112,6 +99,11 @@ class Verification:
         return by_order[0][0] if by_order else None
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether it was stopped from outside."""
+        return self.verdict == "interrupted"
+
+    @property
     def verdict(self) -> str:
         """``pass``, ``fail``, or ``interrupted``."""
         as_one_device = self.one_device is None or not self.one_device.is_bad
@@ -127,7 +119,7 @@ class Verification:
     def as_json(self) -> dict[str, Any]:
         """The contents of ``results.json``."""
         return {
-            **self.plan.as_json(self.directory, self.machine),
+            **super().as_json(),
             "verdict": self.verdict,
             "reference": self.reference.setting.number,
             "settings": [_as_json(result) for result in self.results],

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from lockstep.analysis import advice, compare, machine, methods, plot, table
-from lockstep.analysis.attempts import Asked, counted, new_directory
-from lockstep.analysis.results import Comparison
-from lockstep.cli.attempts import Progress, options_of_attempts
+from lockstep.analysis import compare, methods, plot, table
+from lockstep.analysis.comparison import Comparison
+from lockstep.analysis.machine import Machine, find_components
+from lockstep.analysis.study import Task, counted
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
+from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
-from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.launch.gpus import num_gpus_here
-from lockstep.launch.program import find_script
-from lockstep.machine.cores import num_cores
 
 _EPILOG = """
 \b
@@ -53,14 +48,14 @@ Examples:
     help="Numbers of processes for each method except single and dp, which have one.  "
     "[default: 2, 4, 8, ... up to the number of GPUs; without several GPUs, 2, and 4 if there are 4 cores]",
 )
-@options_of_attempts(
+@options_of_studies(
     run="row",
     out="comparison",
     shards="the largest number of processes",
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
-def command(asked: Asked, out: Path, method_names: str | None, nproc: str | None) -> None:
+def command(task: Task, here: Machine, out: Path, method_names: str | None, nproc: str | None) -> None:
     """Run SCRIPT with ARGS with several methods, one after another, and compare them.
 
     Prints a table of speed (seconds per epoch, samples per second, speed-up, efficiency), resource usage (cores or GPUs,
@@ -79,32 +74,24 @@ def command(asked: Asked, out: Path, method_names: str | None, nproc: str | None
       precision  32-true (the default), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
-    find_script(str(asked.script), is_module=asked.is_module)
-    cores, gpus = num_cores(), num_gpus_here()
-    found = machine.find_components(num_gpus=gpus)
+    found = find_components(num_gpus=here.num_gpus)
     chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(found)))
-    nprocs = methods.default_nprocs(num_gpus=gpus, num_cores=cores) if nproc is None else methods.parse_nprocs(nproc)
-    plan = compare.plan(asked, chosen, nprocs, cores)
-    console = open_console()
-    directory = new_directory(out)
-    say(
-        console,
-        f"comparing {counted(len(plan.rows), 'run')} of {asked.script}: V = {counted(plan.shards, 'shard')}, "
-        f"{counted(plan.threads, 'thread')} a process, results in {directory}",
+    if nproc is None:
+        nprocs = methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores)
+    else:
+        nprocs = methods.parse_nprocs(nproc)
+    planned = compare.plan(task, chosen, nprocs, here)
+    what = (
+        f"comparing {counted(len(planned.rows), 'run')} of {task.script}: V = {counted(planned.shards, 'shard')}, "
+        f"{counted(planned.threads, 'thread')} a process"
     )
-    here = machine.look(num_cores=cores, num_gpus=gpus)
-    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
-        comparison = compare.run(plan, directory=directory, machine=here, observer=progress)
-    _report(comparison, console)
-    statuses = {result.status for result in comparison.rows}
-    if "interrupted" in statuses:
-        sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
-    if "ok" not in statuses:
+    done = conduct(planned, out, what, compare.run, _report)
+    if not any(result.status == "ok" for result in done.rows):
         raise click.ClickException("no method could be run: the lines above say why")
 
 
 def _report(comparison: Comparison, console: Console) -> None:
-    table.show(comparison, advice.notes_on(comparison), console)
+    table.show(comparison, console)
     picture = f" and {plot.FILE_NAME}"
     try:
         plot.draw(comparison)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from lockstep.analysis import machine, settings, verdict
-from lockstep.analysis.attempts import Asked, counted, new_directory
-from lockstep.analysis.verification import Plan
-from lockstep.analysis.verify import verify
-from lockstep.cli.attempts import Progress, options_of_attempts
+from lockstep.analysis import settings, verdict, verify
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.study import Task, counted
+from lockstep.analysis.verification import Verification
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
+from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
-from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.launch.gpus import num_gpus_here
-from lockstep.launch.program import find_script
-from lockstep.machine.cores import num_cores
 
 _EPILOG = """
 \b
@@ -67,7 +63,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     default=True,
     help="Compare the gradient of the first batch with that of a single device on the whole batch.  [default: --one-device]",
 )
-@options_of_attempts(
+@options_of_studies(
     run="setting",
     out="verification",
     shards="that of the script, else the largest number of processes",
@@ -75,7 +71,8 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     timeout="--timeout-per-run: Time limit of each run, in seconds; a setting that exceeds it fails.",
 )
 def command(
-    asked: Asked,
+    task: Task,
+    here: Machine,
     out: Path,
     world_sizes: str | None,
     workers: str | None,
@@ -97,36 +94,28 @@ def command(
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
     receives every run's output and trace, and results.json.
     """
-    find_script(str(asked.script), is_module=asked.is_module)
-    cores, gpus = num_cores(), num_gpus_here()
     sizes = (
-        settings.default_world_sizes(num_cores=cores, num_gpus=gpus)
+        settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
         if world_sizes is None
         else settings.parse_world_sizes(world_sizes)
     )
-    num_shards = max(sizes) if asked.shards is None else asked.shards
-    numbers, names = settings.parse_workers(workers), settings.parse_launchers(launchers)
-    plan = Plan(
-        **asked.completed(shards=num_shards),
-        settings=settings.expand(sizes, numbers, names, asked.shards, resumes=resumes),
-        shards_are_asked_for=asked.shards is not None,
-        with_one_device=one_device and num_shards > 1,
+    planned = verify.plan(
+        task,
+        sizes,
+        settings.parse_workers(workers),
+        settings.parse_launchers(launchers),
+        here,
+        resumes=resumes,
+        with_one_device=one_device,
     )
-    console = open_console()
-    directory = new_directory(out)
-    say(
-        console,
-        f"verifying {asked.script} under {counted(len(plan.settings), 'setting')}: V = {counted(plan.shards, 'shard')}, "
-        f"results in {directory}",
-    )
-    here = machine.look(num_cores=cores, num_gpus=gpus)
-    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
-        done = verify(plan, directory=directory, machine=here, observer=progress)
-    for number, line in enumerate(verdict.verdict(done)):
-        is_first = line.startswith("FAIL") or (done.passed and number == 0)
-        say(console, line, style=("bold green" if done.passed else "bold red") if is_first else None)
-    say(console, f"{directory}/: results.json, runs/{', diagnosis/' if done.experiments else ''}")
-    if done.verdict == "interrupted":
-        sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
-    if not done.passed:
+    num_settings = counted(len(planned.results), "setting")
+    what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"
+    if not conduct(planned, out, what, verify.run, _report).passed:
         sys.exit(1)
+
+
+def _report(verification: Verification, console: Console) -> None:
+    for number, line in enumerate(verdict.verdict(verification)):
+        is_first = line.startswith("FAIL") or (verification.passed and number == 0)
+        say(console, line, style=("bold green" if verification.passed else "bold red") if is_first else None)
+    say(console, f"{verification.directory}/: results.json, runs/{', diagnosis/' if verification.experiments else ''}")

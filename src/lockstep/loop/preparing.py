@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import amp, nn
@@ -15,10 +15,10 @@ from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.batches import length_of
 from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import UsageError
+from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
@@ -29,9 +29,6 @@ from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refus
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
-
-if TYPE_CHECKING:  # imported where a run is traced
-    from lockstep.measure.recorder import Recorder
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""
@@ -66,8 +63,8 @@ class Preparation:
         watched: Watched,
         state: RunState,
     ) -> None:
-        self.recorder: Recorder | None = None
-        """The recorder of a traced run."""
+        self.listener = Listener()
+        """Notified of what is prepared."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -169,12 +166,10 @@ class Preparation:
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_workers(batches, self._config.workers)
-        if self.recorder is not None:
-            self.recorder.watch_loader(batches, length_of(getattr(batches, "dataset", batches)))
+        self.listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
     def keep(self, item: Any) -> None:
         """Add an object's state to the run's."""
         self._state.keep(item)
-        if self.recorder is not None:
-            self.recorder.watch(item)
+        self.listener.prepared(item)

@@ -9,39 +9,50 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
+from lockstep.diagnosis.generators import state_of_streams
+from lockstep.diagnosis.locations import file_of, owner
 from lockstep.digest import digest
-from lockstep.measure.generators import state_of_streams
-from lockstep.measure.locations import file_of, owner
-from lockstep.measure.trace import TraceWriter
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
+from lockstep.trace.lines import TraceWriter
+from lockstep.trace.subjects import Subjects
 
 _MOST_NUMBERS = 65_536  # of the whole gradient: evenly spaced ones tell as much as all
 
 
-class FirstGradient:
-    """Looks at the first phase of a run, and writes one line of the trace about it."""
+class FirstGradient(Listener):
+    """Looks at the first phase of a run, and writes one line of the trace about it.
 
-    def __init__(self, writer: TraceWriter) -> None:
+    Args:
+        writer: of the process's trace.
+        subjects: what is trained.
+    """
+
+    def __init__(self, writer: TraceWriter, subjects: Subjects) -> None:
         self._writer: TraceWriter | None = writer
+        self._subjects = subjects
         self._streams: Any = None
         self._draws = False
         self._rows: list[str] = []
 
-    def watch(self, model: nn.Module) -> None:
+    def prepared(self, thing: Any) -> None:
         """Put the layers of a model into evaluation mode, whenever they are used."""
-        for module in model.modules():
+        for module in thing.modules() if self._subjects.prefix_of(thing) is not None else ():
             whose = owner(file_of(type(module)))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)
 
-    def watch_dataset(self, dataset: Any) -> None:
-        """Start the streams of each sample by its index, in whichever shard it is. The object changes its class."""
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """Start the streams of each sample by its index, in whichever shard it is. The data set changes its class, as a
+        ``DataLoader`` lets no other be put in its place."""
+        dataset = getattr(batches, "dataset", batches)
         plain = type(dataset)
         if not hasattr(plain, "__getitem__"):
             return
@@ -60,19 +71,20 @@ class FirstGradient:
         with contextlib.suppress(TypeError):  # a list, say, which draws nothing
             dataset.__class__ = type(plain.__name__, (plain,), methods)
 
-    def received(self, num_samples: int, data: Any) -> None:
-        """A shard's samples."""
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
         self._streams = state_of_streams()
-        columns = [column for column in _tensors(data) if column.shape[:1] == (num_samples,)]
-        self._rows += [digest([column[index] for column in columns]) for index in range(num_samples)]
+        columns = [column for column in _tensors(data) if column.shape[:1] == (micro.num_samples,)]
+        self._rows += [digest([column[index] for column in columns]) for index in range(micro.num_samples)]
 
     def end_shard(self) -> None:
-        """The script's code for them has run."""
+        """See Listener."""
         self._draws = self._draws or state_of_streams() != self._streams
 
-    def end_phase(self, gradients: Mapping[str, Tensor]) -> None:
-        """The gradients have met."""
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
         if self._writer is not None:
+            gradients = self._subjects.gradients()
             every = 1 + sum(gradient.numel() for gradient in gradients.values()) // _MOST_NUMBERS
             values = {name: _numbers(gradient)[::every].tolist() for name, gradient in gradients.items()}
             self._writer.write(event="gradient", values=values, rows=sorted(self._rows), draws=self._draws)

@@ -6,12 +6,13 @@ from pathlib import Path
 import planted
 import pytest
 
-from lockstep.analysis.diagnose import Outcome, conclude, investigate
-from lockstep.analysis.differences import check, compare
-from lockstep.analysis.runs import read_run
-from lockstep.analysis.settings import Setting
+from lockstep.diagnosis.conclusion import conclude
+from lockstep.diagnosis.experiments import Outcome, investigate
+from lockstep.diagnosis.setting import Setting
 from lockstep.errors import LaunchError
-from lockstep.measure.trace import read_evidence
+from lockstep.trace.differences import first_difference, first_fault
+from lockstep.trace.lines import read_evidence
+from lockstep.trace.traced_run import read_run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,7 +52,7 @@ ONE, TWO = Setting(number=1, world_size=1), Setting(number=2, world_size=2)
 
 def diagnose(run, settings=(ONE, TWO)):
     runs = [run(Plain(setting)).run for setting in settings]
-    difference = check(runs[1]) or compare(*runs)
+    difference = first_fault(runs[1]) or first_difference(*runs)
     assert difference is not None
     pair = [(settings[1], runs[1])] * 2 if difference.among else list(zip(settings, runs, strict=True))
     return difference, conclude(investigate(difference, *pair, run))
@@ -115,7 +116,7 @@ def test_a_kernel_that_nobody_knows_is_named_by_elimination_with_its_layer(labor
 def test_what_is_innocent_makes_no_difference(laboratory, fault):
     run = laboratory(fault)
     one, two = (run(Plain(setting)).run for setting in (ONE, TWO))
-    assert check(one) is None
-    assert check(two) is None
-    assert compare(one, two) is None
+    assert first_fault(one) is None
+    assert first_fault(two) is None
+    assert first_difference(one, two) is None
     assert two.samples_by_rank == (8, 8)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.analysis.runs import Line, ShardKey, TracedRun
-from lockstep.measure.trace import number
+from lockstep.trace.lines import number
+from lockstep.trace.traced_run import Line, ShardKey, TracedRun
 
 STAGES = (
     "ranks",
@@ -67,7 +67,7 @@ class Difference:
 # One run by itself
 
 
-def check(run: TracedRun) -> Difference | None:
+def first_fault(run: TracedRun) -> Difference | None:
     """What is first wrong with a run by itself; None: each shard was run once, no sample came twice, all ranks agree."""
     found = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
     return min(found, key=lambda difference: difference.order, default=None)
@@ -130,7 +130,7 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 # Two runs
 
 
-def compare(reference: TracedRun, other: TracedRun, *, until: int | None = None) -> Difference | None:
+def first_difference(reference: TracedRun, other: TracedRun, *, until: int | None = None) -> Difference | None:
     """The first difference between two runs, up to a step; None: they computed the same, to the bit.
 
     The other may have begun in a later step, as it went on where an earlier launch was killed.
@@ -312,7 +312,7 @@ def origin(difference: Difference, reference: TracedRun | None, other: TracedRun
     where = "beginning" if difference.step == 0 else by_stage.get(difference.stage, "update")
     if where != "unknown" or reference is None or other is None:
         return Origin(where=where)
-    again = compare(reference, other)
+    again = first_difference(reference, other)
     if again is None or again.stage != "loss":
         return Origin(where="unknown")
     for key, owners in reference.shards_of(again.step):

@@ -26,11 +26,7 @@ JSON object with ``event`` (its kind) and the fields of the kind:
 ``end``          ``step``: the script came to its end, or to ``trace_until``
 ===============  =======================================================================================================
 
-With ``trace="calls"`` or ``"kernels"`` there are also ``evidence-<r>-<process>.jsonl``, one for each process that saw
-something (a rank, or one of its loader workers). Each line has ``kind`` (see ``measure.witness``), ``what``, ``file`` and
-``line`` of the user's code (null where there is none), ``scope`` (``shard``: in the body of a loop over ``batch.shards``,
-``data``: while samples were fetched, or ``outside`` of both), ``layer`` (whose forward pass it was in; null: none) and ``step``
-(0: before the first).
+(With ``trace="calls"`` or ``"kernels"`` there is evidence beside it: see ``diagnosis.evidence``.)
 
 Numbers are written as ``float.hex()``, so that nothing is rounded. ``epoch``, ``pass`` and ``phase`` count from 0,
 ``step`` from 1. A reader must pass over kinds and fields that it does not know.
@@ -92,7 +88,7 @@ def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
 
 
 def read_evidence(run_dir: Path) -> list[dict[str, Any]]:
-    """What all processes of a run saw, those of rank 0 first."""
+    """What all processes of a run saw, those of rank 0 first: see ``diagnosis.evidence``."""
     files = sorted((run_dir / DIRECTORY).glob("evidence-*.jsonl"))
     return [line for file in files for line in _read(file)]
 

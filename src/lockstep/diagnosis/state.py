@@ -15,8 +15,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from lockstep.diagnosis.locations import file_of, owner
 from lockstep.digest import digest
-from lockstep.measure.locations import file_of, owner
 
 _MOST_WEIGHTS = 1_000_000  # that are compared after every line of the user's code
 _LARGEST = 100_000  # elements whose values are compared; of more, only whether PyTorch has counted a change

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lockstep.analysis.attempts import Attempt, Task
 from lockstep.analysis.figures import Figures, Relation, relate
-from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row
+from lockstep.analysis.study import Study
+from lockstep.analysis.trial import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Task):
-    """What is to be compared."""
-
-    rows: tuple[Row, ...]
-    threads: int
-    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowResult(Attempt):
+class RowResult(Record):
     """What became of one row."""
 
     row: Row
@@ -32,13 +22,19 @@ class RowResult(Attempt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Study):
     """One script under several methods."""
 
-    directory: Path
-    plan: Plan
-    machine: Machine
+    threads: int
+    """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
     rows: tuple[RowResult, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader must know before believing the figures."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was stopped from outside."""
+        return any(result.status == "interrupted" for result in self.rows)
 
     @property
     def baseline(self) -> RowResult | None:
@@ -55,14 +51,14 @@ class Comparison:
             return None
         return relate(result.figures, baseline.figures)
 
-    def as_json(self, notes: list[str]) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The contents of ``results.json``."""
         baseline = self.baseline
         return {
-            **self.plan.as_json(self.directory, self.machine),
+            **super().as_json(),
             "baseline": None if baseline is None else baseline.row.number,
             "rows": [self._row_as_json(result) for result in self.rows],
-            "notes": notes,
+            "notes": self.notes,
         }
 
     def _row_as_json(self, result: RowResult) -> dict[str, Any]:

@@ -2,103 +2,20 @@
 
 import collections
 
-import numpy as np
 import pytest
 import torch
 import tracing_scripts
-from torch import nn
 
-from lockstep.analysis.runs import gather
-from lockstep.digest import digest, squared_norm
-from lockstep.measure.state import StateOf
-from lockstep.measure.trace import exact, number, read_trace
+from lockstep.trace.lines import exact, number, read_trace
+from lockstep.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(60)
-
-SAME = {
-    "layout": (torch.arange(24.0).reshape(1, 2, 3, 4), torch.arange(24.0).reshape(1, 2, 3, 4)),
-    "not a number": (torch.tensor([float("nan")]), torch.tensor([float("nan")])),
-    "conjugate view": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
-    "a view": (torch.arange(6.0)[::2], torch.tensor([0.0, 2.0, 4.0])),
-    "sets of another order": ({"a", "b", "c"}, {"c", "b", "a"}),
-    "containers": ({"x": [1, 2.0, None, "a"]}, {"x": [1, 2.0, None, "a"]}),
-}
-OTHERS = {
-    "signed zero": (torch.tensor(0.0), torch.tensor(-0.0)),
-    "dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
-    "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
-    "last bit": (torch.tensor(1.0), torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))),
-    "no elements": (torch.zeros(0), torch.zeros(0, 2)),
-    "sparse values": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
-    "arrays": (np.zeros(2), np.zeros(2, dtype=np.float32)),
-    "numbers": (1, 1.0),
-    "key": ({"a": 1}, {"b": 1}),
-    "bfloat16": (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
-}
-SAME["layout"] = (SAME["layout"][0], SAME["layout"][1].to(memory_format=torch.channels_last))
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_values_that_are_equal_have_equal_digests(name):
-    one, other = SAME[name]
-    assert digest(one) == digest(other)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_values_that_differ_in_anything_have_other_digests(name):
-    one, other = OTHERS[name]
-    assert digest(one) != digest(other)
-
-
-def test_an_object_that_holds_itself_has_a_digest():
-    circle = []
-    circle.append(circle)
-    assert digest(circle) == digest(circle)
 
 
 def test_numbers_are_written_without_rounding():
     for value in (0.1, -0.0, 1e-310, float("inf"), 2.0**60 + 1):
         assert number(exact(value)).hex() == float(value).hex()
     assert number(exact(float("nan"))) != number(exact(float("nan")))
-
-
-def test_the_norm_does_not_depend_on_threads():
-    numbers = torch.linspace(-1, 2, 400_000)
-    before = torch.get_num_threads()
-    found = set()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        found.add(squared_norm(numbers))
-    torch.set_num_threads(before)
-    assert len(found) == 1
-    assert squared_norm(torch.eye(3).to_sparse()) == 3.0
-
-
-class Keeps(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(1))
-        self.layer = nn.Linear(1, 1)
-        self.count, self.table = 0, collections.deque([torch.zeros(2)])
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        (lambda module: None, []),
-        (lambda module: module.mean.add_(1), []),
-        (lambda module: module.layer.weight.data.add_(1), []),
-        (lambda module: setattr(module, "count", 1), ["count"]),
-        (lambda module: module.table[0].add_(1), ["table"]),
-        (lambda module: setattr(module, "fresh", torch.ones(1)), ["fresh"]),
-    ],
-)
-def test_what_a_layer_keeps_besides_parameters_and_buffers_is_seen_to_change(change, names):
-    module = Keeps()
-    watched = StateOf(module, "layer")
-    watched.look()
-    change(module)
-    assert watched.changes() == names
 
 
 def traced(crew, tmp_path, nproc, fn, *args, **settings):

@@ -1,9 +1,10 @@
-"""Options and progress display of ``compare`` and ``verify``."""
+"""What ``compare`` and ``verify`` share: their options, how they say what runs, and how they end."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,22 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from lockstep.analysis.attempts import Asked
+from lockstep.analysis import machine
+from lockstep.analysis.study import S, Task
+from lockstep.analysis.trial import Observer
 from lockstep.cli.tables import say
+from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.launch.gpus import num_gpus_here
+from lockstep.launch.program import find_script
+from lockstep.machine.cores import num_cores
 
 Command = Callable[..., None]
 
 
-def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
+def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
     """A decorator that adds the arguments and options of commands that run a script several times.
 
-    The command is called with an ``Asked``, the directory for the results, and its own options by name.
+    The command is called with the ``Task``, this ``Machine``, the directory for the results, and its own options by name.
 
     Args:
         run: the word for a run, in help texts.
@@ -75,23 +82,47 @@ def options_of_attempts(*, run: str, out: str, shards: str, threads: str, timeou
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def called(out: Path, **given: Any) -> None:
-            fields = {field.name: given.pop(field.name) for field in dataclasses.fields(Asked) if field.name in given}
-            command(Asked(command=("lockstep", *sys.argv[1:]), **fields), out, **given)
+            fields = {field.name: given.pop(field.name) for field in dataclasses.fields(Task) if field.name in given}
+            task = Task(command=("lockstep", *sys.argv[1:]), **fields)
+            find_script(str(task.script), is_module=task.is_module)
+            command(task, machine.look(num_cores=num_cores(), num_gpus=num_gpus_here()), out, **given)
 
         return functools.reduce(lambda made, option: option(made), reversed(options), called)
 
     return add
 
 
-class Progress:
-    """Shows the current run, in a line that is updated on a terminal, and a line for its outcome."""
+def conduct(study: S, out: Path, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
+    """Run a study that was planned, with its results in ``out``, and report on it. The process ends here if that was
+    interrupted.
+
+    Args:
+        study: what was planned.
+        out: the directory for the results, if there is nothing in it.
+        what: the line to begin with says.
+        run: runs it.
+        report: prints what came of it.
+    """
+    console = open_console()
+    study = study.begin(out)
+    say(console, f"{what}, results in {study.directory}")
+    with sigterm_interrupts() as stopped_by, _Progress(console) as progress:
+        study = run(study, progress)
+    report(study, console)
+    if study.is_interrupted:
+        sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
+    return study
+
+
+class _Progress:
+    """Says what runs: a line that moves on a terminal, a line for each run elsewhere; and a line when it has ended."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._description = ""
         self._status = Status("", console=console) if console.is_terminal else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ class Cause:
     """What follows *likely cause:*"""
     remedy: str
     kinds: tuple[str, ...] = ()
-    """Evidence for it: see ``measure.witness``."""
+    """Evidence for it: see ``diagnosis.evidence``."""
 
 
 # The likelier ones first: of two that were seen at the same place, the earlier one is named.

@@ -1,71 +1,17 @@
-"""Why two runs differ: experiments that tell causes apart, and what they add up to.
-
-``investigate`` runs them; ``conclude``, which draws the conclusion, is pure. It names the *likely* cause: what was seen in
-the script's code where the difference arose, and not excluded by an experiment.
-"""
+"""What the experiments add up to: the *likely* cause. It is what was seen in the script's code where the difference arose, and
+not excluded by an experiment. Pure, but for reading the script's lines."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.analysis.causes import CAUSES, Cause
-from lockstep.analysis.differences import Difference, Origin, check, compare, origin
-from lockstep.analysis.runs import Line, TracedRun
-from lockstep.analysis.sets import sets_in
-from lockstep.analysis.settings import Setting
-
-_HASH_SEEDS = (1, 2, 3, 4)  # with a set of two texts, every other seed gives the same order
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One more run of a setting, up to the step that differs."""
-
-    purpose: str
-    """What the user is told while it runs."""
-    setting: Setting
-    level: str
-    """How much to trace: see ``RunConfig.trace``."""
-    until: int | None
-    hash_seed: int | None = None
-    """The seed of Python's hashes, on which the order of sets depends; None: another one in every run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What an experiment left."""
-
-    run: TracedRun
-    evidence: Sequence[Line]
-
-
-Laboratory = Callable[[Experiment], Outcome | None]
-"""Runs an experiment; None: it failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What is known of a difference."""
-
-    difference: Difference
-    settings: tuple[Setting, Setting]
-    strategy: str
-    repeats: bool | None = None
-    """Whether each setting agrees with itself when it is run again; None: not known."""
-    depends_on_hashes: bool | None = None
-    """Whether the answer depends on the seed of Python's hashes, and on nothing else that was seen; None: not known."""
-    vanished: bool = False
-    """Whether the difference was gone with one hash seed for both, and all calls watched."""
-    evidence: Sequence[Line] = ()
-    threads: tuple[int, int] | None = None
-    """The numbers of threads where they first differ; None: they do not."""
-    data_by_rank: bool = False
-    """Whether rank 0 read the same data with both settings, and the other ranks never did."""
-    origin: Origin = dataclasses.field(default_factory=lambda: Origin(where="unknown"))
+from lockstep.diagnosis.causes import CAUSES, Cause
+from lockstep.diagnosis.experiments import Findings
+from lockstep.diagnosis.sets import sets_in
+from lockstep.trace.traced_run import Line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,108 +28,6 @@ class Diagnosis:
     ruled_out: tuple[str, ...]
     arose: str
     """In which part of the computation it arose, in words; empty if that is not known."""
-
-
-# Experiments
-
-
-def investigate(
-    difference: Difference, reference: tuple[Setting, TracedRun], other: tuple[Setting, TracedRun], run: Laboratory
-) -> Findings:
-    """Run what tells causes apart. Experiments that fail are left out: less is known then."""
-    until: int | None = max(difference.step, 1) + (difference.stage == "evaluation")
-    findings = Findings(
-        difference=difference,
-        settings=(reference[0], other[0]),
-        strategy=other[1].start["strategy"],
-        threads=_threads_that_differ(reference[1], other[1], difference),
-        data_by_rank=difference.stage == "content" and _is_by_rank(reference[1], other[1]),
-        origin=origin(difference, None, None),
-    )
-    findings = dataclasses.replace(findings, repeats=_repeats(reference, other, until, run))
-    watched = [
-        run(Experiment(purpose="watching what the script calls", setting=setting, level="calls", until=until, hash_seed=0))
-        for setting in dict.fromkeys((reference[0], other[0]))
-    ]
-    there = [outcome for outcome in watched if outcome is not None]
-    evidence = [line for outcome in there for line in outcome.evidence]
-    runs = [outcome.run for outcome in there]
-    findings = dataclasses.replace(
-        findings,
-        evidence=evidence,
-        origin=origin(difference, runs[0], runs[1]) if len(runs) == 2 else findings.origin,
-        vanished=_has_vanished(runs, until, difference),
-    )
-    if findings.vanished:
-        dependence = _depends_on_hashes(reference[0], runs[0], until, run)
-        findings = dataclasses.replace(findings, depends_on_hashes=dependence)
-    if findings.repeats is False and not findings.depends_on_hashes:
-        warned = run(
-            Experiment(
-                purpose="asking PyTorch for deterministic kernels", setting=reference[0], level="kernels", until=until
-            )
-        )
-        if warned is not None:
-            findings = dataclasses.replace(findings, evidence=[*evidence, *warned.evidence])
-    return findings
-
-
-def _repeats(
-    reference: tuple[Setting, TracedRun], other: tuple[Setting, TracedRun], until: int | None, run: Laboratory
-) -> bool | None:
-    known = False
-    for setting, before in {reference[0]: reference[1], other[0]: other[1]}.items():
-        again = run(Experiment(purpose="does it agree with itself?", setting=setting, level="steps", until=until))
-        if again is None:
-            continue
-        known = True
-        if compare(before, again.run, until=until) is not None:
-            return False
-    return True if known else None
-
-
-def _has_vanished(runs: Sequence[TracedRun], until: int | None, difference: Difference) -> bool:
-    if difference.stage == "ranks":
-        return bool(runs) and check(runs[-1]) is None
-    return len(runs) == 2 and compare(runs[0], runs[1], until=until) is None
-
-
-def _depends_on_hashes(setting: Setting, with_seed_0: TracedRun, until: int | None, run: Laboratory) -> bool | None:
-    """Whether another hash seed gives another answer. (That the same one gives the same has been seen.)"""
-    known = False
-    for hash_seed in _HASH_SEEDS:
-        purpose = "does the order of a set matter?"
-        outcome = run(Experiment(purpose=purpose, setting=setting, level="steps", until=until, hash_seed=hash_seed))
-        if outcome is None:
-            continue
-        known = True
-        if compare(with_seed_0, outcome.run, until=until) is not None:
-            return True
-    return False if known else None
-
-
-def _threads_that_differ(reference: TracedRun, other: TracedRun, difference: Difference) -> tuple[int, int] | None:
-    for key, owners in sorted(reference.shards.items()):
-        if key.step > max(difference.step, 1) or key not in other.shards:
-            continue
-        numbers = owners[0][1]["threads"], other.shards[key][0][1]["threads"]
-        if None not in numbers and numbers[0] != numbers[1]:
-            return numbers
-    return None
-
-
-def _is_by_rank(reference: TracedRun, other: TracedRun) -> bool:
-    """Whether rank 0 read the same data as the reference, and the other ranks never did. (In one step alone that may be
-    chance: a generator that a process has not drawn from yet gives everywhere the same.)"""
-    found: dict[bool, set[bool]] = {True: set(), False: set()}
-    for key, ((rank, line), *_) in other.shards.items():
-        if key in reference.shards:
-            contents = [[batch["content"] for batch in one["batches"]] for one in (line, reference.shards[key][0][1])]
-            found[rank == 0].add(contents[0] == contents[1])
-    return min(reference.num_steps, other.num_steps) > 1 and found == {True: {True}, False: {False}}
-
-
-# The conclusion
 
 
 def conclude(findings: Findings, *, directory: Path | None = None) -> Diagnosis:

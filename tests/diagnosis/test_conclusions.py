@@ -2,10 +2,11 @@
 
 import pytest
 
-from lockstep.analysis.diagnose import Experiment, Findings, Outcome, conclude, investigate
-from lockstep.analysis.differences import Difference, Origin
-from lockstep.analysis.runs import gather
-from lockstep.analysis.settings import Setting
+from lockstep.diagnosis.conclusion import conclude
+from lockstep.diagnosis.experiments import Experiment, Findings, Outcome, investigate
+from lockstep.diagnosis.setting import Setting
+from lockstep.trace.differences import Difference, Origin
+from lockstep.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -8,7 +8,8 @@ import sysconfig
 import types
 from pathlib import Path
 
-_OURS = str(Path(__file__).parents[1]) + "/"
+OURS = str(Path(__file__).parents[1]) + "/"
+"""Where lockstep itself is installed."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
 _STANDARD = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
@@ -20,7 +21,7 @@ Location = tuple[str, int]
 @functools.cache
 def owner(file: str) -> str:
     """``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, numpy, Python itself)."""
-    if file.startswith(_OURS):
+    if file.startswith(OURS):
         return "lockstep"
     if any(name in file for name in _PLUMBING) or file.startswith("<"):
         return "plumbing"
@@ -60,7 +61,7 @@ def is_fetching(frame: types.FrameType | None) -> bool:
     """Whether a frame runs while samples are fetched."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_OURS + "data/") and file.endswith(("/fetch.py", "/reader.py", "/sources.py")):
+        if file.startswith(OURS + "data/") and file.endswith(("/fetch.py", "/reader.py", "/sources.py")):
             return True
         frame = frame.f_back
     return False

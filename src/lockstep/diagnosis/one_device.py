@@ -1,7 +1,7 @@
 """Whether V shards have the gradient that one device has, which does not cut the batch. Pure.
 
 Both are those of the first batch, up to rounding: without dropout and with BatchNorm in evaluation mode, which see the shard
-and not the batch, and are meant to (see ``measure.first_gradient``).
+and not the batch, and are meant to (see ``diagnosis.first_gradient``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.analysis.runs import Line, TracedRun
-from lockstep.measure.trace import number
+from lockstep.trace.lines import number
+from lockstep.trace.traced_run import Line, TracedRun
 
 _TOLERANCE = 1e-4
 _ON_GPUS = 5e-3

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 
-from lockstep.analysis import settings
-from lockstep.analysis.differences import check, compare, learned, origin, uses_each_sample_once
-from lockstep.analysis.runs import gather
-from lockstep.errors import ConfigError, UsageError
+from lockstep.errors import UsageError
+from lockstep.trace.differences import first_difference, first_fault, learned, origin, uses_each_sample_once
+from lockstep.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -87,7 +86,7 @@ def in_shard(step, shard, function):
 
 def test_any_number_of_ranks_with_the_same_shards_is_the_same():
     one, two = gather(trace(1)), gather(trace(2))
-    assert check(one) is check(two) is compare(one, two) is None
+    assert first_fault(one) is first_fault(two) is first_difference(one, two) is None
     assert (one.samples_by_rank, two.samples_by_rank, two.num_samples) == ((8,), (4, 4), 8)
     assert uses_each_sample_once(two)
     assert learned(two)
@@ -110,14 +109,14 @@ NAMES = {"gradient of a shard": "w", "gradient": "b", "weights": "b", "buffers":
 
 @pytest.mark.parametrize("stage", CHANGES)
 def test_a_difference_is_found_with_its_step_shard_and_name(stage):
-    found = compare(gather(trace(1)), changed(CHANGES[stage]))
+    found = first_difference(gather(trace(1)), changed(CHANGES[stage]))
     assert (found.step, found.stage) == (2, stage)
     if stage in list(CHANGES)[:5]:
         assert found.shard == 1
         assert found.samples == (6, 7)
     assert found.name == NAMES.get(stage, "loss" if stage == "evaluation" else None)
     assert found.values[0] != found.values[1]
-    assert compare(gather(trace(1)), changed(CHANGES[stage]), until=1) is None
+    assert first_difference(gather(trace(1)), changed(CHANGES[stage]), until=1) is None
 
 
 def test_of_several_differences_the_cause_comes_before_its_consequence():
@@ -125,13 +124,13 @@ def test_of_several_differences_the_cause_comes_before_its_consequence():
         for change in CHANGES.values():
             change(rank, line)
 
-    assert compare(gather(trace(1)), changed(everything)).stage == "samples"
+    assert first_difference(gather(trace(1)), changed(everything)).stage == "samples"
 
     def later(rank, line):
         for name in list(CHANGES)[2:]:
             CHANGES[name](rank, line)
 
-    assert compare(gather(trace(1)), changed(later)).stage == "loss"
+    assert first_difference(gather(trace(1)), changed(later)).stage == "loss"
 
 
 def test_an_earlier_step_comes_before_an_earlier_stage():
@@ -139,13 +138,13 @@ def test_an_earlier_step_comes_before_an_earlier_stage():
         in_step(1, "step", lambda line: line["state"].update({"momentum of w": "another"}))(rank, line)
         CHANGES["samples"](rank, line)
 
-    found = compare(gather(trace(1)), changed(both))
+    found = first_difference(gather(trace(1)), changed(both))
     assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
 
 
 def test_numbers_are_shown_as_numbers():
-    assert compare(gather(trace(1)), changed(CHANGES["loss"])).values == ("0.5", "0.75")
-    assert compare(gather(trace(1)), changed(CHANGES["state"])).values == ("0.1", "0.2")
+    assert first_difference(gather(trace(1)), changed(CHANGES["loss"])).values == ("0.5", "0.75")
+    assert first_difference(gather(trace(1)), changed(CHANGES["state"])).values == ("0.1", "0.2")
 
 
 def resumed(change=lambda line: None):
@@ -163,9 +162,9 @@ def resumed(change=lambda line: None):
 
 def test_a_run_that_goes_on_is_compared_from_where_it_began():
     one = gather(trace(1))
-    assert compare(one, resumed()) is None
-    assert check(resumed()) is None
-    found = compare(one, resumed(lambda line: CHANGES["loss"](0, line)))
+    assert first_difference(one, resumed()) is None
+    assert first_fault(resumed()) is None
+    found = first_difference(one, resumed(lambda line: CHANGES["loss"](0, line)))
     assert (found.step, found.stage) == (2, "loss")
 
 
@@ -174,7 +173,7 @@ def test_what_was_not_put_back_is_found_in_the_step_before():
         if line["event"] == "initial":
             line["state"]["momentum of w"] = "nothing"
 
-    found = compare(gather(trace(1)), resumed(forget))
+    found = first_difference(gather(trace(1)), resumed(forget))
     assert (found.step, found.stage, found.name) == (1, "state", "momentum of w")
 
 
@@ -183,12 +182,12 @@ def test_weights_that_differ_before_the_first_step_are_found():
         if line["event"] == "initial":
             line["weights"]["w"] = "another"
 
-    found = compare(gather(trace(1)), changed(begin))
+    found = first_difference(gather(trace(1)), changed(begin))
     assert (found.step, found.stage, found.name) == (0, "weights", "w")
 
 
 def test_another_number_of_steps_is_a_difference():
-    found = compare(gather(trace(1)), gather(trace(2, num_steps=3)))
+    found = first_difference(gather(trace(1)), gather(trace(2, num_steps=3)))
     assert (found.step, found.stage, found.values) == (3, "steps", ("2 steps", "3 steps"))
 
 
@@ -197,14 +196,14 @@ def test_ranks_that_do_not_agree_are_found_without_another_run():
         if rank == 1:
             CHANGES["weights"](rank, line)
 
-    found = check(changed(second_rank))
+    found = first_fault(changed(second_rank))
     assert (found.step, found.stage, found.name, found.among) == (2, "ranks", "b", ("rank 0", "rank 1"))
 
 
 def test_a_shard_that_two_ranks_ran_is_found():
     ranks = trace(2)
     ranks[1].insert(3, shard_line(1, 0, [0, 1]))
-    found = check(gather(ranks))
+    found = first_fault(gather(ranks))
     assert (found.step, found.stage, found.shard) == (1, "samples", 0)
     assert "ranks 0, 1 all ran this shard" in found.detail
 
@@ -213,13 +212,13 @@ def test_a_sample_used_twice_is_found_unless_the_sampler_draws_with_replacement(
     def twice(rank, line):
         in_shard(2, 1, lambda line: line["batches"][0].update(samples=[6, 0]))(rank, line)
 
-    found = check(changed(twice))
+    found = first_fault(changed(twice))
     assert (found.step, found.shard, found.samples) == (2, 1, (0,))
     ranks = trace(2, replacement=True)
     ranks[1][-4]["batches"][0]["samples"] = [6, 0]
     assert ranks[1][-4]["event"] == "shard"
     run = gather(ranks)
-    assert check(run) is None
+    assert first_fault(run) is None
     assert not uses_each_sample_once(run)
 
 
@@ -241,7 +240,7 @@ def with_phases(num_phases, change=lambda phase, line: None):
 
 def test_samples_come_again_in_every_phase_of_a_step_and_are_counted_once():
     run = gather([with_phases(3)])
-    assert check(run) is None
+    assert first_fault(run) is None
     assert uses_each_sample_once(run)
     assert run.samples_by_rank == (8,)
 
@@ -252,16 +251,16 @@ def test_what_an_earlier_phase_computed_comes_before_what_a_later_one_was_given(
             line["batches"][0]["content"] = "another"
 
     lines = with_phases(2, later_content)
-    found = compare(gather([with_phases(2)]), gather([lines]))
+    found = first_difference(gather([with_phases(2)]), gather([lines]))
     assert (found.step, found.phase, found.shard, found.stage) == (2, 1, 0, "content")
     for line in lines:
         in_step(2, "step", lambda line: line["gradients"][0].update(w="another"))(0, line)
-    found = compare(gather([with_phases(2)]), gather([lines]))
+    found = first_difference(gather([with_phases(2)]), gather([lines]))
     assert (found.step, found.phase, found.stage, found.name) == (2, 0, "gradient", "w")
 
 
 def test_another_number_of_phases_is_a_difference():
-    found = compare(gather([with_phases(1)]), gather([with_phases(2)]))
+    found = first_difference(gather([with_phases(1)]), gather([with_phases(2)]))
     assert (found.step, found.phase, found.values) == (1, 1, ("did not run", "ran"))
 
 
@@ -269,7 +268,7 @@ def test_the_samples_of_a_second_loader_may_come_again_within_a_pass_over_the_fi
     ranks = trace(2)
     ranks[1][-4]["batches"][0]["samples"] = [6, 0]
     ranks[0].insert(1, {"event": "loader", "loader": 2, "length": 4, "replacement": False})
-    assert check(gather(ranks)) is None
+    assert first_fault(gather(ranks)) is None
 
 
 def test_weights_that_never_moved_are_nothing_learned():
@@ -292,58 +291,10 @@ def test_weights_that_never_moved_are_nothing_learned():
 def test_the_innermost_layer_that_made_the_difference_is_named(layers, where, layer):
     other = changed(in_shard(2, 1, lambda line: line.update(losses=[(0.75).hex()], layers=layers)))
     one = gather(trace(1))
-    found = origin(compare(one, other), one, other)
+    found = origin(first_difference(one, other), one, other)
     assert (found.where, found.layer) == (where, layer)
 
 
 def test_a_script_that_took_no_step_is_told_what_it_lacks():
     with pytest.raises(UsageError, match=r"no step was taken.*prepare a model and a loader"):
         gather([[line for line in trace(1)[0] if line["event"] in ("start", "end")]])
-
-
-def test_settings_are_every_combination_with_the_reference_first():
-    found = settings.expand((1, 2), (0, 2), ("local", "torchrun"), None, resumes=False)
-    assert len(found) == 8
-    assert (found[0].world_size, found[0].workers, found[0].launcher) == (1, 0, "local")
-    assert found[-1].label == "2 processes, 2 loader workers, torchrun"
-    assert [setting.number for setting in found] == list(range(1, 9))
-    assert len({setting.slug for setting in found}) == 8
-
-
-def test_without_a_choice_every_launcher_is_run_and_a_run_is_killed_and_resumed_at_another_world_size():
-    found = settings.expand((1, 2, 4), (None,), None, None, resumes=True)
-    assert [setting.label for setting in found] == [
-        "1 process",
-        "2 processes",
-        "4 processes",
-        "1 process, python",
-        "2 processes, torchrun",
-        "1 process, resuming where 4 processes were killed",
-    ]
-    assert len({setting.slug for setting in found}) == 6
-    assert [found.world_size for found in settings.expand((4,), (None,), None, None, resumes=True)] == [4, 1, 4, 1]
-    alone = settings.expand((1,), (None,), None, None, resumes=True)
-    assert alone[-1].label == "1 process, resuming where 1 process was killed"
-
-
-@pytest.mark.parametrize(
-    ("num_cores", "num_gpus", "expected"), [(1, 0, (1, 2)), (2, 0, (1, 2, 4)), (8, 1, (1, 2, 4)), (8, 2, (1, 2))]
-)
-def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_gpus, expected):
-    assert settings.default_world_sizes(num_cores=num_cores, num_gpus=num_gpus) == expected
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: settings.parse_world_sizes("1,x"), "--world-sizes 1,x: write whole numbers"),
-        (lambda: settings.parse_workers("0,-1"), "--workers 0,-1: write whole numbers"),
-        (lambda: settings.parse_launchers("local,slurm"), "unknown launcher 'slurm': choose one of local, torchrun, python"),
-        (lambda: settings.parse_launchers(","), "names none"),
-        (lambda: settings.expand((1, 4), (None,), None, 2, resumes=True), "--shards 4 or more"),
-        (lambda: settings.expand((2,), (None,), ("local",), None, resumes=False), "one setting only"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(make, said):
-    with pytest.raises(ConfigError, match=said):
-        make()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import UsageError
-from lockstep.measure.trace import read_trace
+from lockstep.trace.lines import read_trace
 
 Line = Mapping[str, Any]
 

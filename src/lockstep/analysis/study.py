@@ -1,0 +1,134 @@
+"""What comparisons and verifications share: a script is run as one trial after another, and a record is kept."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.trial import Trial
+from lockstep.atomic import write_atomic
+
+SCHEMA = 1
+FILE_NAME = "results.json"
+S = TypeVar("S", bound="Study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the user has asked for, whatever is done with it."""
+
+    command: tuple[str, ...] = ()
+    """What was typed, for the record."""
+    script: Path
+    """Or, with ``is_module``, the name of a module."""
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    shards: int | None = None
+    """None, here and below: left to what is done with it."""
+    threads: int | None = None
+    seed: int | None = None
+    timeout_s: float | None = None
+    """Of each trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(abc.ABC):
+    """A script, the trials that it is to be run in, and what became of them so far."""
+
+    task: Task
+    machine: Machine
+    shards: int
+    """One V for all trials: the answer depends on it."""
+    threads: int | None
+    """Of each process, in all trials; None: as the script and its launcher have it."""
+    directory: Path = Path()
+    """Of the results. See ``begin``."""
+
+    @property
+    @abc.abstractmethod
+    def is_interrupted(self) -> bool:
+        """Whether it was stopped from outside."""
+
+    def begin(self: S, out: Path) -> S:
+        """The same with a new directory: ``out``, or ``out-2``, ... See ``new_directory``."""
+        return dataclasses.replace(self, directory=new_directory(out))
+
+    def trial(
+        self,
+        name: str,
+        *,
+        launcher: str,
+        num_processes: int,
+        settings: Mapping[str, object],
+        variables: Mapping[str, str] | None = None,
+    ) -> Trial:
+        """One trial of the script.
+
+        Args:
+            name: of its run directory, in that of the results.
+            launcher: one of ``methods.LAUNCHERS``.
+            num_processes: how many it starts.
+            settings: fields of ``RunConfig``, beside those that all trials have in common. None is not passed on, so that the
+                script's own stays in force.
+            variables: more environment variables.
+        """
+        task = self.task
+        common = {"shards": self.shards, "threads": self.threads, "seed": task.seed}
+        return Trial(
+            directory=self.directory,
+            name=name,
+            program=(*(("-m",) if task.is_module else ()), str(task.script), *task.args),
+            launcher=launcher,
+            num_processes=num_processes,
+            settings={name: value for name, value in {**common, **settings}.items() if value is not None},
+            variables=variables or {},
+            timeout_s=task.timeout_s,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The contents of ``results.json``: here what all begin with."""
+        task = self.task
+        return {
+            "schema": SCHEMA,
+            "command": task.command,
+            "script": str(task.script),
+            "is_module": task.is_module,
+            "args": task.args,
+            "directory": str(self.directory.resolve()),
+            "shards": self.shards,
+            "threads": self.threads,
+            "seed": task.seed,
+            "machine": dataclasses.asdict(self.machine),
+        }
+
+    def noting(self: S, **changes: Any) -> S:
+        """The same with these fields, written to ``results.json``: replaced whole, so that a reader never finds half a file."""
+        changed = dataclasses.replace(self, **changes)
+        path = self.directory / FILE_NAME
+        write_atomic(path, json.dumps(changed.as_json(), indent=2, ensure_ascii=False, default=str) + "\n")
+        return changed
+
+
+def new_directory(out: Path) -> Path:
+    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever deleted or mixed."""
+    for number in itertools.count(1):
+        candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            candidate.mkdir(parents=True)
+            return candidate
+        if candidate.is_dir() and not any(candidate.iterdir()):
+            return candidate
+    raise AssertionError("count() does not end")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 thread``, ``2 threads``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,31 @@
+"""Asks PyTorch for deterministic kernels, and notes which it does not have: for ``trace="kernels"``."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from lockstep.diagnosis.evidence import Evidence
+from lockstep.diagnosis.locations import location_of
+
+_KERNEL = re.compile(r"(?P<kernel>\S+) does not have a deterministic implementation")
+
+
+def watch_kernels(evidence: Evidence) -> None:
+    """Make PyTorch's warnings evidence, from now on until the process ends."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    warnings.filterwarnings("always", message=".*deterministic implementation.*")
+    show = warnings.showwarning
+
+    def note(message: Any, category: type[Warning], *rest: Any, **options: Any) -> None:
+        found = _KERNEL.search(str(message))
+        if found is None:
+            show(message, category, *rest, **options)
+        else:
+            evidence.write("kernel", found["kernel"], location_of(sys._getframe(1)) or (None, None), evidence.scope)
+
+    warnings.showwarning = note

@@ -1,0 +1,42 @@
+"""What may differ between two runs without changing the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to run a script."""
+
+    number: int
+    """Place in the verification, from 1."""
+    world_size: int
+    workers: int | None = None
+    """Loader workers of each process; None: as the script says."""
+    launcher: str = "local"
+    killed_at: int | None = None
+    """The number of processes of an earlier launch, which was killed, and which this one resumes; None: there is none."""
+
+    @property
+    def label(self) -> str:
+        """What a line calls it."""
+        words = [_processes(self.world_size)]
+        if self.workers is not None:
+            words.append(f"{self.workers} loader worker{'s' if self.workers != 1 else ''}")
+        if self.launcher != "local":
+            words.append(self.launcher)
+        if self.killed_at is not None:
+            words.append(f"resuming where {_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed")
+        return ", ".join(words)
+
+    @property
+    def slug(self) -> str:
+        """A name for the run's directory."""
+        workers = "" if self.workers is None else f"-workers{self.workers}"
+        after = "" if self.killed_at is None else f"-after-x{self.killed_at}"
+        return f"{self.number}-x{self.world_size}{workers}-{self.launcher}{after}"
+
+
+def _processes(number: int) -> str:
+    return f"{number} process{'es' if number > 1 else ''}"

@@ -1,0 +1,50 @@
+"""What a run is traced with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lockstep.config import RunConfig
+from lockstep.diagnosis.evidence import Evidence
+from lockstep.diagnosis.first_gradient import FirstGradient
+from lockstep.diagnosis.kernels import watch_kernels
+from lockstep.diagnosis.witness import Witness
+from lockstep.listener import Listener
+from lockstep.trace.lines import TraceWriter
+from lockstep.trace.recorder import Recorder
+from lockstep.trace.subjects import Subjects
+from lockstep.world import World
+
+
+def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
+    """Begin this process's trace, as ``RunConfig.trace`` has it: what is to be told of the run, in this order."""
+    writer = TraceWriter(run_dir, f"rank-{world.rank}")
+    writer.write(
+        event="start",
+        level=config.trace,
+        rank=world.rank,
+        world_size=world.world_size,
+        shards=config.shards,
+        seed=config.seed,
+        threads=config.threads,
+        strategy=config.strategy,
+        precision=config.precision,
+        device=device.type,
+        launcher=world.launcher,
+    )
+    subjects = Subjects()
+    told: list[Listener] = []
+    layers = None
+    if config.trace == "gradient":
+        told = [FirstGradient(writer, subjects)]
+    elif config.trace == "calls":
+        evidence = Evidence(run_dir, world.rank)
+        witness = Witness(subjects, evidence)
+        told, layers = [witness, evidence], witness.take_layers
+    elif config.trace == "kernels":
+        evidence = Evidence(run_dir, world.rank)
+        watch_kernels(evidence)
+        told = [evidence]
+    return [subjects, Recorder(writer, subjects, config.trace_until, layers), *told]

@@ -1,0 +1,217 @@
+"""Looks over the shoulder of the user's code, for what could make two runs differ. Slow: for ``trace="calls"``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lockstep.diagnosis.calls import call_by_frame, functions_in_c, functions_in_python
+from lockstep.diagnosis.evidence import Evidence
+from lockstep.diagnosis.generators import Generators, what
+from lockstep.diagnosis.locations import Location, file_of, is_fetching, location_of, owner
+from lockstep.diagnosis.state import StateOf, WeightsOf, describe_change
+from lockstep.digest import digest
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
+from lockstep.trace.subjects import Subjects
+
+
+class Witness(Listener):
+    """Watches one process, and the loader workers forked from it, until the run ends: every call, by Python's profiler, and
+    every line of the user's code, by its tracer.
+
+    Args:
+        subjects: what is trained.
+        evidence: where to write what was seen.
+    """
+
+    def __init__(self, subjects: Subjects, evidence: Evidence) -> None:
+        self._subjects = subjects
+        self._evidence = evidence
+        self._pid = os.getpid()
+        self._generators = Generators()
+        self._num_shards = 0
+        self._last: Location | None = None
+        self._layers: list[list[str]] = []
+        self._stack: list[tuple[str, StateOf, str]] = []
+        """The layers whose forward passes run: name, state before, digest of the inputs."""
+        self._fetched: StateOf | None = None
+        self._weights = WeightsOf()
+        self._kept: list[StateOf] = []
+        self._functions_in_c = functions_in_c()
+        self._functions_in_python = functions_in_python()
+        sys.setprofile(self._profile)
+        sys.settrace(self._trace)
+        frame = sys._getframe()
+        while frame.f_back is not None:  # those that run already: the script's own
+            frame = frame.f_back
+            if owner(frame.f_code.co_filename) == "user":
+                self._write("file", "", (frame.f_code.co_filename, None), "outside")
+                frame.f_trace = self._follow
+
+    # What takes part
+
+    def prepared(self, thing: Any) -> None:
+        """Record what each layer of a model gets and gives, and whether it keeps something."""
+        prefix = self._subjects.prefix_of(thing)
+        if prefix is None:
+            return
+        self._weights.watch(prefix, thing)
+        for name, module in thing.named_modules():
+            shown = prefix + name or "the model"
+            if owner(file_of(type(module))) == "user":
+                self._keep(module, _layer(shown))
+            self._watch_layer(shown, module)
+
+    def _watch_layer(self, name: str, layer: nn.Module) -> None:
+        # Plain functions: a copy of the model, for an average of its weights, takes hooks along, and must not copy the witness.
+        def enter(module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
+            watched = StateOf(module, _layer(name))
+            watched.look()
+            self._stack.append((name, watched, digest((arguments, options))))
+
+        def leave(module: nn.Module, arguments: Any, options: Mapping[str, Any], output: Any) -> None:
+            if not self._stack:
+                return
+            name, watched, inputs = self._stack[-1]
+            self._note_changes(watched, self._evidence.scope)
+            self._stack.pop()
+            if self._evidence.in_shard:
+                self._layers.append([name, type(module).__name__, inputs, digest(output)])
+
+        layer.register_forward_pre_hook(enter, with_kwargs=True)
+        layer.register_forward_hook(leave, with_kwargs=True, always_call=True)
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """Notice whether a data set keeps something while samples are fetched (in this process)."""
+        dataset = getattr(batches, "dataset", batches)
+        name = f"the data set {type(dataset).__name__}"
+        self._fetched = StateOf(dataset, name)
+        self._keep(dataset, name)
+
+    def _keep(self, thing: Any, name: str) -> None:
+        kept = StateOf(thing, name)
+        kept.look()
+        self._kept.append(kept)
+
+    # The loop
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._generators.look_around(thoroughly=True)
+        self._generators.refresh()
+        self._begin_fetching()
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        for kept in self._kept:
+            if self._evidence.step:  # before the first one, the script was still being set up
+                self._note_changes(kept, "outside", "kept")
+            kept.look()
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """Its samples have been fetched."""
+        self._layers = []
+        self._num_shards += 1
+        if self._num_shards < 16 or self._num_shards & (self._num_shards - 1) == 0:
+            self._generators.look_around(thoroughly=False)
+        self._generators.refresh()
+        self._weights.look()
+        if self._fetched is not None:
+            self._note_changes(self._fetched, "data")
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        if self._evidence.in_shard:
+            self._note_weights(thoroughly=True)
+            self._begin_fetching()
+        self._stack.clear()
+
+    def drop(self) -> None:
+        """See Listener."""
+        self.end_shard()
+
+    def _begin_fetching(self) -> None:
+        if self._fetched is not None:
+            self._fetched.look()
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """Stop watching."""
+        sys.setprofile(None)
+        sys.settrace(None)
+
+    # Layers
+
+    def take_layers(self) -> list[list[str]]:
+        """What each layer got and gave in this shard, as ``layers`` of the trace."""
+        layers, self._layers = self._layers, []
+        return layers
+
+    def _note_changes(self, watched: StateOf, scope: str, kind: str = "state") -> None:
+        for change in watched.changes():
+            said = f"{change} of {watched.name}" if "." not in change else change
+            self._write(kind, said, describe_change(watched.thing, change), scope)
+
+    # Calls
+
+    def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            try:
+                found = self._functions_in_c.get(argument)
+            except TypeError:  # of an object that cannot be hashed
+                return
+            if found is not None:
+                self._note(*found, frame)
+        elif event == "call":
+            found = self._functions_in_python.get(frame.f_code) or call_by_frame(frame)
+            if found is not None:
+                self._note(*found, frame.f_back)
+
+    def _trace(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        """Called at every call: the user's own code is followed line by line, to see which line drew from a generator."""
+        file = frame.f_code.co_filename
+        if owner(file) != "user":
+            return None
+        self._write("file", "", (file, None), "outside")
+        if location_of(frame.f_back) is None:
+            self._generators.refresh()  # what was drawn until now was drawn for lockstep: by a sampler
+        return self._follow
+
+    def _follow(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        for generator in self._generators.drawn():
+            if self._last is not None:
+                self._write("generator", what(generator), self._last, self._scope_of(frame))
+        if self._evidence.in_shard and os.getpid() == self._pid:
+            self._note_weights(thoroughly=False)
+        if event == "return":
+            self._last = location_of(frame.f_back)
+        else:
+            self._last = frame.f_code.co_filename, frame.f_lineno
+        return self._follow
+
+    def _note_weights(self, *, thoroughly: bool) -> None:
+        for name in self._weights.changes(thoroughly=thoroughly):
+            self._write("weights", f"the weight {name} changes", self._last or (None, None), "shard")
+
+    def _scope_of(self, frame: types.FrameType | None) -> str:
+        return "data" if os.getpid() != self._pid or is_fetching(frame) else self._evidence.scope
+
+    def _note(self, kind: str, what: str, frame: types.FrameType | None) -> None:
+        location = location_of(frame)
+        if location is None:
+            return
+        scope = self._scope_of(frame)
+        if kind != "collective" or scope != "outside":  # where it belongs
+            self._write(kind, what, location, scope)
+
+    def _write(self, kind: str, what: str, location: tuple[str | None, int | None], scope: str) -> None:
+        self._evidence.write(kind, what, location, scope, self._stack[-1][0] if self._stack else None)
+
+
+def _layer(name: str) -> str:
+    return name if name == "the model" else f"layer {name}"

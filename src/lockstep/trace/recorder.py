@@ -1,0 +1,190 @@
+"""Writes a process's trace while it trains: see ``trace.lines`` for what is written.
+
+The recorder only looks: it draws no random number, changes no tensor and sends nothing, so that a traced run computes what
+the same run computes without (but for the level ``gradient``, see ``diagnosis.first_gradient``). It is slow all the same:
+every weight is read in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.digest import digest, squared_norm
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
+from lockstep.trace.lines import TraceWriter, exact
+from lockstep.trace.subjects import Subjects
+
+
+class Recorder(Listener):
+    """The trace of one process. It hears of the end of a phase when the gradients have met and are the script's again.
+
+    Args:
+        writer: of the process's file.
+        subjects: what is trained.
+        until: the step after which the script is to end; None: its own end.
+        layers: gives what the layers got and gave in the shard that has ended; None: that is not recorded.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        subjects: Subjects,
+        until: int | None,
+        layers: Callable[[], list[list[str]]] | None,
+    ) -> None:
+        self._writer = writer
+        self._subjects = subjects
+        self._until = until
+        self._layers = layers
+        self._hooked: set[Tensor] = set()
+        self._num_loaders = 0
+        self._position = {"epoch": 0, "pass": -1}
+        self._step = 0
+        self._phase = 0
+        self._micro: MicroStep | None = None
+        self._shard: dict[str, Any] = {}
+        self._shards: list[dict[str, Any]] = []
+        """The lines of the step at hand: written when it ends, as it may yet be discarded."""
+        self._order: dict[str, None] = {}
+        """The parameters in the order in which the phase at hand computed their gradients."""
+        self._gradients: list[dict[str, str]] = []
+        self._norms: list[str] = []
+        self._in_pass = False
+        self._is_over = False
+        """Whether the step after which the script is to end has been recorded."""
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """See Listener."""
+        self._num_loaders += 1
+        length: int | None = None
+        with contextlib.suppress(TypeError, NotImplementedError):  # it has none, or does not know it
+            length = len(getattr(batches, "dataset", batches))  # type: ignore[arg-type]
+        sampler = getattr(batches, "sampler", None)
+        replacement = getattr(sampler, "replacement", None)
+        if replacement is None and type(sampler).__module__ == "torch.utils.data.sampler":
+            replacement = False  # none of PyTorch's draws twice unless it says so
+        self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._stop_if_over()
+        self._in_pass = True
+        if self._position["pass"] < 0:
+            self._writer.write(event="initial", **self._subjects.digests())
+        self._position = {"epoch": epoch, "pass": self._position["pass"] + 1}
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self._step = step
+        self.drop()
+
+    def begin_phase(self, phase: int) -> None:
+        """See Listener."""
+        self._phase = phase
+        self._order = {}
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._micro = micro
+        self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
+        for parameter, name in self._subjects.parameters.items():
+            if parameter.requires_grad and parameter not in self._hooked:
+                self._hooked.add(parameter)
+                # Called with each of its gradients, before anything else has seen it.
+                parameter.register_hook(functools.partial(self._note_gradient, name))  # type: ignore[no-untyped-call]
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
+        samples = [_plain(sample) for sample in micro.samples]
+        self._shard["batches"].append({"samples": samples, "content": digest(data)})
+
+    def _note_gradient(self, name: str, gradient: Tensor) -> None:
+        if self._micro is not None:
+            noted, new = self._shard["gradients"], digest(gradient)
+            noted[name] = digest([noted[name], new]) if name in noted else new  # a second backward call
+            self._order[name] = None
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener."""
+        self._shard["losses"].append(exact(loss.item()))
+        self._shard["weights"].append(None if weight is None else exact(weight))
+        self._shard["threads"] = torch.get_num_threads()
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        micro, self._micro = self._micro, None
+        if micro is not None:
+            position = {**self._position, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
+            layers = {} if self._layers is None else {"layers": self._layers()}
+            self._shards.append({**position, **self._shard, **layers})
+
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
+        found = self._subjects.gradients()
+        order = [name for name in self._order if name in found]  # as the backward pass went
+        order += [name for name in found if name not in self._order]
+        self._gradients.append({name: digest(found[name]) for name in order})
+        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in found.values()))))
+
+    def drop(self) -> None:
+        """See Listener."""
+        self._micro = None
+        self._gradients, self._norms, self._shards = [], [], []
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        for line in self._shards:
+            self._writer.write(event="shard", **line)
+        self._writer.write(
+            event="step",
+            **self._position,
+            step=step,
+            num_samples=num_samples,
+            gradients=self._gradients,
+            norms=self._norms,
+            **self._subjects.digests(),
+        )
+        self.drop()
+        self._is_over = self._until is not None and step >= self._until
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        if self._in_pass:  # if the loop was left in the last step, the script may be at its end already
+            self._stop_if_over()
+
+    def _stop_if_over(self) -> None:
+        """End the script in order after the last step that is to be traced. All ranks come here after the same step."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self._in_pass = False
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        numbers = {name: exact(value) for name, value in values.items()}
+        self._writer.write(event="evaluation", epoch=self._position["epoch"], step=step, values=numbers)
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """See Listener."""
+        if not failed:
+            self._writer.write(event="end", step=step)
+        self._writer.close()
+
+
+def _plain(sample: Any) -> Any:
+    """The identity of a sample, as JSON has it."""
+    if isinstance(sample, (bool, int, str)):
+        return sample
+    if isinstance(sample, Tensor) or hasattr(sample, "__index__"):
+        return int(sample)
+    return [_plain(part) for part in sample] if isinstance(sample, (list, tuple)) else repr(sample)

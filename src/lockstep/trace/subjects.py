@@ -1,0 +1,81 @@
+"""What a traced run trains: by kind, by name, and as digests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.digest import digest
+from lockstep.listener import Listener
+
+
+class Subjects(Listener):
+    """The prepared objects. Told of them before the listeners that ask here."""
+
+    def __init__(self) -> None:
+        self._models: list[tuple[str, nn.Module]] = []
+        self._averages: list[tuple[str, nn.Module]] = []
+        self._optimizers: list[tuple[str, Optimizer]] = []
+        self._others: list[tuple[str, Any]] = []
+        self.parameters: dict[Tensor, str] = {}
+        """The names of the models' parameters."""
+
+    def prepared(self, thing: Any) -> None:
+        """See Listener."""
+        kinds: list[tuple[type, list[Any]]] = [
+            (AveragedModel, self._averages),
+            (nn.Module, self._models),
+            (Optimizer, self._optimizers),
+            (object, self._others),
+        ]
+        known = next(known for kind, known in kinds if isinstance(thing, kind))
+        # Nearly always there is one of a kind, and plain names read best.
+        plain = known is self._models or known is self._optimizers
+        prefix = "" if plain and not known else f"{type(thing).__name__} {len(known) + 1}: "
+        known.append((prefix, thing))
+        if known is self._models:
+            self.parameters.update((tensor, prefix + name) for name, tensor in thing.named_parameters())
+
+    def prefix_of(self, thing: Any) -> str | None:
+        """What the names of a model's parameters begin with; None: it is not a model."""
+        return next((prefix for prefix, model in self._models if model is thing), None)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """``.grad`` of the parameters that have one."""
+        return {name: parameter.grad for parameter, name in self.parameters.items() if parameter.grad is not None}
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """``weights``, ``buffers`` and ``state``, as a line of the trace has them."""
+        weights: dict[str, str] = {}
+        buffers: dict[str, str] = {}
+        state: dict[str, str] = {}
+        for prefix, model in self._models:
+            weights.update((prefix + name, digest(tensor)) for name, tensor in model.named_parameters())
+            buffers.update((prefix + name, digest(tensor)) for name, tensor in model.named_buffers())
+        for prefix, optimizer in self._optimizers:
+            state.update((prefix + name, _value(value)) for name, value in self._optimizer_state(optimizer))
+        for prefix, average in self._averages:
+            tensors = [*average.named_parameters(), *average.named_buffers()]
+            state.update((prefix + name, digest(tensor)) for name, tensor in tensors)
+        for prefix, other in self._others:
+            state.update((prefix + name, _value(value)) for name, value in other.state_dict().items())
+        return {"weights": weights, "buffers": buffers, "state": state}
+
+    def _optimizer_state(self, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+        for number, group in enumerate(optimizer.param_groups):
+            for option, value in group.items():
+                if option != "params":
+                    yield f"{option} of group {number}", value
+            for position, parameter in enumerate(group["params"]):
+                name = self.parameters.get(parameter, f"parameter {position} of group {number}")
+                for slot, value in optimizer.state.get(parameter, {}).items():
+                    yield f"{slot} of {name}", value
+
+
+def _value(value: Any) -> str:
+    """A plain number as it is, after an equals sign, so that a person can read it; the digest of anything else."""
+    return f"={value!r}" if value is None or isinstance(value, (bool, int, float)) else digest(value)

@@ -1,0 +1,61 @@
+"""Promises of digests: equal where values are equal to the bit, and nowhere else."""
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.digest import digest, squared_norm
+
+pytestmark = pytest.mark.timeout(60)
+
+SAME = {
+    "layout": (torch.arange(24.0).reshape(1, 2, 3, 4), torch.arange(24.0).reshape(1, 2, 3, 4)),
+    "not a number": (torch.tensor([float("nan")]), torch.tensor([float("nan")])),
+    "conjugate view": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
+    "a view": (torch.arange(6.0)[::2], torch.tensor([0.0, 2.0, 4.0])),
+    "sets of another order": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "containers": ({"x": [1, 2.0, None, "a"]}, {"x": [1, 2.0, None, "a"]}),
+}
+OTHERS = {
+    "signed zero": (torch.tensor(0.0), torch.tensor(-0.0)),
+    "dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)),
+    "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "last bit": (torch.tensor(1.0), torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))),
+    "no elements": (torch.zeros(0), torch.zeros(0, 2)),
+    "sparse values": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    "arrays": (np.zeros(2), np.zeros(2, dtype=np.float32)),
+    "numbers": (1, 1.0),
+    "key": ({"a": 1}, {"b": 1}),
+    "bfloat16": (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+}
+SAME["layout"] = (SAME["layout"][0], SAME["layout"][1].to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_values_that_are_equal_have_equal_digests(name):
+    one, other = SAME[name]
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_values_that_differ_in_anything_have_other_digests(name):
+    one, other = OTHERS[name]
+    assert digest(one) != digest(other)
+
+
+def test_an_object_that_holds_itself_has_a_digest():
+    circle = []
+    circle.append(circle)
+    assert digest(circle) == digest(circle)
+
+
+def test_the_norm_does_not_depend_on_threads():
+    numbers = torch.linspace(-1, 2, 400_000)
+    before = torch.get_num_threads()
+    found = set()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.add(squared_norm(numbers))
+    torch.set_num_threads(before)
+    assert len(found) == 1
+    assert squared_norm(torch.eye(3).to_sparse()) == 3.0
