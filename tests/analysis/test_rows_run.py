@@ -189,7 +189,7 @@ def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_thr
     seen = json.loads((tmp_path / trial.log).read_text())
     changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
     assert changed - {"LC_CTYPE"} == {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT"}  # LC_CTYPE is Python's own doing
-    assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2, "run_dir": str(tmp_path / "run")}
+    assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2}
 
 
 def test_a_trial_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):

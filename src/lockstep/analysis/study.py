@@ -81,14 +81,15 @@ class Study(abc.ABC):
             variables: more environment variables.
         """
         task = self.task
-        common = {"shards": self.shards, "threads": self.threads, "seed": task.seed}
+        run_dir = str((self.directory / name).resolve())
+        common = {"shards": self.shards, "threads": self.threads, "seed": task.seed, "run_dir": run_dir}
         return Trial(
             directory=self.directory,
             name=name,
             program=(*(("-m",) if task.is_module else ()), str(task.script), *task.args),
             launcher=launcher,
             num_processes=num_processes,
-            settings={name: value for name, value in {**common, **settings}.items() if value is not None},
+            settings={field: value for field, value in {**common, **settings}.items() if value is not None},
             variables=variables or {},
             timeout_s=task.timeout_s,
         )

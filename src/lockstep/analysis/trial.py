@@ -51,7 +51,7 @@ class Trial:
     """One of ``methods.LAUNCHERS``."""
     num_processes: int
     settings: Mapping[str, object]
-    """Fields of ``RunConfig``. (Its run directory is added.)"""
+    """Fields of ``RunConfig``, its run directory among them."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment variables."""
     timeout_s: float | None = None
@@ -69,15 +69,11 @@ class Trial:
         return f"{self.name}{'' if self.kill_when is None else '-killed'}.log"
 
     @property
-    def _settings(self) -> dict[str, object]:
-        return {**self.settings, "run_dir": str(self.run_dir.resolve())}
-
-    @property
     def command(self) -> tuple[str, ...]:
         """The command line. Pure, but for a look at where ``lockstep`` is installed."""
         count = f"--nproc-per-node={self.num_processes}"
         if self.launcher == "lockstep":
-            flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
             return (*_installed("lockstep", "lockstep.cli.main"), "run", count, *flags, *self.program)
         # --standalone picks a free port, so that two runs on one machine cannot meet each other.
         python = {
@@ -96,7 +92,7 @@ class Trial:
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
         environment.update({_MARK: mark, **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables})
         if self.launcher != "lockstep":
-            environment[world.SETTINGS] = json.dumps(self._settings)
+            environment[world.SETTINGS] = json.dumps(dict(self.settings))
         return environment
 
 

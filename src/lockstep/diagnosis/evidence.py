@@ -85,9 +85,7 @@ class Evidence(Listener):
         """See Listener."""
         self.in_shard = False
 
-    def drop(self) -> None:
-        """See Listener."""
-        self.in_shard = False
+    drop = end_shard
 
     def end_run(self, step: int, *, failed: bool) -> None:
         """See Listener. What is seen later is not written."""

@@ -132,9 +132,7 @@ class Witness(Listener):
             self._begin_fetching()
         self._stack.clear()
 
-    def drop(self) -> None:
-        """See Listener."""
-        self.end_shard()
+    drop = end_shard
 
     def _begin_fetching(self) -> None:
         if self._fetched is not None:
