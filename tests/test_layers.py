@@ -23,6 +23,7 @@ SPINE = (
     ("plan",),
     ("world", "listener"),
     ("comm",),
+    ("explain",),  # where the time goes, and who waits for whom
     ("data", "sync", "precision", "checkpoint", "measure", "trace", "rundir"),
     ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,11 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
+from lockstep.explain.rank_reports import box_path
+from lockstep.explain.sampler import Sampler
+from lockstep.explain.slow import SlowRank, SlowRanks
+from lockstep.explain.step_clock import CHECKPOINT, LOGGING, Spent, StepClock
+from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
@@ -139,11 +147,15 @@ class Parts:
         watch = NanWatch(config.on_nan, world.rank, config.log_every)
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
-        active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log, self.saver]
-        active += [Meter(self.journal, self.collectives), None if display is None else Shown(display), *trace]
+        slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
+        self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add)
+        meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
+        active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log]
+        active += [Spent(self.clock, LOGGING), self.saver, Spent(self.clock, CHECKPOINT), meter]
+        active += [None if display is None else Shown(display), *trace, self.clock]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
-        ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size))
+        ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
         self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
         self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(
@@ -156,16 +168,50 @@ class Parts:
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
         self._announced = False
         self._say_start()
+        self.sampler = self._open_black_box()
 
     def _open_trace(self) -> list[Listener]:
         from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
 
         return open_trace(self.config, self.world, self.devices[0], self.context.run_dir)
 
+    def _open_black_box(self) -> Sampler | None:
+        world = self.world
+        about = {
+            "rank": world.rank,
+            "world_size": world.world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "launch": self.context.token,
+            "began_s": time.time(),
+        }
+        try:
+            return Sampler(
+                box_path(self.context.run_dir, world.rank),
+                about,
+                self._doing,
+                lambda: limit_s(self.clock.step_s, self.clock.num_steps),
+                StuckWatch(self.context.run_dir, world.rank, self._say_stuck).look,
+            )
+        except OSError as error:
+            say(f"WARNING: rank {world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
+            return None
+
+    def _say_stuck(self, report: str) -> None:
+        """Called from another thread, on any rank."""
+        say(f"WARNING: {report}")
+
+    def _doing(self) -> dict[str, Any]:
+        """Called from another thread."""
+        phases, micro = self.phases, self.phases.micro
+        shard = None if micro is None else micro.shard
+        return {"step": phases.step, "in_step": phases.in_step, "shard": shard, "activity": self.clock.activity}
+
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint
-        hosts = [world.host] * world.world_size if world.num_nodes == 1 else self.collectives.all_gather_object(world.host)
-        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.transport, hosts))
+        alone = world.num_nodes == 1
+        self._hosts = [world.host] * world.world_size if alone else self.collectives.all_gather_object(world.host)
+        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.transport, self._hosts))
         if world.rank == 0:
             for notice in self.context.notices:
                 print(f"lockstep: {notice}", flush=True)
@@ -173,6 +219,12 @@ class Parts:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not self.context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
+
+    def _say_slow(self, found: SlowRank) -> None:
+        if self.world.rank == 0:
+            host = self._hosts[found.rank]
+            self.journal.write("slow", step=self.phases.step, host=host, **asdict(found))
+            say(f"WARNING: {found.describe(host, self.phases.step)}")
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See ``Team.prepare``."""
@@ -233,6 +285,9 @@ class Parts:
     def close(self, step: int, *, failed: bool) -> None:
         """Release all resources. Local."""
         self._optimizer_hook.remove()
+        self.clock.close()
+        if self.sampler is not None:
+            self.sampler.close("failed" if failed else "finished")
         self.journal.close()
         if self.context.lock is not None:
             self.context.lock.release()

@@ -36,7 +36,7 @@ NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet5
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", ["startup", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("name", ["startup", "measuring_cost", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
 def test_a_benchmark_ends_in_one_json_object(name):
     name, *options = name.split()
     check_result(name, run(name, "--quick", "--rounds", "1", *options))
@@ -96,7 +96,18 @@ def check_result(name, done):
     return result
 
 
-WITH_HELP = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50", "two_hosts", "host_loss")
+WITH_HELP = (
+    "startup",
+    "measuring_cost",
+    "loop_overhead",
+    "scaling",
+    "exact",
+    "recovery",
+    "checkpoint",
+    "resnet50",
+    "two_hosts",
+    "host_loss",
+)
 
 
 @pytest.mark.parametrize("name", WITH_HELP)

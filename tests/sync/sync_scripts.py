@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import lockstep
+from lockstep.explain.step_clock import StepClock
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import block, plan_step
 from lockstep.sync import exact, together
@@ -73,7 +74,11 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
     """
     with lockstep.join() as team:
         sync, model = make(kind, team), Model()
-        ledger = Ledger(team, len(block(team.world_size - 1, team.world_size, team.num_shards)))
+        ledger = Ledger(
+            team,
+            len(block(team.world_size - 1, team.world_size, team.num_shards)),
+            StepClock(sync, lambda: 0.0, lambda rows: None),
+        )
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):

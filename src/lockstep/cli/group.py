@@ -15,6 +15,7 @@ VERBS = {
     "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
+    "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
 }
 

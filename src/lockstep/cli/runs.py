@@ -21,6 +21,7 @@ from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
+from lockstep.cli.time_split import show_split
 from lockstep.cli.words import NOTHING, size, span
 from lockstep.errors import ConfigError, LockstepError
 
@@ -37,7 +38,7 @@ Examples:
   lockstep runs /data/runs
       those in another directory
   lockstep runs runs/train-2
-      one run
+      one run, and where the time of its steps went
   lockstep runs | grep interrupted
       one line per run, if the output is not a terminal
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
@@ -132,6 +133,8 @@ def command(
     if runs:
         show(runs, console)
         _show_not_runs(not_runs, console)
+        if inventory.is_run(runs_dir):
+            show_split(runs_dir, console)
     elif least_age_s is not None:
         say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
     else:

@@ -8,9 +8,9 @@ flag in that message, upon which all ranks exchange pickled pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,16 +58,28 @@ class _Foreseen:
     names: set[str] = field(default_factory=set)
 
 
+class Clock(Protocol):
+    """What has measured for how long this rank was busy."""
+
+    def report(self) -> list[float]:
+        """Some numbers, as many on every rank: it is about to meet the others."""
+
+    def reported(self, rows: Sequence[Sequence[float]]) -> None:
+        """Those of all ranks."""
+
+
 class Ledger:
     """Collects the numbers of the current phase and exchanges them at its end.
 
     Args:
         collectives: over all ranks.
         most_micro_steps: the largest number of micro-steps that a rank can have in a step.
+        clock: its numbers are exchanged with those of the phase.
     """
 
-    def __init__(self, collectives: Collectives, most_micro_steps: int) -> None:
+    def __init__(self, collectives: Collectives, most_micro_steps: int, clock: Clock) -> None:
         self._collectives = collectives
+        self._clock = clock
         self._most = most_micro_steps
         self._foreseen: dict[int, _Foreseen] = {}
         self._page = _Page()
@@ -204,7 +216,8 @@ class Ledger:
         form = self._form
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._most)
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes))]
+        busy = self._clock.report()
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes)), *busy]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -217,6 +230,8 @@ class Ledger:
                 f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
+        first = 3 + len(busy)
+        self._clock.reported([row[3:first] for row in lines])
         samples = [int(row[2]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
@@ -226,7 +241,7 @@ class Ledger:
         if any(row[0] for row in lines):
             pages: list[_Page] = self._collectives.all_gather_object(page)
             return pages
-        return [self._read(row, form, weighted) for row in lines]
+        return [self._read(row, first, form, weighted) for row in lines]
 
     def _gather(self, line: list[float]) -> list[list[float]]:
         lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
@@ -234,9 +249,9 @@ class Ledger:
         rows: list[list[float]] = lines.view(self._collectives.size, len(line)).tolist()
         return rows
 
-    def _read(self, line: list[float], form: _Foreseen, weighted: list[int]) -> _Page:
+    def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int]) -> _Page:
         page = _Page(kinds=form.kinds[: int(line[1])])
-        numbers = iter(line[3:])
+        numbers = iter(line[first:])
         for call in weighted:
             for slot in range(self._most):
                 weight = next(numbers)

@@ -16,7 +16,12 @@
                        ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU seconds of the process and its
                        loader workers over ``steady_s``), ``peak_rss_bytes`` and ``peak_gpu_bytes`` (lists, by rank; the
                        latter null without a GPU), ``gpu_utilisation`` (a list, by rank: per cent over the pass, null
-                       where it cannot be read)
+                       where it cannot be read); ``split`` (a list, by rank: seconds of ``wall_s`` in each part of
+                       ``explain.split.PARTS``), ``bound`` (what the speed is limited by: one of these parts, or
+                       ``compute``)
+``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``, ``backward`` or ``script``), ``times``
+                       (as long as the median of the other ranks), ``cost`` (the share of everybody's time): the others wait
+                       for that rank
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
                        training stood still for it), ``wall_s`` (how long it took to write)

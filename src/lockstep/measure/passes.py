@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lockstep.comm.collectives import Collectives
+from lockstep.explain.split import bound_of, sentence, shares_of
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
 
 _WARM_UP_STEPS = 10
+_SPOKEN_OF_S = 1.0
+"""Shorter passes are over before anybody asks what they were bound by."""
 
 
 class Pass:
@@ -49,9 +53,10 @@ class Pass:
             self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
             self._meter.start()
 
-    def end(self, step: int) -> None:
-        """The pass is over, after this step of the run."""
+    def end(self, step: int, split: dict[str, float]) -> None:
+        """The pass is over, after this step of the run, and its time was split like this."""
         self._step = step
+        self._split = split
         _wait_for_gpu()
         self._usage = self._meter.stop()
         self._wall_s = time.perf_counter() - self._began
@@ -73,6 +78,7 @@ class Pass:
             "peak_rss_bytes": usage.peak_rss_bytes,
             "peak_gpu_bytes": usage.peak_gpu_bytes,
             "gpu_utilisation": usage.gpu_utilisation,
+            "split": self._split,
         }
 
 
@@ -82,11 +88,18 @@ class Meter(Listener):
     Args:
         journal: of the run.
         collectives: of all ranks.
+        split: the seconds of each part of the pass at hand (``explain.split``).
+        speaks: whether what the speed is bound by is printed: after the first pass, and where it changes.
     """
 
-    def __init__(self, journal: Journal, collectives: Collectives) -> None:
+    def __init__(
+        self, journal: Journal, collectives: Collectives, split: Callable[[], dict[str, float]], speaks: bool
+    ) -> None:
         self._journal = journal
         self._collectives = collectives
+        self._split = split
+        self._speaks = speaks
+        self._bound = ""
         self._pass: Pass | None = None
         self._is_first = True
         self._over: list[Pass] = []
@@ -104,7 +117,7 @@ class Meter(Listener):
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """See Listener."""
         if self._pass is not None:
-            self._pass.end(step)
+            self._pass.end(step, self._split())
             self._over.append(self._pass)
             self._pass = None
 
@@ -112,7 +125,13 @@ class Meter(Listener):
         """See Listener."""
         over, self._over = self._over, []
         for one in over:
-            self._journal.write("epoch", **merge_passes(self._collectives.all_gather_object(one.result())))
+            event = merge_passes(self._collectives.all_gather_object(one.result()))
+            shares = shares_of(event["split"])
+            event["bound"] = bound_of(shares)
+            self._journal.write("epoch", **event)
+            if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _SPOKEN_OF_S:
+                self._bound = event["bound"]
+                print(f"epoch {event['epoch'] + 1}: {sentence(shares)}", flush=True)
 
 
 def _wait_for_gpu() -> None:
@@ -124,7 +143,7 @@ def _wait_for_gpu() -> None:
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     """The same pass of all ranks as one event: times are rank 0's, what was used is a list by rank."""
     merged = dict(by_rank[0])
-    for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation"):
+    for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation", "split"):
         values = [one[name] for one in by_rank]
         merged[name] = None if all(value is None for value in values) else values
     return merged

@@ -76,6 +76,8 @@ class Saver(Listener):
         """Whether a checkpoint is to be saved before the next step. The same on every rank."""
         self.has_stopped = False
         """Whether the run is stopping because it was asked to."""
+        self.held_s = 0.0
+        """For how long training has stood still for checkpoints."""
         self._store = store
         self._keep = config.keep
         self._token = token
@@ -204,6 +206,7 @@ class Saver(Listener):
         self._num_saved += 1
         self._writer.submit(self._job(manifest, mine, state, self._staging))
         self._held_s[step] = time.perf_counter() - began
+        self.held_s += self._held_s[step]
 
     def _origin(self) -> dict[str, Any]:
         return {

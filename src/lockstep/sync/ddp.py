@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -256,6 +257,7 @@ class DDPSync(ShardedSync):
             unchanged.set_result(bucket.buffer())
             return unchanged
         engine.launched += 1
+        self.handed_over_s = time.perf_counter()
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
         total = widen(buffer)

@@ -69,6 +69,7 @@ class ExactSync:
 
     forward_is_collective = False
     is_plain = False
+    handed_over_s = 0.0
 
     def __init__(
         self,

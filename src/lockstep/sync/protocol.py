@@ -33,6 +33,9 @@ class Sync(Protocol):
     """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
     is_plain: bool
     """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
+    handed_over_s: float
+    """When the last gradients of the newest backward pass were on their way to the other ranks (``perf_counter``), while it
+    still ran; 0: they are sent after it, or the time is not known."""
     replaced: dict[nn.Parameter, nn.Parameter]
     """The parameters that ``attach`` has replaced, with their replacements."""
 

@@ -1,0 +1,90 @@
+"""What it costs a step that its time is always split into parts, and slow ranks are looked for.
+
+    python benchmarks/measuring_cost.py
+
+Everything that is measured in every step is done as a run does it, for one process of 1, 2 and 8 with a shard each, and
+nothing else: microseconds of processor time a step. Nothing is sent for it (the numbers go along with those of the phase), so
+this is all that it costs.
+
+  ratio   microseconds a step of the dearest case / 10: lower is better
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import _harness as harness
+import torch
+
+from lockstep.explain.slow import SlowRanks
+from lockstep.explain.step_clock import CHECKPOINT, LOGGING, Spent, StepClock
+from lockstep.listener import Listeners
+from lockstep.plan.shards import plan_step
+
+GOAL = 1.0
+ALLOWED_US = 10.0
+WORLD_SIZES = (1, 2, 8)
+
+
+def turn(world_size: int, num_steps: int) -> float:
+    """Microseconds of processor time a step."""
+    reports: list[Any] = []
+    slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
+    clock = StepClock(SimpleNamespace(handed_over_s=0.0), lambda: 0.0, slow_ranks.add)
+    told = Listeners([Spent(clock, LOGGING), Spent(clock, CHECKPOINT), clock])
+    (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    loss = torch.zeros(())
+    told.begin_pass(0, 1, num_steps, 0)
+    began = time.thread_time()
+    for step in range(num_steps):
+        told.begin_step(step)
+        told.begin_phase(0)
+        told.received(micro, None)
+        told.before_backward(loss, None)
+        told.after_backward()
+        told.end_shard()
+        if world_size > 1:
+            clock.reported([clock.report()] * world_size)
+        told.end_phase(0)
+        told.before_optimizer(optimizer)
+        clock.after_optimizer()
+        told.end_step(step, 8 * world_size)
+        told.tick(step)
+    spent = time.thread_time() - began
+    clock.close()
+    assert not reports
+    return spent / num_steps * 1e6
+
+
+def main() -> None:
+    parser = harness.make_parser(__doc__ or "", rounds=9)
+    args = parser.parse_args()
+    say, rounds = harness.speaker(args), harness.resolve_rounds(args)
+    num_steps = 2_000 if args.quick else 20_000
+    turns = {f"{size} processes": lambda size=size: turn(size, num_steps) for size in WORLD_SIZES}
+    timings = harness.interleave(turns, rounds, say)
+    say(harness.spread_table(timings, "µs/step", {}, digits=2))
+    ratios = [harness.median_bounds([us / ALLOWED_US for us in times]) for times in timings.values()]
+    worst = max(ratios, key=lambda ratio: ratio.median)
+    harness.finish(
+        {
+            "benchmark": "measuring_cost",
+            "goal": GOAL,
+            "better": "lower",
+            **harness.ratio_fields(worst),
+            "goal_met": worst.median <= GOAL,
+            "medians_us": harness.medians(timings),
+            "coverage": round(worst.coverage, 4),
+            "rounds": rounds,
+            "quick": args.quick,
+            "machine": harness.machine(),
+            "versions": harness.versions(()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Asks a process for its stack with a signal: the one way to one whose interpreter does not answer.
+
+``faulthandler`` writes it from the signal's handler, without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.stopping import catches
+
+SIGNAL = signal.SIGRTMAX - 3
+"""Nobody else has a use for it; to one that does not catch it, it is deadly, so it is sent to no such process."""
+_WAIT_S = 2.0
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+_CLOCK_S = 1.0
+"""When a process was made is known to a tick of the kernel's clock only."""
+
+
+def answer_into(path: Path) -> dict[str, Any]:
+    """Have this process write its stacks into a file when it is asked. Returns what ``ask`` needs to know."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    faulthandler.register(SIGNAL, file=fd, all_threads=True)
+    return {"stack_file": str(path.absolute()), "main_thread": threading.main_thread().ident}
+
+
+def ask(record: Mapping[str, Any]) -> list[tuple[str, int, str]] | None:
+    """The main thread's frames, innermost first, of a process of this machine, from what it has written into its black box.
+
+    None: it does not answer (it is stopped, or the kernel holds it).
+    """
+    path, pid = Path(record["stack_file"]), int(record["pid"])
+    try:
+        before = path.stat().st_size
+        if not catches(pid, SIGNAL):
+            return None
+        os.kill(pid, SIGNAL)
+        deadline = time.monotonic() + _WAIT_S
+        size = before
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, size = size, path.stat().st_size
+            if size == last > before:
+                return _parse(path.read_bytes()[before:].decode(errors="replace"), int(record["main_thread"]))
+    except OSError:
+        pass
+    return None
+
+
+def _parse(text: str, thread: int) -> list[tuple[str, int, str]]:
+    frames: list[tuple[str, int, str]] = []
+    is_main = False
+    for line in text.splitlines():
+        if begins := _THREAD.match(line):
+            is_main = int(begins[1], 16) == thread
+        elif is_main and (frame := _FRAME.match(line)):
+            frames.append((frame[1], int(frame[2]), frame[3]))
+    return frames
+
+
+def look_up(pid: int, reported_s: float) -> str:
+    """What has become of a process of this machine: ``running``, ``stopped`` or ``gone``.
+
+    Args:
+        pid: of the process.
+        reported_s: when it last reported, in seconds since 1970: one that was made later is another one.
+    """
+    import psutil  # only here: it would delay the start of every process
+
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() > reported_s + _CLOCK_S or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return "gone"
+        return "stopped" if process.status() == psutil.STATUS_STOPPED else "running"
+    except psutil.Error:
+        return "gone"

@@ -1,0 +1,121 @@
+"""Which rank is slower than the others, in what, and what that costs everybody.
+
+Judged by what the ranks tell each other at the end of each phase, which all of them know: so all come to the same result.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lockstep.explain.step_clock import BUSY
+
+_WINDOW = 20
+_SLOW = 1.2
+"""How many times as busy as the median of the others a rank is that is called slow."""
+_NEARLY_ALWAYS = 0.8
+"""In that part of the phases of each of two windows on end: what is stolen now and then, or once for long, is no slow rank."""
+_LEAST_COST = 0.05
+"""Of everybody's time; less is not worth a word."""
+
+
+_ACTIVITIES = {
+    "data": "getting a batch from the loader",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "script": "the script's other code in the loop",
+}
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that the others wait for."""
+
+    rank: int
+    activity: str
+    """In what it is slow, of ``BUSY``."""
+    times: float
+    """How many times as long it takes over that as the median of the others."""
+    cost: float
+    """The share of everybody's time that the others wait for it."""
+
+    def describe(self, host: str, step: int) -> str:
+        """For the user."""
+        return (
+            f"rank {self.rank} on {host} is slow, up to step {step}: {_ACTIVITIES[self.activity]} takes it {self.times:.1f} "
+            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. Look at what else runs on "
+            "that machine, its clock rate and temperature, and the files that it reads."
+        )
+
+
+class SlowRanks:
+    """Looks for a slow rank, window by window.
+
+    Args:
+        may_judge: whether the times say anything: not where the ranks meet in every forward pass, and wait there.
+        tell: called once for each case.
+    """
+
+    def __init__(self, *, may_judge: bool, tell: Callable[[SlowRank], None]) -> None:
+        self._may_judge = may_judge
+        self._tell = tell
+        self._rows: list[Sequence[Sequence[float]]] = []
+        self._suspect: int | None = None
+        """The rank that was slow in the window before."""
+        self._known: int | None = None
+        """The rank that was reported, until it is slow no more."""
+
+    def add(self, rows: Sequence[Sequence[float]]) -> None:
+        """A phase has ended: see ``StepClock``'s ``tell``."""
+        if not self._may_judge:
+            return
+        self._rows.append(rows)
+        if len(self._rows) < _WINDOW:
+            return
+        window, self._rows = self._rows, []
+        found = judge(window)
+        before, self._suspect = self._suspect, None if found is None else found.rank
+        if found is None or found.rank != self._known:
+            self._known = None
+        if found is not None and found.rank == before and found.rank != self._known:
+            self._known = found.rank
+            self._tell(found)
+
+
+def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
+    """The slow rank of a window of phases, if there is one. A rank with more samples may be busy for longer."""
+    slowest: Counter[int] = Counter()
+    lost_s = whole_s = 0.0
+    for rows in window:
+        if any(row[0] == 0 for row in rows):
+            continue
+        rates = [(data + forward + backward + script) / samples for samples, data, forward, backward, script in rows]
+        ranked = sorted(rates)
+        highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
+        rank = rates.index(highest)
+        whole_s += highest * rows[rank][0]
+        if highest > _SLOW * others:
+            slowest[rank] += 1
+            lost_s += (highest - others) * rows[rank][0]
+    if not slowest:
+        return None
+    rank, count = slowest.most_common(1)[0]
+    cost = lost_s / whole_s if whole_s else 0.0
+    if count < _NEARLY_ALWAYS * len(window) or cost < _LEAST_COST:
+        return None
+    return SlowRank(rank, *_slow_in(window, rank), cost)
+
+
+def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[str, float]:
+    """The activity in which a rank loses most against the median of the others, and how many times as long it takes."""
+    excess: list[tuple[float, str, float]] = []
+    for column, activity in enumerate(BUSY, start=1):
+        rates = [
+            sum(rows[each][column] / rows[each][0] for rows in window if rows[each][0]) for each in range(len(window[0]))
+        ]
+        others = statistics.median(rate for peer, rate in enumerate(rates) if peer != rank)
+        excess.append((rates[rank] - others, activity, rates[rank] / others if others else float("inf")))
+    _, activity, times = max(excess)
+    return activity, times

@@ -1,0 +1,55 @@
+"""The parts of a step's time, and what they say about a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+PARTS = {
+    "data": "waiting for the loader",
+    "copy": "copying samples to the device",
+    "forward": "the forward pass and the loss",
+    "backward": "the backward pass",
+    "communication": "exchanging gradients",
+    "waiting": "waiting for the slowest rank",
+    "optimizer": "the optimizer",
+    "logging": "logging",
+    "checkpoint": "saving checkpoints",
+    "script": "the script's other code in the loop",
+}
+"""What each part is spent on. Every moment of a pass belongs to one of them."""
+
+_COMPUTE = ("forward", "backward", "optimizer")
+_REMEDIES = {
+    "data": "more loader workers (num_workers=, or --workers) or cheaper transforms help",
+    "copy": "pin_memory=True in the DataLoader helps",
+    "communication": "more samples a process and step help, or --accumulate",
+    "logging": "a larger --log-every helps",
+    "checkpoint": "a longer --checkpoint-every helps",
+}
+_NOTABLE = 0.15
+"""The share of the time from which on a part that does not compute is what the run is bound by."""
+
+
+def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The share of each part in the time of all ranks, from their seconds. They sum to 1, unless no time has passed."""
+    totals = {part: math.fsum(split.get(part, 0.0) for split in splits) for part in PARTS}
+    whole = math.fsum(totals.values())
+    return {part: total / whole if whole else 0.0 for part, total in totals.items()}
+
+
+def bound_of(shares: Mapping[str, float]) -> str:
+    """What limits the speed: the largest part that is not computing, if it is notable; else ``compute``."""
+    part = max((part for part in PARTS if part not in _COMPUTE), key=lambda part: shares[part])
+    return part if shares[part] >= _NOTABLE else "compute"
+
+
+def sentence(shares: Mapping[str, float]) -> str:
+    """What limits the speed, for the user."""
+    bound = bound_of(shares)
+    if bound == "compute":
+        share = sum(shares[part] for part in _COMPUTE)
+        return f"compute-bound: {share:.0%} of the time goes into forward, backward and the optimizer"
+    remedy = f"; {_REMEDIES[bound]}" if bound in _REMEDIES else ""
+    name = {"waiting": "unbalanced", "script": "script-bound"}.get(bound, f"{bound}-bound")
+    return f"{name}: {shares[bound]:.0%} of the time goes into {PARTS[bound]}{remedy}"

@@ -1,0 +1,223 @@
+"""Splits the time of every step into its parts, on each rank, as it passes.
+
+Each event that the loop tells of ends a stretch of time and says what it was spent on, so the parts add up to the whole by
+construction. Between two meetings of the ranks each measures for how long it was busy; they tell each other with the numbers
+of the phase (``loop.ledger``), for no message more. Whoever was busy for less than the busiest rank has waited for it by the
+difference; what is left of the time until the gradients are there is communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lockstep.explain.split import PARTS
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
+
+(DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
+BUSY = ("data", "forward", "backward", "script")
+"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
+_USUAL = 10
+_LOADING = "getting a batch from the loader"
+
+
+class Overlapping(Protocol):
+    """Gradients that are exchanged while the backward pass still runs."""
+
+    handed_over_s: float
+    """When the last of the newest backward pass were on their way (``perf_counter``); 0: they go after it."""
+
+
+class StepClock(Listener):
+    """The clock of one process.
+
+    Args:
+        overlapping: asked after each backward pass.
+        held_s: for how long training has stood still for checkpoints, up to now.
+        tell: called at the end of each phase with what all ranks were busy with since the phase before: for each rank, its
+            samples and the seconds of each of ``BUSY``. The same on every rank.
+    """
+
+    def __init__(
+        self, overlapping: Overlapping, held_s: Callable[[], float], tell: Callable[[Sequence[Sequence[float]]], None]
+    ) -> None:
+        self._overlapping = overlapping
+        self._tell = tell
+        self._held_so_far_s, self._held_s = held_s, 0.0
+        self._seconds = [0.0] * len(PARTS)
+        self._at_meeting = list(self._seconds)
+        """The same, when the ranks last met."""
+        self._exposed_s = 0.0
+        """Of the phase at hand: spent in backward passes whose gradients were all on their way."""
+        self._num_samples = 0
+        self._rows: Sequence[Sequence[float]] = ()
+        self._busy_s = 0.0
+        self._backward_s = 0.0
+        self._now = perf_counter()
+        self._acts = False
+        """Whether an optimizer is at work."""
+        self.num_steps = 0
+        """Taken so far."""
+        self.step_s = 0.0
+        """How long one usually takes: a mean in which newer ones count for more."""
+        self._step_began_s = self._now
+        self.activity = "in the script's code"
+        """What the main thread does now, for the user; read by another thread."""
+        self._hook = register_optimizer_step_post_hook(self.after_optimizer)
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each part since the pass began. Local."""
+        self.spent_on(SCRIPT)
+        return dict(zip(PARTS, self._seconds, strict=True))
+
+    def spent_on(self, part: int) -> None:
+        """The time since the last event was spent on this."""
+        now = perf_counter()
+        self._seconds[part] += now - self._now
+        self._now = now
+
+    def close(self) -> None:
+        """Look at optimizers no more."""
+        self._hook.remove()
+
+    # See Listener
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._seconds = [0.0] * len(PARTS)
+        self._held_s = self._held_so_far_s()
+        self._begin_phase()
+        self._now = self._step_began_s = perf_counter()
+        self.activity = _LOADING
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self.spent_on(DATA)
+        self.activity = "in the script's code"
+        held_s, self._held_s = self._held_s, self._held_so_far_s()
+        for part, sign in ((DATA, -1), (CHECKPOINT, 1)):  # they are saved before a step
+            self._seconds[part] += sign * (self._held_s - held_s)
+
+    def begin_phase(self, phase: int) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
+        self._num_samples += micro.num_samples
+        self.spent_on(COPY)
+        self.activity = "in the forward pass"
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener."""
+        self.spent_on(FORWARD)
+        self.activity = "in the backward pass"
+        self._backward_s = self._now
+
+    def after_backward(self) -> None:
+        """See Listener."""
+        self.spent_on(BACKWARD)
+        self.activity = "in the script's code"
+        handed_over_s = self._overlapping.handed_over_s
+        if handed_over_s > self._backward_s:
+            exposed_s = self._now - handed_over_s
+            self._seconds[BACKWARD] -= exposed_s
+            self._exposed_s += exposed_s
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+        self.activity = "ending a shard"
+
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
+        now = perf_counter()
+        met_s, self._now = self._exposed_s + now - self._now, now
+        if self._rows:
+            longest_s = max([data + forward + backward + script for _, data, forward, backward, script in self._rows])
+            waiting_s = min(met_s, max(0.0, longest_s - self._busy_s))
+            self._seconds[WAITING] += waiting_s
+            self._seconds[COMMUNICATION] += met_s - waiting_s
+            self._tell(self._rows)
+        else:  # one process has nobody to meet: its gradients are put together
+            self._seconds[BACKWARD] += met_s
+        self._begin_phase()
+        self.activity = "in the script's code"
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+        self._acts = True
+        self.activity = "in the optimizer"
+
+    def after_optimizer(self, *_: Any) -> None:
+        """An optimizer has acted: any of the process."""
+        if self._acts:
+            self.spent_on(OPTIMIZER)
+            self._acts = False
+            self.activity = "in the script's code"
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+        self.activity = "logging and saving"
+        took_s, self._step_began_s = self._now - self._step_began_s, self._now
+        self.step_s += (took_s - self.step_s) / min(self.num_steps + 1, _USUAL)
+        self.num_steps += 1
+
+    def drop(self) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+        self._seconds[COMMUNICATION] += self._exposed_s
+        self._begin_phase()
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        self.activity = _LOADING
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self.activity = "in the script's code between two passes"
+
+    # What the ranks tell each other
+
+    def report(self) -> list[float]:
+        """This rank is ready to meet the others: what it was busy with since they last met. Local."""
+        self.spent_on(SCRIPT)
+        now, before = self._seconds, self._at_meeting
+        data = now[DATA] - before[DATA]
+        forward = now[COPY] - before[COPY] + now[FORWARD] - before[FORWARD]
+        backward = now[BACKWARD] - before[BACKWARD]
+        script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
+        self._busy_s = data + forward + backward + script
+        return [float(self._num_samples), data, forward, backward, script]
+
+    def reported(self, rows: Sequence[Sequence[float]]) -> None:
+        """What all ranks have reported, by rank. Local."""
+        self._rows = rows
+
+    def _begin_phase(self) -> None:
+        self._at_meeting = list(self._seconds)
+        self._exposed_s, self._num_samples, self._rows = 0.0, 0, ()
+
+
+class Spent(Listener):
+    """Counts what the listeners before it do between steps as one part of the time."""
+
+    def __init__(self, clock: StepClock, part: int) -> None:
+        self._clock = clock
+        self._part = part
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        self._clock.spent_on(self._part)
+
+    def flush(self) -> None:
+        """See Listener."""
+        self._clock.spent_on(self._part)

@@ -1,0 +1,65 @@
+"""docs/explain.md shows what its script really prints: each block is made anew, and compared but for numbers and paths."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+SHOWN = dict(re.findall(r"<!-- (lockstep [^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
+COMMAND = [sys.executable, "-m", "lockstep"]
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+
+
+def plain(text):
+    """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"\S*/(?=faults\.py)", "", text))
+    return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
+
+
+@pytest.fixture
+def where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faults.py").write_text(re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[1])
+    return tmp_path
+
+
+def run(shown):
+    done = subprocess.run([*COMMAND, *shown.split()[1:]], capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout + done.stderr
+
+
+def test_what_limits_the_speed(where):
+    said, parts = SHOWN["lockstep run --nproc 3 faults.py --slow-data"], SHOWN["lockstep runs runs/faults-1"]
+    assert plain(said)[0] in plain(run("lockstep run --nproc 3 faults.py --slow-data"))
+    printed = [re.sub(r" \(rank N\)", "", line) for line in plain(run("lockstep runs runs/faults-1"))]
+    assert [line for line in plain(parts) if re.sub(r" \(rank N\)", "", line) not in printed] == []
+
+
+def test_a_slow_rank(where):
+    command = "lockstep run --nproc 3 faults.py --slow-rank 1"
+    assert plain(SHOWN[command])[0] in [line.removeprefix("[rank N] ") for line in plain(run(command))]
+
+
+def test_a_stuck_rank(where):
+    command = "lockstep run --nproc 3 faults.py --stuck-rank 1"
+    with Path("said").open("w") as said:
+        process = subprocess.Popen([*COMMAND, *command.split()[1:]], stdout=said, stderr=said)
+    try:
+        deadline = time.monotonic() + 90
+        while "shows all ranks" not in Path("said").read_text():
+            assert time.monotonic() < deadline, Path("said").read_text()
+            time.sleep(0.2)
+        printed = [line.removeprefix("[rank N] ").strip() for line in plain(Path("said").read_text())]
+        assert [line for line in plain(SHOWN[command]) if line not in printed] == []
+        stacks = plain(run("lockstep stacks runs/faults-1"))
+        assert [line for line in plain(SHOWN["lockstep stacks runs/faults-1"]) if line not in stacks] == []
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        process.wait()

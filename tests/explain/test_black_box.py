@@ -1,0 +1,65 @@
+"""What is in a black box when nobody is there any more to ask."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from lockstep.explain.black_box import BlackBox, read_box
+
+
+def test_the_newest_record_is_read(tmp_path):
+    path = tmp_path / "boxes" / "rank-0.box"
+    assert read_box(path) is None
+    box = BlackBox(path)
+    assert read_box(path) is None
+    for number in range(5):
+        box.write({"number": number, "text": "ä" * number})
+        assert read_box(path) == {"number": number, "text": "ä" * number}
+    box.close()
+    assert read_box(path)["number"] == 4
+
+
+def test_a_record_that_was_being_written_leaves_the_one_before(tmp_path):
+    path = tmp_path / "rank-0.box"
+    box = BlackBox(path)
+    box.write({"number": 1})
+    box.write({"number": 2})
+    box.close()
+    content = bytearray(path.read_bytes())
+    content[content.index(b'"number": 2') + 10] ^= 1
+    path.write_bytes(content)
+    assert read_box(path) == {"number": 1}
+
+
+def test_a_record_that_is_too_long_leaves_the_one_before_and_the_file_its_size(tmp_path):
+    path = tmp_path / "rank-0.box"
+    box = BlackBox(path)
+    size = path.stat().st_size
+    box.write({"number": 1})
+    box.write({"text": "x" * size})
+    box.close()
+    assert read_box(path) == {"number": 1}
+    assert path.stat().st_size == size
+
+
+def test_it_survives_sigkill(tmp_path):
+    path = tmp_path / "rank-0.box"
+    code = f"""
+from pathlib import Path
+from lockstep.explain.black_box import BlackBox
+box, number = BlackBox(Path({str(path)!r})), 0
+while True:
+    number += 1
+    box.write({{"number": number, "text": "x" * (number % 1000)}})
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 30
+    while ((read_box(path) or {}).get("number", 0)) < 1000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    record = read_box(path)
+    assert record["number"] >= 1000
+    assert record["text"] == "x" * (record["number"] % 1000)

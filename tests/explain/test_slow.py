@@ -1,0 +1,61 @@
+"""Which rank is called slow, and which is not."""
+
+import random
+
+import pytest
+
+from lockstep.explain.slow import SlowRanks, judge
+
+
+def phases(count, *rows):
+    return [[list(row) for row in rows]] * count
+
+
+EVEN = (8.0, 0.0, 0.01, 0.02, 0.0)
+
+
+def told(windows, *, may_judge=True):
+    found = []
+    slow_ranks = SlowRanks(may_judge=may_judge, tell=found.append)
+    for rows in windows:
+        slow_ranks.add(rows)
+    return found
+
+
+@pytest.mark.parametrize(("column", "activity"), [(1, "data"), (2, "forward"), (3, "backward"), (4, "script")])
+def test_a_rank_that_is_always_slower_is_named_with_what_it_is_slow_in_within_50_phases(column, activity):
+    late = list(EVEN)
+    late[column] += 0.03
+    (found,) = told(phases(50, EVEN, EVEN, late))
+    assert (found.rank, found.activity) == (2, activity)
+    assert found.cost == pytest.approx(0.5)
+    assert "rank 2 on node7 is slow, up to step 50: " in found.describe("node7", 50)
+
+
+def test_each_case_is_told_once_and_again_when_it_comes_back():
+    late = (8.0, 0.0, 0.03, 0.02, 0.0)
+    assert len(told(phases(400, EVEN, late))) == 1
+    both = told([*phases(100, EVEN, late), *phases(100, EVEN, EVEN), *phases(100, EVEN, late)])
+    assert [found.rank for found in both] == [1, 1]
+
+
+def test_a_rank_with_more_samples_is_not_slow():
+    assert told(phases(200, EVEN, (16.0, 0.0, 0.02, 0.04, 0.0))) == []
+
+
+def test_what_is_stolen_at_random_makes_nobody_slow():
+    draw = random.Random(1)
+    busy = [[[8.0, 0.0, 0.01 * draw.choice((1, 1, 1, 5)), 0.02, 0.0] for _ in range(4)] for _ in range(2000)]
+    assert told(busy) == []
+
+
+def test_one_long_stretch_and_a_difference_that_costs_little_make_nobody_slow():
+    long = (8.0, 60.0, 0.01, 0.02, 0.0)
+    assert told([*phases(30, EVEN, EVEN), *phases(1, EVEN, long), *phases(100, EVEN, EVEN)]) == []
+    assert told(phases(200, EVEN, (8.0, 0.0, 0.0115, 0.023, 0.0))) == []
+
+
+def test_nobody_is_judged_where_all_wait_in_the_forward_pass_or_someone_has_no_samples():
+    late = (8.0, 0.0, 0.09, 0.02, 0.0)
+    assert told(phases(200, EVEN, late), may_judge=False) == []
+    assert judge(phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)) is None

@@ -1,0 +1,33 @@
+"""What the split of a step says about a run."""
+
+import pytest
+
+from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
+
+
+def split(**seconds):
+    return {**dict.fromkeys(PARTS, 0.0), **seconds}
+
+
+def test_shares_are_of_the_time_of_all_ranks():
+    shares = shares_of([split(forward=1.0, waiting=2.0), split(backward=3.0, data=2.0)])
+    assert (shares["forward"], shares["waiting"], shares["backward"], shares["data"]) == (1 / 8, 2 / 8, 3 / 8, 2 / 8)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert not any(shares_of([split()]).values())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound", "words"),
+    [
+        ({"forward": 5, "backward": 4, "data": 1}, "compute", "compute-bound: 90% of the time goes into forward"),
+        ({"forward": 5, "data": 4, "copy": 1}, "data", "data-bound: 40% of the time goes into waiting for the loader; "),
+        ({"forward": 5, "communication": 5}, "communication", "communication-bound: 50% of the time goes into exchanging"),
+        ({"forward": 6, "waiting": 4}, "waiting", "unbalanced: 40% of the time goes into waiting for the slowest rank"),
+        ({"forward": 6, "script": 4}, "script", "script-bound: 40% of the time"),
+        ({"forward": 6, "checkpoint": 4}, "checkpoint", "checkpoint-bound: 40% of the time goes into saving checkpoints; "),
+    ],
+)
+def test_the_largest_part_that_does_not_compute_is_the_bound_if_it_is_notable(seconds, bound, words):
+    shares = shares_of([split(**seconds)])
+    assert bound_of(shares) == bound
+    assert sentence(shares).startswith(words)

@@ -1,0 +1,134 @@
+"""``lockstep stacks``: what live, stopped and killed ranks are said to do."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from lockstep.cli import stacks
+
+pytestmark = pytest.mark.timeout(90)
+
+SCRIPT = """
+    import re, time, torch, lockstep
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def hang(team):
+        if team.rank == 1:
+            {how}
+
+    with lockstep.join(run_dir="run", shards=3) as team:
+        model = torch.nn.Linear(4, 1)
+        data = TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
+        model, loader = team.prepare(model, DataLoader(data, batch_size=6))
+        for step, batch in enumerate(loader, 1):
+            for x, y in batch.shards:
+                team.backward((model(x) - y).square().mean())
+            if step == 5:
+                hang(team)
+"""
+
+
+def look(*options):
+    return CliRunner().invoke(stacks.command, ["run", *options], catch_exceptions=False).output
+
+
+def ranks():
+    try:
+        return json.loads(look("--json"))
+    except ValueError:  # nobody has reported yet
+        return []
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, look()
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def stuck(tmp_path, monkeypatch):
+    """Starts three ranks of which rank 1 hangs after step 5, and returns once the others wait for it."""
+    monkeypatch.chdir(tmp_path)
+    started = []
+
+    def start(how):
+        (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT.format(how=how)))
+        command = [sys.executable, "-m", "lockstep", "run", "--nproc", "3", "train.py"]
+        with (tmp_path / "errors").open("w") as errors:
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors))
+        until(lambda: [rank["waiting"] and rank["still_s"] > 3 for rank in ranks()] == [True, False, True])
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def test_a_rank_that_is_stuck_in_the_scripts_code_comes_first_and_those_that_wait_for_it_are_one(stuck):
+    stuck("time.sleep(100)")
+    shown = look()
+    first, _, others = shown.partition("ranks 0, 2 of 3 on ")
+    assert re.match(r"rank 1 of 3 on \S+ \(pid \d+\): in the script's code of step 5, for \d+ s\n", first)
+    assert re.search(r"train.py:\d+ in <module>\n +hang\(team\)\n  \S+train.py:7 in hang\n +time.sleep\(100\)\n", first)
+    assert re.search(r"^[^\n]+: waiting [^\n]+ of step 6, for \d+ s\n", others)
+    assert "lockstep/launch/" not in shown
+
+
+@pytest.mark.long
+def test_a_rank_that_holds_the_interpreter_lock_in_c_code_is_told_from_what_it_did_last(stuck):
+    stuck("re.match('(a+)+$', 'a' * 60 + 'b')")
+    until(lambda: "C code that holds the GIL" in look())
+    assert "train.py:7 in hang" in look()
+
+
+@pytest.mark.long
+def test_a_stopped_and_a_killed_rank_are_told_as_such(stuck):
+    stuck("time.sleep(100)")
+    pid = ranks()[1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "stopped by a signal in step 5" in look())
+    assert f"`kill -CONT {pid}`" in look()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "its process is gone, without a word: it was killed in step 5" in look())
+    assert "train.py:7 in hang" in look()
+
+
+@pytest.mark.long
+def test_a_run_that_does_not_get_on_says_once_who_waits_for_whom_and_where_that_one_is(stuck, tmp_path):
+    stuck("time.sleep(100)")
+    said = (tmp_path / "errors").read_text
+    until(lambda: "no progress" in said())
+    text = said()
+    assert re.search(r"WARNING: no progress for 1\d s: ranks 0, 2 wait for rank 1\.\n", text)
+    assert re.search(r"\n.*  rank 1 on \S+ \(pid \d+\): in the script's code of step 5, for 1\d s\n", text)
+    assert re.search(r"train.py:7 in hang\n.* +time.sleep\(100\)\n", text)
+    time.sleep(3)
+    assert said().count("no progress") == 1
+
+
+@pytest.mark.long
+def test_nobody_is_alarmed_when_a_whole_launch_was_stopped_for_a_while(stuck, tmp_path):
+    stuck("time.sleep(9)")
+    group = [rank["pid"] for rank in ranks()]
+    for pid in group:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(12)
+    for pid in group:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: [rank["state"] for rank in ranks()] == ["finished"] * 3)
+    assert "no progress" not in (tmp_path / "errors").read_text()
+
+
+def test_where_no_rank_has_reported_the_error_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(stacks.command, ["run"])
+    assert "run/blackbox: there is no such directory. `lockstep runs` lists the runs" in str(done.exception)

@@ -1,0 +1,75 @@
+"""Where the time of a step goes, as runs measure it."""
+
+import re
+from functools import partial
+
+import pytest
+from click.testing import CliRunner
+from explain_scripts import train
+
+from lockstep.cli import runs
+from lockstep.explain.split import bound_of, shares_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def epoch_of(events):
+    (event,) = [event for event in events if event["event"] == "epoch"]
+    return event
+
+
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    ("delay", "part"), [("data_s", "data"), ("forward_s", "forward"), ("backward_s", "backward"), ("script_s", "script")]
+)
+def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, nproc, delay, part):
+    seconds = 0.002 if delay == "data_s" else 0.016  # a sample, of which there are 8 a step
+    event = epoch_of(crew(nproc, partial(train, 20, **{delay: seconds}), shards=nproc)[0])
+    assert len(event["split"]) == nproc
+    for split in event["split"]:
+        assert split[part] >= 20 * 0.016 / (nproc if delay == "data_s" else 1)
+    assert sum(event["split"][0].values()) == pytest.approx(event["wall_s"], rel=0.02)
+    assert event["bound"] == bound_of(shares_of(event["split"]))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "delay", "activity"),
+    [
+        pytest.param("exact", "data_s", "data", marks=pytest.mark.long),
+        pytest.param("exact", "forward_s", "forward", marks=pytest.mark.long),
+        ("exact", "backward_s", "backward"),
+        pytest.param("exact", "script_s", "script", marks=pytest.mark.long),
+        pytest.param("ddp", "backward_s", "backward", marks=pytest.mark.long),
+        pytest.param("ddp, in buckets", "forward_s", "forward", marks=pytest.mark.long),
+        ("ddp, in buckets", "backward_s", "backward"),
+    ],
+)
+def test_a_slow_rank_is_named_with_what_it_is_slow_in_and_the_others_time_is_waiting(crew, strategy, delay, activity):
+    seconds = 0.005 if delay == "data_s" else 0.02
+    events = crew(2, partial(train, 50, slow_rank=1, **{delay: seconds}), strategy=strategy, shards=2)[0]
+    (slow,) = [event for event in events if event["event"] == "slow"]
+    assert (slow["rank"], slow["activity"]) == (1, activity)
+    assert slow["step"] <= 50
+    assert slow["times"] > 1.2
+    assert 0.3 < slow["cost"] < 1
+    quick, late = epoch_of(events)["split"]
+    assert quick["waiting"] > late["waiting"]
+
+
+def test_ranks_that_are_equally_busy_are_not_called_slow(crew):
+    events = crew(2, partial(train, 100, forward_s=0.004), shards=2)[0]
+    assert not [event for event in events if event["event"] == "slow"]
+
+
+def test_saving_is_not_waiting_for_data(crew):
+    event = epoch_of(crew(1, partial(train, 20, width=1 << 20), checkpoint_every=4)[0])
+    assert event["split"][0]["checkpoint"] > event["split"][0]["data"]
+
+
+def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
+    crew(2, partial(train, 50, slow_rank=1, forward_s=0.02), shards=2)
+    shown = CliRunner().invoke(runs.command, ["run"], catch_exceptions=False).output.splitlines()
+    assert any(line.startswith("epoch 1, 50 steps: ") for line in shown)
+    (row,) = [line for line in shown if line.startswith("the forward pass and the loss")]
+    assert float(re.search(r"([0-9.]+) \(rank 1\)$", row)[1]) >= 20  # ms, and the most of all ranks
+    assert any(line.startswith("rank 1 on ") and "its forward took" in line for line in shown)
