@@ -22,7 +22,8 @@ os.environ[MARK] = str(os.getpid())
 ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits
 _KERNEL_THREADS = 2  # the process that is the parent of theirs
-GRACE_S = 3.0  # for what is on its way out when a test ends
+GRACE_S = 10.0  # for what is on its way out when a test ends
+SLOWER = 5  # times: no test fails on such a machine, so each time limit is so much longer than what it says
 
 _outliving_tests: set[int] = set()
 _ran_on_gpu: set[str] = set()
@@ -109,8 +110,8 @@ def run_script(tmp_path):
     """``run_script(source_or_path, *options)``: ``lockstep run OPTIONS SCRIPT``, in ``tmp_path``, to its end.
 
     A ``str`` is source, a ``Path`` a file. ``args`` go to the script, ``env`` is added to the environment. A run that
-    outlasts ``timeout`` is killed with all that it started, and the test fails with what it had printed. ``stdin`` is what
-    comes through a pipe.
+    outlasts ``timeout`` (times ``SLOWER``) is killed with all that it started, and the test fails with what it had printed.
+    ``stdin`` is what comes through a pipe.
     """
 
     def run(
@@ -125,17 +126,17 @@ def run_script(tmp_path):
         streams["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
         process = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True, **streams)
         try:
-            out, err = process.communicate(input=stdin, timeout=timeout)
+            out, err = process.communicate(input=stdin, timeout=SLOWER * timeout)
         except BaseException as error:  # also the time limit of the test itself, and Ctrl-C
             alive = _started_since(known)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             _kill(alive)
-            out, err = process.communicate(timeout=10)
+            out, err = process.communicate(timeout=100)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             told = "\n".join((*alive.values(), "-- stdout", out, "-- stderr", err))
-            pytest.fail(f"not done after {timeout} s: {command}\n{told}", pytrace=False)
+            pytest.fail(f"not done after {SLOWER * timeout} s: {command}\n{told}", pytrace=False)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
@@ -170,9 +171,12 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-    """Spread the files of tests/cluster, which mostly wait, so that beside each of them another file computes."""
+    """Give slow machines their time. Spread the files of tests/cluster, which mostly wait: beside each another computes."""
     files = {}
     for item in items:
+        limit = item.get_closest_marker("timeout")
+        limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)
+        item.add_marker(pytest.mark.timeout(SLOWER * limit_s), append=False)
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "cluster"]
     order = [path for path in files if path not in waiting]

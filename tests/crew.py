@@ -1,15 +1,20 @@
-"""The fixture ``crew``, for the conftest.py of any folder: ``from crew import crew``."""
+"""The fixtures ``crew`` and ``standing_crew``, for the conftest.py of any folder: ``from crew import crew``."""
 
 import functools
 
 import pytest
+from standing import StandingCrew
 from stuck import telling, told_after
 
 from lockstep.launch import function
 from lockstep.launch.function import launch
+from lockstep.launch.private import private_directory
+from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.sync import exact, together
 
 STUCK_S = 45  # most tests have 60 seconds
+MOST_STANDING = 4  # processes of a crew that stays
+_standing = {}  # crews, by the fork server that they come from, and their number of processes
 
 
 def in_buckets(fn, *args):
@@ -18,26 +23,68 @@ def in_buckets(fn, *args):
     return fn(*args)
 
 
-@pytest.fixture
-def crew(outlives_tests, request, tmp_path, monkeypatch):
-    """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
+def end_server():
+    """With it end the crews that stay."""
+    while _standing:
+        _standing.popitem()[1].close()
+    function.stop_server()
 
-    The processes come from one fork server, warm for the whole session, and run in ``tmp_path``. Three of them, and those with
-    the strategy ``ddp, in buckets``, train as larger models than those of tests do.
-    """
-    monkeypatch.chdir(tmp_path)
+
+@pytest.fixture
+def server(outlives_tests, request):
+    """The fork server of ``launch``, warm for the whole session."""
     if function._server is None or not function._server.is_alive():
+        end_server()
         launch(int, nproc=1)
         outlives_tests(function._server.pid)
-        request.session.addfinalizer(function.stop_server)
+        request.session.addfinalizer(end_server)
+    return function._server
+
+
+def arranged(nproc, fn, settings):
+    """The function and the settings for a crew: three processes, and those with the strategy ``ddp, in buckets``, train as
+    larger models than those of tests do."""
+    is_large = settings.get("strategy") == "ddp, in buckets"
+    if is_large:
+        settings = {**settings, "strategy": "ddp"}
+    if is_large or nproc == 3:
+        fn = functools.partial(in_buckets, fn)
+    return fn, {"threads": 1, "progress": "off", **settings}
+
+
+@pytest.fixture
+def crew(server, tmp_path, monkeypatch):
+    """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
+
+    The processes are forked for it by ``lockstep.launch``, and run in ``tmp_path``.
+    """
+    monkeypatch.chdir(tmp_path)
 
     def run(nproc, fn, *args, **settings):
-        is_large = settings.get("strategy") == "ddp, in buckets"
-        if is_large:
-            settings = {**settings, "strategy": "ddp"}
-        if is_large or nproc == 3:
-            fn = functools.partial(in_buckets, fn)
+        fn, settings = arranged(nproc, fn, settings)
         with told_after(STUCK_S, function._server.pid):
-            return launch(telling(fn), *args, nproc=nproc, **{"threads": 1, "progress": "off", **settings})
+            return launch(telling(fn), *args, nproc=nproc, **settings)
+
+    return run
+
+
+@pytest.fixture
+def standing_crew(crew, server, tmp_path_factory):
+    """The same for what ends well, by processes that stay for the next test: each joins a run again and again."""
+
+    def run(nproc, fn, *args, **settings):
+        if nproc > MOST_STANDING:
+            return crew(nproc, fn, *args, **settings)
+        key = server.pid, nproc
+        if key not in _standing:
+            _standing[key] = StandingCrew(server, nproc, tmp_path_factory.mktemp("crew") / "private")
+        fn, settings = arranged(nproc, fn, settings)
+        try:
+            with told_after(STUCK_S, server.pid), private_directory() as private_dir:
+                spec = LaunchSpec(program=Call(payload=b""), nproc=nproc, private_dir=private_dir, settings=settings)
+                return _standing[key].run(spec, fn, args)
+        except BaseException:
+            end_server()
+            raise
 
     return run

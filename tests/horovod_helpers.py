@@ -41,7 +41,7 @@ def under_horovodrun(folder, script, *args, nproc=2, hosts="localhost:{nproc}", 
     except BaseException:
         process.send_signal(signal.SIGTERM)  # it ends its processes, which have sessions of their own
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=20)
+            process.communicate(timeout=100)
         process.kill()
         raise
     return subprocess.CompletedProcess(command, process.returncode, out)

@@ -36,7 +36,7 @@ def script_handles():
 
 
 def run(source):
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=20)
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=100)
 
 
 def test_the_first_signal_is_noted_and_told_and_what_follows_closely_is_the_same(watch, capfd):
@@ -165,7 +165,7 @@ if __name__ == "__main__":
 def test_a_loader_worker_is_ended_by_its_parent_alone(tmp_path, method):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=100)
     assert done.stdout.split() == ["None", "0"], done.stderr
 
 

@@ -65,7 +65,7 @@ def test_ranks_that_differ_end_the_run(run_script):
 def test_an_unknown_method_is_refused_with_the_valid_ones(tmp_path, methods):
     (tmp_path / "script.py").write_text("print('the script has run')")
     command = [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", methods, "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "choose one of" in done.stderr
     assert "the script has run" not in done.stdout

@@ -48,7 +48,7 @@ class Ranks:
 
         def exchange(numbers):
             self._numbers[rank] = numbers
-            self._meeting.wait(timeout=10)  # if not all come, this is an error
+            self._meeting.wait(timeout=100)  # if not all come, this is an error
             return list(self._largest)
 
         def clock():

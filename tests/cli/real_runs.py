@@ -56,7 +56,7 @@ def run(place, run_dir, *args, nproc=1, shards=2, kill=False):
         marker.unlink(missing_ok=True)
     process = _start(place, _command(run_dir, args, nproc, shards))
     try:
-        status = process.wait(timeout=60)
+        status = process.wait(timeout=100)
         assert (status == 137) if kill else (status == 0), (place / "log").read_text()
     finally:
         _end(process)
@@ -69,7 +69,7 @@ def going_on(place, run_dir, *args):
     (place / "train.py").write_text(TRAIN)
     process = _start(place, _command(run_dir, args, 1, 2))
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not (place / run_dir / "checkpoints" / "newest").exists():
             assert process.poll() is None, (place / "log").read_text()
             assert time.monotonic() < deadline, (place / "log").read_text()
@@ -88,7 +88,7 @@ def _start(place, command):
 def _end(process):
     process.send_signal(signal.SIGINT)  # the launcher ends its workers; SIGTERM would have it wait for the end of the step
     try:
-        process.wait(timeout=20)
+        process.wait(timeout=100)
     finally:
         process.kill()
         process.wait()

@@ -239,7 +239,7 @@ def test_inspecting_and_verifying_do_not_import_torch(made):
     program = "import sys; from lockstep.cli.main import main\n"
     program += "try: main(['checkpoint', *sys.argv[1:]])\nfinally: assert 'torch' not in sys.modules"
     for args in (("inspect", str(made), "--tensors"), ("verify", str(made), "--all")):
-        done = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -339,7 +339,7 @@ model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 {done.out.partition("without lockstep:")[2].replace("  ", "")}
 print(model[0].weight.tolist())
 """
-    loaded = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert loaded.returncode == 0, loaded.stderr
     weights = load_weights(made)
     assert json.loads(loaded.stdout) == weights["0.weight"].tolist()
@@ -389,7 +389,7 @@ def test_a_full_disk_leaves_no_half_file(made, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
     )
     assert done.returncode == 1

@@ -196,7 +196,7 @@ def test_a_run_that_a_process_runs_in_is_never_deleted(call, place):
         (found,) = inventory.read_runs(path)[0]
         asleep = Run(path=path, state=FINISHED, active_s=found.active_s)
         assert "runs in it" in pruning.delete(asleep)
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=100)
     assert (path / "birth.json").exists()
 
 

@@ -125,12 +125,12 @@ def test_two_that_look_do_not_take_each_other_for_the_run(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         assert holder_of(tmp_path) is None
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=100)
     with (tmp_path / "lock").open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         asks = "import sys; from pathlib import Path; from lockstep.rundir.lock import holder_of\n"
         asks += "print(holder_of(Path(sys.argv[1])))"
-        done = subprocess.run([sys.executable, "-c", asks, str(tmp_path)], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([sys.executable, "-c", asks, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert done.stdout.startswith("process ")
 
 
@@ -138,7 +138,7 @@ def test_listing_runs_does_not_import_torch(made):
     program = (
         "import sys; from lockstep.cli.main import main\ntry: main(['runs'])\nfinally: assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=made, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], cwd=made, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     assert "going-1" in done.stdout
 
@@ -377,7 +377,7 @@ def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
     with subprocess.Popen([sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         (found,) = json.loads(look(tmp_path, "--json").out)
-        other.communicate(b"\n", timeout=20)
+        other.communicate(b"\n", timeout=100)
     assert (found["state"], found["holder"].split()[:2]) == ("running", ["process", str(other.pid)])
     assert found["remarks"] == []
 

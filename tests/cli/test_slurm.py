@@ -19,7 +19,7 @@ def slurm(tmp_path):
     def run(*arguments):
         command = [sys.executable, "-m", "lockstep.cli.main", "slurm", *arguments]
         environ = {**os.environ, "PATH": str(programs)}
-        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
 
     return run
 

@@ -35,7 +35,7 @@ for number in range(int(sys.argv[1])):
         os._exit(0)
     for thread in threads:
         libc.pthread_join(thread, None)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 50
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -48,7 +48,7 @@ for number in range(int(sys.argv[1])):
 @pytest.mark.long
 def test_no_child_hangs_whatever_threads_do_while_it_is_forked():
     command = [sys.executable, "-c", FORKS, "2000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -11,8 +11,8 @@ from lockstep.errors import LaunchError
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_gradients_of_every_dtype_and_memory_order_are_those_of_plain_autograd(crew):
-    [seen] = crew(1, review_tasks.gradients_beside_autograd, shards=1, strategy="exact")
+def test_gradients_of_every_dtype_and_memory_order_are_those_of_plain_autograd(standing_crew):
+    [seen] = standing_crew(1, review_tasks.gradients_beside_autograd, shards=1, strategy="exact")
     for name, (ours, plain) in seen.items():
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -20,10 +20,10 @@ def test_gradients_of_every_dtype_and_memory_order_are_those_of_plain_autograd(c
 @pytest.mark.parametrize(
     "task", [review_tasks.thaw_in_the_shards, review_tasks.thaw_between_phases, review_tasks.thaw_at_a_step]
 )
-def test_it_does_not_matter_where_parameters_are_thawed(crew, task):
-    [alone] = crew(1, task, shards=4)
+def test_it_does_not_matter_where_parameters_are_thawed(standing_crew, task):
+    [alone] = standing_crew(1, task, shards=4)
     for nproc in (2, 3):
-        assert crew(nproc, task, shards=4) == [alone] * nproc
+        assert standing_crew(nproc, task, shards=4) == [alone] * nproc
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -47,30 +47,30 @@ def test_what_would_set_ranks_apart_is_refused(crew, nproc, task, said):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_shards_may_make_other_numbers_of_backward_calls(crew, weighted):
-    [alone] = crew(1, review_tasks.other_numbers_of_calls, weighted, shards=4)
+def test_shards_may_make_other_numbers_of_backward_calls(standing_crew, weighted):
+    [alone] = standing_crew(1, review_tasks.other_numbers_of_calls, weighted, shards=4)
     for nproc in (2, 3):
-        assert crew(nproc, review_tasks.other_numbers_of_calls, weighted, shards=4) == [alone] * nproc
+        assert standing_crew(nproc, review_tasks.other_numbers_of_calls, weighted, shards=4) == [alone] * nproc
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 @pytest.mark.parametrize("strategy", ["exact", "stock"])
-def test_a_buffer_that_begins_with_infinity_becomes_what_the_shards_make_of_it(crew, nproc, strategy):
+def test_a_buffer_that_begins_with_infinity_becomes_what_the_shards_make_of_it(standing_crew, nproc, strategy):
     name = "exact" if strategy == "exact" else {1: "single", 2: "ddp"}.get(nproc, "ddp, in buckets")
-    for lowest in crew(nproc, review_tasks.running_minimum, shards=4, strategy=name):
+    for lowest in standing_crew(nproc, review_tasks.running_minimum, shards=4, strategy=name):
         assert lowest == pytest.approx(-2.5)
 
 
-def test_parameters_in_any_memory_order_begin_as_on_rank_0(crew):
-    one, two = crew(2, review_tasks.start_apart, shards=2)
+def test_parameters_in_any_memory_order_begin_as_on_rank_0(standing_crew):
+    one, two = standing_crew(2, review_tasks.start_apart, shards=2)
     assert one == two
 
 
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-def test_gradients_are_true_ones_behind_the_shards_and_may_be_clipped_without_a_step(crew, precision):
-    plain = crew(1, review_tasks.clip_without_a_step, shards=2)[0]
+def test_gradients_are_true_ones_behind_the_shards_and_may_be_clipped_without_a_step(standing_crew, precision):
+    plain = standing_crew(1, review_tasks.clip_without_a_step, shards=2)[0]
     for nproc in (1, 2):
-        for found in crew(nproc, review_tasks.clip_without_a_step, shards=2, precision=precision):
+        for found in standing_crew(nproc, review_tasks.clip_without_a_step, shards=2, precision=precision):
             for (norm, by_hand), (expected, _) in zip(found, plain, strict=True):
                 assert norm == pytest.approx(by_hand, rel=1e-4)
                 assert norm == pytest.approx(expected, rel=0.01)

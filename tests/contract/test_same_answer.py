@@ -47,8 +47,10 @@ def run_at(crew, world_sizes, shards, promise, task, *args, **settings):
 
 
 @pytest.mark.parametrize("kind", tasks.MODELS.values(), ids=tasks.MODELS.keys())
-def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(crew, promise, kind):
-    alone, *others = run_at(crew, [1, 2, 3, 4] if kind is tasks.Net else [1, 3], 4, promise, tasks.classify, kind, 56, 16)
+def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(standing_crew, promise, kind):
+    alone, *others = run_at(
+        standing_crew, [1, 2, 3, 4] if kind is tasks.Net else [1, 3], 4, promise, tasks.classify, kind, 56, 16
+    )
     tolerance = 0.02 if kind is tasks.BFloat16 else 2e-5
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], tolerance, promise)
@@ -60,16 +62,18 @@ def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(cre
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 17, 33])
-def test_data_sets_shorter_than_a_batch_or_than_the_world_and_ragged_ends_give_the_same_answer(crew, promise, length):
-    alone, *others = run_at(crew, [1, 4], 4, promise, tasks.classify, tasks.Plain, length, 16)
+def test_data_sets_shorter_than_a_batch_or_than_the_world_and_ragged_ends_give_the_same_answer(
+    standing_crew, promise, length
+):
+    alone, *others = run_at(standing_crew, [1, 4], 4, promise, tasks.classify, tasks.Plain, length, 16)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], promise=promise)
         assert {one["steps"] for one in by_rank} == {alone[0]["steps"]}
 
 
-def test_every_sample_is_used_once_an_epoch_and_nobody_does_the_others_work(crew):
+def test_every_sample_is_used_once_an_epoch_and_nobody_does_the_others_work(standing_crew):
     for nproc in (1, 3):
-        by_rank = crew(nproc, tasks.classify, tasks.Plain, 37, 8, shards=5)
+        by_rank = standing_crew(nproc, tasks.classify, tasks.Plain, 37, 8, shards=5)
         for epoch in range(2):
             steps = range(epoch * 5 + 1, epoch * 5 + 6)
             used = [i for one in by_rank for step, indices in one["seen"] if step in steps for i in indices]
@@ -78,9 +82,9 @@ def test_every_sample_is_used_once_an_epoch_and_nobody_does_the_others_work(crew
         assert max(shares.values()) <= 2 * 37 * 2 / max(nproc, 2) + 8
 
 
-def test_loader_workers_change_nothing(crew, promise):
+def test_loader_workers_change_nothing(standing_crew, promise):
     alone, *others = (
-        crew(n, tasks.classify, tasks.Net, 56, 16, 2, w, shards=4, strategy=strategy(promise, n))
+        standing_crew(n, tasks.classify, tasks.Net, 56, 16, 2, w, shards=4, strategy=strategy(promise, n))
         for n, w in ((1, 0), (1, 2), (2, 1))
     )
     for by_rank in others:
@@ -88,15 +92,15 @@ def test_loader_workers_change_nothing(crew, promise):
 
 
 @pytest.mark.parametrize("zero_at", ["start", "end"])
-def test_it_does_not_matter_where_gradients_are_cleared(crew, zero_at):
-    reference = crew(1, tasks.classify, tasks.Net, 40, 16, 2, 0, "start", shards=4)[0]
+def test_it_does_not_matter_where_gradients_are_cleared(standing_crew, zero_at):
+    reference = standing_crew(1, tasks.classify, tasks.Net, 40, 16, 2, 0, "start", shards=4)[0]
     for nproc in (1, 2):
-        one = crew(nproc, tasks.classify, tasks.Net, 40, 16, 2, 0, zero_at, shards=4)[0]
+        one = standing_crew(nproc, tasks.classify, tasks.Net, 40, 16, 2, 0, zero_at, shards=4)[0]
         assert_same(reference["state"], one["state"], promise="exact")
 
 
-def test_weights_of_shards_are_exact_for_any_split(crew, promise):
-    results = run_at(crew, [1, 2, 3], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
+def test_weights_of_shards_are_exact_for_any_split(standing_crew, promise):
+    results = run_at(standing_crew, [1, 2, 3], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
     for by_rank in results[1:]:
         assert_same(results[0][0]["state"], by_rank[0]["state"], promise=promise)
 
@@ -121,14 +125,14 @@ def test_weights_of_shards_are_exact_for_any_split(crew, promise):
         tasks.freeze_in_the_shards,
     ],
 )
-def test_unusual_loops_give_the_same_answer(crew, promise, task):
-    alone, *others = run_at(crew, [1, 2, 3], 3, promise, task, 34, 12)
+def test_unusual_loops_give_the_same_answer(standing_crew, promise, task):
+    alone, *others = run_at(standing_crew, [1, 2, 3], 3, promise, task, 34, 12)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], promise=promise)
 
 
-def test_sparse_gradients_give_the_same_answer_with_pytorchs_own_sum(crew):
-    alone, *others = run_at(crew, [1, 2, 3], 3, "stock", tasks.train_sparse, 34, 12)
+def test_sparse_gradients_give_the_same_answer_with_pytorchs_own_sum(standing_crew):
+    alone, *others = run_at(standing_crew, [1, 2, 3], 3, "stock", tasks.train_sparse, 34, 12)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"])
 
@@ -139,9 +143,9 @@ def test_sparse_gradients_are_refused_by_name_where_bits_are_promised(crew, npro
         crew(nproc, tasks.train_sparse, 34, 12, shards=3)
 
 
-def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew, promise):
+def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(standing_crew, promise):
     settings = {"find_unused_parameters": True}
-    alone, *others = run_at(crew, [1, 2, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
+    alone, *others = run_at(standing_crew, [1, 2, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
     never = {"never.bias", "never.weight"}
     assert all(never <= set(names) for names in alone[0]["without"])
     assert len({tuple(names) for names in alone[0]["without"]}) > 1, "no step leaves the other layer out: a weak test"
@@ -151,18 +155,18 @@ def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(crew, pro
 
 
 @pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "32-true"])
-def test_every_precision_gives_the_same_answer_up_to_its_rounding(crew, promise, precision):
+def test_every_precision_gives_the_same_answer_up_to_its_rounding(standing_crew, promise, precision):
     task, eps = tasks.classify_with_eps, 1e-3 if precision == "16-true" else 1e-8
-    alone, *others = run_at(crew, [1, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
-    plain = crew(1, task, eps, tasks.Net, 40, 16, shards=4)
+    alone, *others = run_at(standing_crew, [1, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
+    plain = standing_crew(1, task, eps, tasks.Net, 40, 16, shards=4)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], 0.02 if precision.endswith("true") else 2e-4, promise)
     with pytest.raises(AssertionError):
         assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in 16 bits
 
 
-def test_an_average_starts_from_rank_0_on_all_ranks(crew):
-    one, two = crew(2, tasks.average_of_another_start, 24, 8)
+def test_an_average_starts_from_rank_0_on_all_ranks(standing_crew):
+    one, two = standing_crew(2, tasks.average_of_another_start, 24, 8)
     assert_same(one["state"], two["state"], tolerance=0)
 
 

@@ -57,17 +57,19 @@ def alone():
 
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 @pytest.mark.parametrize("num_devices", [2, 3])
-def test_the_answer_is_the_same_to_the_bit_for_every_number_of_devices_and_processes(crew, alone, nproc, num_devices):
+def test_the_answer_is_the_same_to_the_bit_for_every_number_of_devices_and_processes(
+    standing_crew, alone, nproc, num_devices
+):
     if not alone:
-        (found,) = crew(1, train, 2, shards=4, devices_per_process=2)
+        (found,) = standing_crew(1, train, 2, shards=4, devices_per_process=2)
         alone.update(found)
-    for state in crew(nproc, train, num_devices, shards=4, devices_per_process=num_devices):
+    for state in standing_crew(nproc, train, num_devices, shards=4, devices_per_process=num_devices):
         assert differences(alone, state) == []
 
 
-def test_ddp_has_it_up_to_rounding_without_device_ids(crew):
-    with_two = crew(2, train, 2, shards=2, strategy="ddp", devices_per_process=2)
-    with_three = crew(2, train, 3, shards=2, strategy="ddp", devices_per_process=3)
+def test_ddp_has_it_up_to_rounding_without_device_ids(standing_crew):
+    with_two = standing_crew(2, train, 2, shards=2, strategy="ddp", devices_per_process=2)
+    with_three = standing_crew(2, train, 3, shards=2, strategy="ddp", devices_per_process=3)
     assert differences(with_two[0], with_two[1]) == []
     assert differences(with_two[0], with_three[0]) == []
 
@@ -81,12 +83,12 @@ def with_device_ids():
             return str(error)
 
 
-def test_pytorch_has_no_ddp_over_several_gpus_of_one_process_any_more(crew):
-    assert crew(1, with_device_ids) == ["device_ids can only be None or contain a single element."]
+def test_pytorch_has_no_ddp_over_several_gpus_of_one_process_any_more(standing_crew):
+    assert standing_crew(1, with_device_ids) == ["device_ids can only be None or contain a single element."]
 
 
-def test_a_run_goes_on_with_another_number_of_devices(crew):
-    (whole,) = crew(1, train, 2, shards=2, devices_per_process=2)
-    crew(2, train, 2, 1, shards=2, devices_per_process=2, run_dir="run")
-    for state in crew(1, train, 4, shards=2, devices_per_process=4, run_dir="run"):
+def test_a_run_goes_on_with_another_number_of_devices(standing_crew):
+    (whole,) = standing_crew(1, train, 2, shards=2, devices_per_process=2)
+    standing_crew(2, train, 2, 1, shards=2, devices_per_process=2, run_dir="run")
+    for state in standing_crew(1, train, 4, shards=2, devices_per_process=4, run_dir="run"):
         assert differences(whole, state) == []

@@ -5,6 +5,7 @@ shard of every step, and in every step, on every rank, with samples or without, 
 that were added to the batch.
 """
 
+import pickle
 from functools import partial
 
 import features
@@ -19,17 +20,30 @@ from lockstep.errors import LaunchError
 pytestmark = pytest.mark.timeout(90)
 
 
-@pytest.fixture
-def same_bits(crew):
-    """``same_bits(task, ...)``: check that it gives the same bits at these world sizes; its result in a single process."""
+@pytest.fixture(scope="module")
+def known():
+    return {}
 
-    def check(task, *args, nprocs=(2, 3), shards=4, **settings):
-        [alone] = crew(1, task, *args, shards=shards, **settings)
+
+@pytest.fixture
+def same_bits_on(standing_crew, known):
+    """``same_bits_on(nprocs, task, ...)``: check that it gives the same bits there; its result in a single process."""
+
+    def check(nprocs, task, *args, shards=4, **settings):
+        key = pickle.dumps((task, args, shards, settings))
+        if key not in known:
+            known[key] = standing_crew(1, task, *args, shards=shards, **settings)[0]
         for nproc in nprocs:
-            assert_same_bits(alone, crew(nproc, task, *args, shards=shards, **settings))
-        return alone
+            assert_same_bits(known[key], standing_crew(nproc, task, *args, shards=shards, **settings))
+        return known[key]
 
     return check
+
+
+@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.long)], ids="on {}".format)
+def same_bits(request, same_bits_on):
+    """``same_bits(task, ...)``: the same on three processes, which exchange gradients in buckets; on two it is one message."""
+    return partial(same_bits_on, (request.param,))
 
 
 def trained(**options):
@@ -40,13 +54,13 @@ def trained(**options):
 
 
 @pytest.mark.parametrize("optimizer", features.OPTIMIZERS)
-def test_every_variant_of_an_optimizer(same_bits, optimizer):
-    assert same_bits(trained(optimizer=optimizer), nprocs=(3,))["steps"] == 6
+def test_every_variant_of_an_optimizer(same_bits_on, optimizer):
+    assert same_bits_on((3,), trained(optimizer=optimizer))["steps"] == 6
 
 
 @pytest.mark.parametrize("schedule", features.SCHEDULES)
-def test_schedules(same_bits, schedule):
-    same_bits(trained(schedule=schedule), nprocs=(3,))
+def test_schedules(same_bits_on, schedule):
+    same_bits_on((3,), trained(schedule=schedule))
 
 
 @pytest.mark.parametrize("weight", ["tokens", "zeros"])
@@ -56,13 +70,13 @@ def test_weights_of_every_kind(same_bits, weight, loader):
 
 
 @pytest.mark.parametrize("shards", [3, 6, 8])
-def test_numbers_of_shards_that_are_no_power_of_two_or_more_than_twice_the_processes(same_bits, shards):
-    same_bits(trained(model="Plain", batch_size=20), shards=shards, nprocs=(2, 3) if shards == 3 else (3, 6))
+def test_numbers_of_shards_that_are_no_power_of_two_or_more_than_twice_the_processes(same_bits_on, shards):
+    same_bits_on((2, 3) if shards == 3 else (3, 6), trained(model="Plain", batch_size=20), shards=shards)
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_steps_smaller_than_the_shards_and_than_the_processes(same_bits, length):
-    same_bits(trained(model="Plain", length=length, batch_size=6, weight="tokens"), shards=6, nprocs=(2, 4, 6))
+def test_steps_smaller_than_the_shards_and_than_the_processes(same_bits_on, length):
+    same_bits_on((2, 4, 6), trained(model="Plain", length=length, batch_size=6, weight="tokens"), shards=6)
 
 
 def test_processes_of_two_threads(same_bits):
@@ -87,7 +101,7 @@ def test_two_backward_passes_for_each_shard(same_bits, how):
 
 
 def test_parameters_that_only_some_shards_or_none_use(same_bits):
-    alone = same_bits(trained(model="SometimesUnused", batch_size=8, epochs=3), nprocs=(2, 3))
+    alone = same_bits(trained(model="SometimesUnused", batch_size=8, epochs=3))
     gradients = [values["step.gradients.0.sometimes.weight"] for values in alone["by_step"].values()]
     assert {"None"} < set(gradients), "the layer is always used, or never: a weak test"
     assert {values["step.gradients.0.never.weight"] for values in alone["by_step"].values()} == {"None"}
@@ -100,9 +114,9 @@ def test_parameters_that_are_frozen_and_thawed_between_steps(same_bits):
 
 
 @pytest.mark.parametrize("frozen", [(4, 5), (4, 5, 6, 7)])
-def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(same_bits, frozen):
+def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(same_bits_on, frozen):
     # Steps 3 and 6 have one sample each: most processes have none.
-    same_bits(features.train_frozen, "Plain", 33, frozen, nprocs=(2, 4))
+    same_bits_on((2, 4), features.train_frozen, "Plain", 33, frozen)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD, foreach", "AdamW, foreach"])
@@ -112,9 +126,9 @@ def test_parameters_of_many_dtypes_shapes_and_memory_orders(same_bits, optimizer
 
 @pytest.mark.parametrize("how", features.KEEPING)
 @pytest.mark.parametrize("strategy", ["exact", "ddp", "ddp, in buckets"])
-def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(crew, strategy, how):
+def test_gradients_that_the_script_keeps_do_not_change_under_its_hands(standing_crew, strategy, how):
     for nproc in (1, 3):
-        for result in crew(nproc, features.keep_what_was_given, how, shards=4, strategy=strategy):
+        for result in standing_crew(nproc, features.keep_what_was_given, how, shards=4, strategy=strategy):
             assert result["num_kept"] == 6 * 5
             assert result["changed"] == []
 
@@ -127,8 +141,8 @@ def test_models_that_run_again_in_the_same_step(same_bits, how):
     same_bits(features.train_and_look, how)
 
 
-def test_constant_buffers_that_are_made_in_the_first_forward_pass(same_bits):
-    same_bits(trained(model="LateBuffer"), nprocs=(2, 4))
+def test_constant_buffers_that_are_made_in_the_first_forward_pass(same_bits_on):
+    same_bits_on((2, 4), trained(model="LateBuffer"))
 
 
 @pytest.mark.parametrize(("accumulate", "strict"), [(1, True), (2, True), (1, False)])
@@ -138,9 +152,9 @@ def test_two_loaders_side_by_side(same_bits, accumulate, strict):
 
 
 @pytest.mark.parametrize("model", ["not reentrant", "reentrant"])
-def test_checkpointing(same_bits, model):
+def test_checkpointing(same_bits, same_bits_on, model):
     checkpointed = same_bits(trained(model=model))
-    plain = same_bits(trained(model="Deep"), nprocs=())
+    plain = same_bits_on((), trained(model="Deep"))
     assert differences(plain["state"], checkpointed["state"]) == []
 
 
@@ -148,7 +162,7 @@ def test_checkpointing(same_bits, model):
 
 
 def test_phases_of_a_gan_with_ranks_without_samples(same_bits):
-    alone = same_bits(whole_steps.train_gan, nprocs=(2, 3))
+    alone = same_bits(whole_steps.train_gan)
     assert alone["by_step"].keys() == set(range(1, 11))
 
 
@@ -159,15 +173,15 @@ def test_a_second_gradient_over_the_same_samples(same_bits, model, length, batch
 
 
 @pytest.mark.parametrize("kind", whole_steps.CLOSURES)
-def test_closures(same_bits, kind):
-    alone = same_bits(whole_steps.train_with_closures, kind, nprocs=(3,))
+def test_closures(same_bits_on, kind):
+    alone = same_bits_on((3,), whole_steps.train_with_closures, kind)
     phases = [int(values["step.phases"]) for values in alone["by_step"].values()]
     assert (max(phases) > 1) == kind.startswith("LBFGS")
 
 
 @pytest.mark.parametrize(("loader", "weight"), [("ready", False), ("samples", True)])
 def test_a_state_that_each_shard_carries_from_batch_to_batch(same_bits, loader, weight):
-    same_bits(whole_steps.train_in_words, loader, weight, nprocs=(2, 3))
+    same_bits(whole_steps.train_in_words, loader, weight)
 
 
 def test_random_numbers_drawn_outside_of_the_shards_are_those_of_the_step_on_every_rank(same_bits):
@@ -177,8 +191,8 @@ def test_random_numbers_drawn_outside_of_the_shards_are_those_of_the_step_on_eve
 
 
 @pytest.mark.parametrize("idiom", whole_steps.IDIOMS)
-def test_what_scripts_do_between_two_steps(same_bits, idiom):
-    alone = same_bits(whole_steps.train_idiom, idiom, nprocs=(3,))
+def test_what_scripts_do_between_two_steps(same_bits_on, idiom):
+    alone = same_bits_on((3,), whole_steps.train_idiom, idiom)
     if idiom == "islice":
         assert alone["steps"] == 3 * 3
     elif idiom == "early stopping on the loss":
@@ -205,17 +219,17 @@ def test_accumulation_with_weights(same_bits, model):
     same_bits(trained(model=model, weight="tokens", length=59, batch_size=16), accumulate=3)
 
 
-def test_accumulation_of_batches_smaller_than_the_processes(same_bits):
-    same_bits(trained(model="Plain", length=16, batch_size=5, weight="zeros"), accumulate=3, shards=6, nprocs=(2, 4, 6))
+def test_accumulation_of_batches_smaller_than_the_processes(same_bits_on):
+    same_bits_on((2, 4, 6), trained(model="Plain", length=16, batch_size=5, weight="zeros"), accumulate=3, shards=6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("strategy", ["single", "exact"])
-def test_accumulation_is_the_loop_that_people_write(crew, k, weighted, strategy):
+def test_accumulation_is_the_loop_that_people_write(standing_crew, k, weighted, strategy):
     # One shard: the same batches through the same BatchNorm, one after another.
-    [by_hand] = crew(1, features.accumulate_by_hand, k, True, weighted)
-    [state] = crew(1, features.accumulate_with_team, True, weighted, strategy=strategy, shards=1, accumulate=k)
+    [by_hand] = standing_crew(1, features.accumulate_by_hand, k, True, weighted)
+    [state] = standing_crew(1, features.accumulate_with_team, True, weighted, strategy=strategy, shards=1, accumulate=k)
     for name, value in by_hand.items():
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -225,20 +239,20 @@ def test_accumulation_is_the_loop_that_people_write(crew, k, weighted, strategy)
     ("strategy", "nproc", "shards"),
     [("single", 1, 4), ("ddp", 2, 2), *[("ddp, in buckets", nproc, 4) for nproc in (2, 3)], ("exact", 3, 4)],
 )
-def test_accumulation_in_shards_is_the_loop_that_people_write(crew, k, strategy, nproc, shards):
-    [by_hand] = crew(1, features.accumulate_by_hand, k, False, False)
+def test_accumulation_in_shards_is_the_loop_that_people_write(standing_crew, k, strategy, nproc, shards):
+    [by_hand] = standing_crew(1, features.accumulate_by_hand, k, False, False)
     settings = {"strategy": strategy, "shards": shards, "accumulate": k}
-    for state in crew(nproc, features.accumulate_with_team, False, False, **settings):
+    for state in standing_crew(nproc, features.accumulate_with_team, False, False, **settings):
         for name, value in by_hand.items():
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("k", [2, 3])
-def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(crew, k):
+def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(standing_crew, k):
     settings = {"shards": 4, "accumulate": k}
-    [alone] = crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
+    [alone] = standing_crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
     for nproc, strategy in ((2, "ddp"), (2, "ddp, in buckets"), (3, "ddp, in buckets"), (4, "ddp, in buckets")):
-        for state in crew(nproc, features.accumulate_with_team, True, True, 56, strategy=strategy, **settings):
+        for state in standing_crew(nproc, features.accumulate_with_team, True, True, 56, strategy=strategy, **settings):
             for name, value in alone.items():
                 torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -256,22 +270,22 @@ def narrow(precision, **options):
 
 @pytest.mark.parametrize("model", ["Net", "Deep", "reentrant"])
 @pytest.mark.parametrize("precision", NARROW)
-def test_every_precision(same_bits, precision, model):
+def test_every_precision(same_bits, same_bits_on, precision, model):
     alone = same_bits(narrow(precision, model=model), precision=precision)
-    plain = same_bits(narrow(precision, model=model), nprocs=())
+    plain = same_bits_on((), narrow(precision, model=model))
     assert alone["losses"].keys() == plain["losses"].keys()
     assert not alone["losses"].items() & plain["losses"].items(), "it computes in float32"
 
 
 @pytest.mark.parametrize("precision", NARROW)
-def test_every_precision_with_token_weights_steps_smaller_than_the_processes_and_unused_parameters(same_bits, precision):
+def test_every_precision_with_token_weights_steps_smaller_than_the_processes_and_unused_parameters(same_bits_on, precision):
     task = narrow(precision, model="SometimesUnused", length=17, batch_size=8, weight="tokens", epochs=3)
-    same_bits(task, precision=precision, nprocs=(2, 4))
+    same_bits_on((2, 4), task, precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
-def test_checkpointed_blocks_are_the_plain_ones_in_every_precision(same_bits, precision):
-    states = [same_bits(narrow(precision, model=model), precision=precision, nprocs=())["state"] for model in BLOCKS]
+def test_checkpointed_blocks_are_the_plain_ones_in_every_precision(same_bits_on, precision):
+    states = [same_bits_on((), narrow(precision, model=model), precision=precision)["state"] for model in BLOCKS]
     assert [differences(states[0], state) for state in states[1:]] == [[], []]
 
 
@@ -285,9 +299,9 @@ def test_averages_in_every_precision(same_bits, precision):
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
-def test_compiled_models_in_every_precision(same_bits, precision):
+def test_compiled_models_in_every_precision(same_bits_on, precision):
     task = narrow(precision, model="compiled, aot_eager", length=32, epochs=1)
-    same_bits(task, precision=precision, nprocs=(2,))
+    same_bits_on((2,), task, precision=precision)
 
 
 # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
@@ -319,16 +333,16 @@ def test_an_overflow_in_one_shard_skips_the_step_everywhere_and_training_goes_on
     assert len(losses) == 8 * 4
 
 
-def test_the_run_s_own_scaler_gives_what_the_script_s_gives_and_shows_true_losses(same_bits):
-    run, script = (same_bits(features.train_scaled, whose, "AdamW, foreach", nprocs=()) for whose in ("run", "script"))
+def test_the_run_s_own_scaler_gives_what_the_script_s_gives_and_shows_true_losses(same_bits_on):
+    run, script = (same_bits_on((), features.train_scaled, whose, "AdamW, foreach") for whose in ("run", "script"))
     assert run["losses"] == script["losses"]
     assert differences(run["state"], script["state"]) == []
 
 
 @pytest.mark.parametrize("whose", ["run", "script"])
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_an_overflow_skips_the_step_on_all_ranks_with_pytorchs_own_sum_too(crew, nproc, whose):
-    first, *others = crew(nproc, features.train_scaled, whose, "AdamW, foreach", strategy="ddp", shards=4)
+def test_an_overflow_skips_the_step_on_all_ranks_with_pytorchs_own_sum_too(standing_crew, nproc, whose):
+    first, *others = standing_crew(nproc, features.train_scaled, whose, "AdamW, foreach", strategy="ddp", shards=4)
     weights = [values["step.weight"] for values in first["by_step"].values()]
     assert [step for step in range(2, 10) if weights[step - 1] != weights[step - 2]] == [2, 4, 5, 6, 7, 8, 9]
     assert first["scale"] == 2.0**10
@@ -342,12 +356,12 @@ def test_scaled_losses_with_accumulation_and_without_clipping(same_bits, whose):
 
 
 @pytest.mark.parametrize("length", [17, 1])
-def test_scaled_losses_with_steps_smaller_than_the_processes(same_bits, length):
-    same_bits(trained(model="Plain", length=length, batch_size=8, epochs=3), precision="16-mixed", nprocs=(2, 4))
+def test_scaled_losses_with_steps_smaller_than_the_processes(same_bits_on, length):
+    same_bits_on((2, 4), trained(model="Plain", length=length, batch_size=8, epochs=3), precision="16-mixed")
 
 
-def test_an_overflow_skips_the_update_of_its_own_phase_and_no_other(same_bits):
-    alone = same_bits(whole_steps.overflow_in_one_phase, nprocs=(2,))
+def test_an_overflow_skips_the_update_of_its_own_phase_and_no_other(same_bits_on):
+    alone = same_bits_on((2,), whole_steps.overflow_in_one_phase)
     assert [values["step.judge"] for values in alone["by_step"].values()] == ["True"] * 4
     assert [values["step.maker"] for values in alone["by_step"].values()] == ["True", "False", "True", "True"]
 
@@ -360,8 +374,8 @@ def test_a_loop_left_after_a_step_goes_on_with_the_next(same_bits, precision):
 # Compiled
 
 
-def test_compiled_models(same_bits):
-    same_bits(trained(model="compiled, aot_eager", length=32, epochs=1), nprocs=(2,))
+def test_compiled_models(same_bits_on):
+    same_bits_on((2,), trained(model="compiled, aot_eager", length=32, epochs=1))
 
 
 @pytest.mark.long
@@ -374,18 +388,18 @@ def test_compiled_models_with_inductor(same_bits):
 
 
 @pytest.mark.parametrize("length", [64, 33])
-def test_processes_that_are_late_at_random_change_nothing(crew, length):
-    [alone] = crew(1, features.train_wide, False, length, shards=4)
+def test_processes_that_are_late_at_random_change_nothing(standing_crew, length):
+    [alone] = standing_crew(1, features.train_wide, False, length, shards=4)
     for nproc in (2, 3):
-        assert_same_bits(alone, crew(nproc, features.train_wide, True, length, shards=4))
+        assert_same_bits(alone, standing_crew(nproc, features.train_wide, True, length, shards=4))
 
 
 @pytest.mark.parametrize("then", [1, 2, 3])
-def test_a_training_goes_on_after_its_first_steps_at_another_world_size(crew, then):
-    [whole] = crew(1, features.train_on, None, range(6), shards=4)
+def test_a_training_goes_on_after_its_first_steps_at_another_world_size(standing_crew, then):
+    [whole] = standing_crew(1, features.train_on, None, range(6), shards=4)
     for num_first in (1, 3):
-        first = crew(2, features.train_on, None, range(num_first), shards=4)
-        for result in crew(then, features.train_on, first[0]["saved"], range(num_first, 6), shards=4):
+        first = standing_crew(2, features.train_on, None, range(num_first), shards=4)
+        for result in standing_crew(then, features.train_on, first[0]["saved"], range(num_first, 6), shards=4):
             assert differences(whole["state"], result["state"]) == []
 
 

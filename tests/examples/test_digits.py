@@ -33,7 +33,7 @@ def test_digits_learns_the_same_on_one_and_on_two_processes(run_script):
 
 def test_digits_runs_under_plain_python(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "global batch 64 = 1 shard x 64 on 1 process" in done.stdout
     assert len(results(done.stdout)) == 1

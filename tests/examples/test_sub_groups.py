@@ -20,7 +20,7 @@ def results(done):
 @pytest.mark.long
 def test_two_groups_of_different_sizes_find_what_one_process_finds(run_script, tmp_path):
     alone = subprocess.run(
-        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=os.environ
+        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=os.environ
     )
     told, one = results(alone)
     assert told == "6 penalties on 1 process, groups [[0]]"

@@ -33,7 +33,7 @@ def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_script):
 
 def test_it_runs_under_plain_python_with_one_device_for_both_parts(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 1
 

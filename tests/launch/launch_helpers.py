@@ -16,7 +16,7 @@ dist.all_reduce(one)
 """
 
 
-def until(condition, timeout_s=25.0):
+def until(condition, timeout_s=100.0):
     """Wait until ``condition()`` is true; returns it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

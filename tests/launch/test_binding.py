@@ -176,7 +176,7 @@ def test_the_limits_of_the_launcher_are_kept(tmp_path):
     ]
     limit = f"import os; os.sched_setaffinity(0, {{{only}}}); os.execv({sys.executable!r}, {command!r})"
     done = subprocess.run(
-        [sys.executable, "-c", limit], cwd=tmp_path, capture_output=True, text=True, timeout=50, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", limit], cwd=tmp_path, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL
     )
     assert [one[:3] for one in told(done)] == [[0, [only], [only]]]
 

@@ -104,7 +104,7 @@ def test_settings_are_checked_before_anything_starts():
 def run_python(tmp_path, source, **popen):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(source))
-    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30, cwd=tmp_path, **popen)
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path, **popen)
 
 
 def test_a_function_and_a_class_of_the_calling_script_work(tmp_path):

@@ -47,7 +47,7 @@ def mpirun(require, tmp_path, files):
     """``mpirun(nproc, source, *options)``: to its end, in ``tmp_path``, with a directory of its own for Open MPI's files."""
     program = shutil.which("mpirun")
     require("mpi", None if program else "mpirun is missing (on Debian: apt-get install openmpi-bin)")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=100).stdout
     require("mpi", None if "Open MPI" in version else f"mpirun is not Open MPI's: {version.splitlines()[:1]}")
 
     def run(nproc, source, *options, env=None):

@@ -203,5 +203,5 @@ def test_the_server_has_one_thread_and_has_imported_torch(server):
     ],
 )
 def test_what_every_optimizer_needs_is_imported_once_for_all_workers_of_a_script_that_has_one(start_cold, source, expected):
-    out, err = start_cold(source, "--nproc-per-node", "2").communicate(timeout=30)
+    out, err = start_cold(source, "--nproc-per-node", "2").communicate(timeout=100)
     assert out.split() == [expected] * 2, err

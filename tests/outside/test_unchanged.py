@@ -74,7 +74,7 @@ def test_a_script_with_an_address_of_its_own_meets_there(lockstep_run, free_port
 def test_launches_of_one_process_each_meet_in_a_file(start_launch, here):
     command = ("one_a_node.py", "--init-method", f"file://{here}/shared", "--world-size", "2", "--rank")
     launches = [start_launch(*command, rank) for rank in "01"]
-    told = [launch.communicate(timeout=60) for launch in launches]
+    told = [launch.communicate(timeout=100) for launch in launches]
     assert [launch.returncode for launch in launches] == [0, 0], told
     lines = [out.splitlines() for out, _ in told]
     assert [first for first, _ in lines] == ["Node 1/2 for training.", "Node 2/2 for training."]

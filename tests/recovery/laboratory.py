@@ -114,7 +114,7 @@ class Lab:
 
     def until(self, read):
         """What ``read()`` returns as soon as there is something to be read."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 if found := read():
@@ -152,7 +152,7 @@ def lab(warm_server, tmp_path, monkeypatch, capfd):
     yield made
     for process in made.started:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=100)
 
 
 def content_of(run_dir):

@@ -125,7 +125,7 @@ def test_after_the_launcher_was_killed_nobody_holds_the_run_and_it_goes_on(lab, 
         "first": 1,
     }
     launcher = lab.start(PLAIN, nproc=2, fault=fault)
-    _, err = launcher.communicate(timeout=40)
+    _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == -signal.SIGKILL, f"seed {seed}\n{err}"
     ended = lab.run(PLAIN, nproc=place.choice([1, 2]))
     told = f"seed {seed}\n{ended}"
@@ -178,7 +178,7 @@ def test_two_launches_in_one_directory_the_second_names_the_holder_and_goes_on_o
         os.kill(holder.pid, signal.SIGKILL)
     finally:
         holder.kill()
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=100)
     ended = lab.run(PLAIN, nproc=place.choice([1, 2]))
     told += f"\n{ended}"
     assert (ended.status, ended.words) == (0, undisturbed()), told

@@ -204,7 +204,7 @@ def test_a_process_alone_saves_itself(lab, undisturbed):
         lab.until((lab.directory / "paused-0").exists)
         os.killpg(process.pid, signal.SIGTERM)
         (lab.directory / "enough").touch()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
     assert process.returncode == REQUEUE_STATUS, err
     assert preemptions(lab.run_dir) == [("SIGTERM", 0, 7, True)]
     (lab.directory / "enough").unlink()
@@ -223,7 +223,7 @@ def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab):
         process.send_signal(signal.SIGUSR1)
         time.sleep(SAME_S + 0.3)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=100)
         assert process.returncode == -signal.SIGTERM, err
         assert not psutil.wait_procs(children, timeout=2)[1]
     assert not preemptions(lab.run_dir)
@@ -238,7 +238,7 @@ def test_under_torchrun_too(lab, undisturbed, to_all):
         for pid in [process.pid, *(ranks if to_all else [])]:
             os.kill(pid, signal.SIGTERM)
         (lab.directory / "enough").touch()
-        _, err = process.communicate(timeout=40)
+        _, err = process.communicate(timeout=100)
         assert not any(map(psutil.pid_exists, ranks))
     assert process.returncode != 0, err  # torchrun's own, since it was stopped
     ((name, _, step, saved),) = preemptions(lab.run_dir)
@@ -277,7 +277,7 @@ def test_under_launch_of_a_function_too(lab, undisturbed):
     lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
     process.send_signal(signal.SIGTERM)
     (lab.directory / "enough").touch()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == REQUEUE_STATUS, err
     assert out.splitlines()[-1] == "finally"
     ((name, _, _, saved),) = preemptions(lab.run_dir)

@@ -120,7 +120,7 @@ def test_a_shell_hands_every_argument_on_as_it_was(word, tmp_path):
     shown.write_text('#!/bin/sh\nprintf "%s\\n" "$LOCKSTEP_SETTINGS" "$@"\n')
     shown.chmod(0o755)
     done = subprocess.run(
-        ["bash"], input=found, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=10
+        ["bash"], input=found, env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, timeout=100
     )
     settings, *arguments = done.stdout.splitlines()
     assert arguments == ["--kill-on-bad-exit=1", "python3", "train.py", word]
@@ -135,7 +135,7 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/bin", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash"], input=text(request(requeue=requeue)), env=environ, text=True, timeout=10)
+    done = subprocess.run(["bash"], input=text(request(requeue=requeue)), env=environ, text=True, timeout=100)
     comes_again = requeue and status == 75
     assert done.returncode == (0 if comes_again else status)
     assert (tmp_path / "told").exists() == comes_again

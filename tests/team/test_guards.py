@@ -87,7 +87,7 @@ def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_pat
     code = f"import sys; sys.path.insert(0, {path!r})\nif __name__ == '__main__':\n    {program}\n"
     script = tmp_path / "script.py"
     script.write_text(code)
-    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
     manifest = json.loads((tmp_path / "left" / "checkpoints" / "step-00000004" / "manifest.json").read_text())
     assert manifest["finished"] is (how == "returns")

@@ -68,7 +68,7 @@ def start(tmp_path):
         environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
         environ |= {"LOCKSTEP_SETTINGS": json.dumps({"device": "cpu", "progress": "plain"}), **variables}
         options = {"cwd": tmp_path, "env": environ, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-        done = subprocess.run([sys.executable, *command, "script.py", *args], timeout=60, **options)
+        done = subprocess.run([sys.executable, *command, "script.py", *args], timeout=100, **options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,0 +1,138 @@
+"""Processes that stay, and run one function after another: see ``crew``.
+
+A training of four processes costs 0.23 s of the processor for each if they are forked for it, and 0.14 s where they were there.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import selectors
+import socket
+import struct
+import sys
+import traceback
+from pathlib import Path
+
+import numpy
+import torch
+from stuck import telling
+
+import lockstep
+from lockstep.errors import LaunchError
+from lockstep.launch.spec import Call, LaunchSpec, worker_environ
+from lockstep.sync import exact, together
+
+
+class StandingCrew:
+    """So many processes, forked by a server. They end with it.
+
+    Args:
+        server: the fork server, which is asked by nobody else meanwhile.
+        nproc: how many.
+        directory: for what they are told, and what they print.
+    """
+
+    def __init__(self, server, nproc, directory):
+        directory.mkdir()
+        self._log = directory / "log"
+        call = Call(payload=pickle.dumps((telling(serve), ())), sys_path=tuple(sys.path), sys_argv=tuple(sys.argv))
+        path = LaunchSpec(program=call, nproc=nproc, private_dir=str(directory)).save()
+        self._ends = []
+        for rank in range(nproc):
+            ours, theirs = socket.socketpair()
+            self._ends.append(ours)
+            with theirs, self._log.open("a") as log, Path(os.devnull).open("w") as nowhere:
+                server.start_worker(path, rank, [theirs.fileno(), log.fileno(), log.fileno(), nowhere.fileno()])
+        for _ in range(nproc):
+            assert "pid" in server.receive()
+
+    def run(self, spec, fn, args):
+        """What ``fn(*args)`` returned in each process, by rank.
+
+        Raises:
+            LaunchError: it has raised something in one of them. The others may hang, and are to be ended.
+        """
+        results = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, end in enumerate(self._ends):
+                _send(end, (spec, rank, fn, args))
+                selector.register(end, selectors.EVENT_READ, rank)
+            while len(results) < len(self._ends):
+                for key, _ in selector.select():
+                    answer = _receive(key.fileobj)
+                    if answer is None or answer[1]:
+                        told = "it has ended" if answer is None else answer[1]
+                        raise LaunchError(f"rank {key.data} of {len(self._ends)} failed: {told}\n{self._log.read_text()}")
+                    results[key.data] = answer[0]
+                    selector.unregister(key.fileobj)
+        return [results[rank] for rank in range(len(self._ends))]
+
+    def close(self):
+        """Ask no more."""
+        for end in self._ends:
+            end.close()
+
+
+def serve():
+    """Run what is asked for, until nobody can ask any more."""
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as end:
+        while (asked := _receive(end)) is not None:
+            try:
+                answer = _run(*asked), ""
+            except BaseException:
+                answer = None, traceback.format_exc()
+            _send(end, answer)
+
+
+def _run(spec, rank, fn, args):
+    """As in a process that has just been forked, with the team closed that was left to the end of the process."""
+    join, teams, sizes = lockstep.join, [], (together.MOST_BYTES, exact.MOST_TOGETHER)
+
+    def remember(*args, **settings):
+        teams.append(join(*args, **settings))
+        return teams[-1]
+
+    os.chdir(spec.cwd)
+    os.environ.clear()
+    os.environ.update(worker_environ(spec, rank))
+    random.seed()
+    numpy.random.seed()
+    torch.seed()
+    lockstep.join = remember
+    try:
+        result = fn(*args)
+        for team in teams:
+            team.close()
+        return result
+    finally:
+        lockstep.join = join
+        together.MOST_BYTES, exact.MOST_TOGETHER = sizes
+
+
+def _send(end, message):
+    data = pickle.dumps(message)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asks next is told
+        end.sendall(struct.pack("Q", len(data)) + data)
+
+
+def _receive(end):
+    """The next message; None: there is none any more."""
+    size = _read(end, 8)
+    data = size and _read(end, *struct.unpack("Q", size))
+    return pickle.loads(data) if data else None
+
+
+def _read(end, size):
+    data = bytearray()
+    while len(data) < size:
+        try:
+            more = end.recv(min(size - len(data), 1 << 20))
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            return b""
+        data += more
+    return bytes(data)
