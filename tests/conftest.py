@@ -50,9 +50,10 @@ def _is_of_this_session(process: psutil.Process) -> bool:
 
 def _started_since(known: set[int]) -> dict[psutil.Process, str]:
     """The live processes that come from this one, or did before their parent died, with their command lines."""
-    mine = psutil.Process().children(recursive=True)
+    new = set(psutil.pids()) - known
+    mine = psutil.Process().children(recursive=True) if new else []  # (that takes milliseconds)
     found = {}
-    for pid in set(psutil.pids()) - known:
+    for pid in new:
         with contextlib.suppress(psutil.Error):  # gone already, or someone else's
             process = psutil.Process(pid)
             if process not in mine and not _is_of_this_session(process):
@@ -170,16 +171,21 @@ def pytest_addoption(parser):
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out
 def pytest_collection_modifyitems(items):
-    """Give slow machines their time. Spread the files of tests/cluster, which mostly wait: beside each another computes."""
+    """Give slow machines their time. Long files come first, for the last one ends alone; those of tests/cluster, all long,
+    mostly wait: they are spread, so that another computes beside each."""
     files = {}
     for item in items:
+        if item.path.parent.name == "cluster":
+            item.add_marker(pytest.mark.long)
         limit = item.get_closest_marker("timeout")
         limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)
         item.add_marker(pytest.mark.timeout(SLOWER * limit_s), append=False)
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "cluster"]
-    order = [path for path in files if path not in waiting]
+    short = [path for path in files if not any(item.get_closest_marker("long") for item in files[path])]
+    order = [path for path in files if path not in (*waiting, *short)] + [path for path in short if path not in waiting]
     gap = len(order) * 2 // 3 // max(1, len(waiting))  # none comes last, when there is nothing left to compute
     for number, path in enumerate(waiting):
         order.insert(number * (gap + 1), path)

@@ -12,7 +12,7 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.sync import exact, together
 
-STUCK_S = 45  # most tests have 60 seconds
+STUCK_S = 150  # less than the limit of a test, and more than one takes on a slow machine
 MOST_STANDING = 4  # processes of a crew that stays
 _standing = {}  # crews, by the fork server that they come from, and their number of processes
 
@@ -30,9 +30,8 @@ def end_server():
     function.stop_server()
 
 
-@pytest.fixture
-def server(outlives_tests, request):
-    """The fork server of ``launch``, warm for the whole session."""
+def warm_server(request, outlives_tests):
+    """The fork server of ``launch``, which stays for the whole session."""
     if function._server is None or not function._server.is_alive():
         end_server()
         launch(int, nproc=1)
@@ -53,12 +52,13 @@ def arranged(nproc, fn, settings):
 
 
 @pytest.fixture
-def crew(server, tmp_path, monkeypatch):
+def crew(outlives_tests, request, tmp_path, monkeypatch):
     """``crew(nproc, fn, *args, **settings)``: what ``fn(*args)`` returned in each process, by rank.
 
     The processes are forked for it by ``lockstep.launch``, and run in ``tmp_path``.
     """
     monkeypatch.chdir(tmp_path)
+    warm_server(request, outlives_tests)
 
     def run(nproc, fn, *args, **settings):
         fn, settings = arranged(nproc, fn, settings)
@@ -69,12 +69,13 @@ def crew(server, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def standing_crew(crew, server, tmp_path_factory):
+def standing_crew(crew, outlives_tests, request, tmp_path_factory):
     """The same for what ends well, by processes that stay for the next test: each joins a run again and again."""
 
     def run(nproc, fn, *args, **settings):
         if nproc > MOST_STANDING:
             return crew(nproc, fn, *args, **settings)
+        server = warm_server(request, outlives_tests)
         key = server.pid, nproc
         if key not in _standing:
             _standing[key] = StandingCrew(server, nproc, tmp_path_factory.mktemp("crew") / "private")

@@ -44,15 +44,15 @@ ONE_AND_TWO = [
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize(("script", "kind", "words"), ONE_AND_TWO, ids=[case[0].__name__ for case in ONE_AND_TWO])
-def test_every_rank_is_told_what_cannot_work(crew, nproc, script, kind, words):
-    for told in crew(nproc, bad_scripts.told, script, **QUICK):
+def test_every_rank_is_told_what_cannot_work(standing_crew, nproc, script, kind, words):
+    for told in standing_crew(nproc, bad_scripts.told, script, **QUICK):
         assert told is not None, "nothing was said"
         assert told[0] == kind
         assert words in told[1]
 
 
-def test_sync_batchnorm_is_for_gpus(crew):
-    told = crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
+def test_sync_batchnorm_is_for_gpus(standing_crew):
+    told = standing_crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
     assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")] * 2
 
 
@@ -80,8 +80,8 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("script", "first", "other"), DIFFERENT, ids=[case[0].__name__ for case in DIFFERENT])
-def test_ranks_that_differ_are_told_the_first_difference(crew, script, first, other):
-    for kind, message in crew(2, bad_scripts.told, script, **QUICK):
+def test_ranks_that_differ_are_told_the_first_difference(standing_crew, script, first, other):
+    for kind, message in standing_crew(2, bad_scripts.told, script, **QUICK):
         assert kind == "MismatchError"
         rank_0, _, rank_1 = message.partition("rank 1 has")
         assert first in rank_0

@@ -18,37 +18,37 @@ pytestmark = pytest.mark.timeout(60)
         (("--device", "cuda", "--nproc-per-node", "99"), "99 processes, and"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_the_script_runs(run_script, options, words):
-    done = run_script("print('the script has run')", *options)
+def test_what_cannot_be_meant_is_refused_before_the_script_runs(run_here, options, words):
+    done = run_here("print('the script has run')", *options)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_a_script_that_does_not_exist_is_told(run_script, tmp_path):
-    done = run_script(tmp_path / "nope.py", "--nproc-per-node", "2")
+def test_a_script_that_does_not_exist_is_told(run_here, tmp_path):
+    done = run_here(tmp_path / "nope.py", "--nproc-per-node", "2")
     assert done.returncode == 2
     assert "no such script" in done.stderr
     assert "nope.py" in done.stderr
 
 
-def test_a_script_that_fails_on_import_is_shown_once_and_whole(run_script):
-    done = run_script("import lockstep\nimport no_such_module\n", "--nproc-per-node", "2")
+def test_a_script_that_fails_on_import_is_shown_once_and_whole(run_here):
+    done = run_here("import lockstep\nimport no_such_module\n", "--nproc-per-node", "2")
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
     assert 'script.py", line 2' in done.stderr
 
 
-def test_settings_of_the_script_and_of_the_command_that_differ_are_told(run_script):
-    done = run_script("import lockstep; lockstep.join(shards=4)", "--nproc-per-node", "2", "--shards", "2")
+def test_settings_of_the_script_and_of_the_command_that_differ_are_told(run_here):
+    done = run_here("import lockstep; lockstep.join(shards=4)", "--nproc-per-node", "2", "--shards", "2")
     assert done.returncode == 1
     assert "shards is 4 in the script's join() and 2 on the command line: neither may win silently" in done.stderr
 
 
-def test_ranks_that_differ_end_the_run(run_script):
-    done = run_script(
+def test_ranks_that_differ_end_the_run(run_here):
+    done = run_here(
         """
         import os, lockstep
         from torch import nn
@@ -72,8 +72,8 @@ def test_an_unknown_method_is_refused_with_the_valid_ones(tmp_path, methods):
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_a_loader_of_batch_size_0_is_refused(run_script):
-    done = run_script(
+def test_a_loader_of_batch_size_0_is_refused(run_here):
+    done = run_here(
         """
         import lockstep
         from torch.utils.data import DataLoader
@@ -85,12 +85,12 @@ def test_a_loader_of_batch_size_0_is_refused(run_script):
     assert "batch_size should be a positive integer value, but got batch_size=0" in done.stderr
 
 
-def test_a_run_directory_of_other_settings_is_refused(run_script, tmp_path):
+def test_a_run_directory_of_other_settings_is_refused(run_here, tmp_path):
     (tmp_path / "run").mkdir()
     command = {"script": "", "args": [], "number": 0}
     birth = {"format": 2, "command": command, "shards": 4, "exact": True, "accumulate": 1, "seed": 0, "threads": 1}
     birth |= {"precision": "32-true", "device": "cpu"}
     (tmp_path / "run" / "birth.json").write_text(json.dumps(birth))
-    done = run_script("import lockstep; lockstep.join(device='cpu')", "--run-dir", "run", "--seed", "7")
+    done = run_here("import lockstep; lockstep.join(device='cpu')", "--run-dir", "run", "--seed", "7")
     assert done.returncode == 1
     assert "seed is 7 now, and was 0 when the run in run was born" in done.stderr

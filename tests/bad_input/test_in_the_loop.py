@@ -28,8 +28,8 @@ def everyone_told(crew, nproc, script, *args, **settings):
         (bad_scripts.loss_without_graph, "does not depend on any parameter with requires_grad.* detached"),
     ],
 )
-def test_a_loss_that_cannot_be_one_is_refused(crew, nproc, script, words):
-    kind, message = everyone_told(crew, nproc, script)
+def test_a_loss_that_cannot_be_one_is_refused(standing_crew, nproc, script, words):
+    kind, message = everyone_told(standing_crew, nproc, script)
     assert kind == "LossError"
     assert re.search(words, message), message
 
@@ -46,8 +46,8 @@ def test_a_nan_loss_stops_the_run_and_names_step_shard_and_rank(crew, nproc, ran
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize(("policy", "num_warnings"), [("warn", 1), ("ignore", 0)])
-def test_a_nan_loss_may_be_passed_over(crew, nproc, policy, num_warnings):
-    by_rank = crew(nproc, bad_scripts.nan_loss_and_on, shards=2, on_nan=policy, **QUICK)
+def test_a_nan_loss_may_be_passed_over(standing_crew, nproc, policy, num_warnings):
+    by_rank = standing_crew(nproc, bad_scripts.nan_loss_and_on, shards=2, on_nan=policy, **QUICK)
     assert [step for step, _ in by_rank] == [4] * nproc
     warned = [message for _, messages in by_rank for message in messages]
     assert len(warned) == num_warnings
@@ -56,23 +56,25 @@ def test_a_nan_loss_may_be_passed_over(crew, nproc, policy, num_warnings):
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_no_count_is_refused(crew, nproc, weight):
-    kind, message = everyone_told(crew, nproc, bad_scripts.weighted, [weight])
+def test_a_weight_that_is_no_count_is_refused(standing_crew, nproc, weight):
+    kind, message = everyone_told(standing_crew, nproc, bad_scripts.weighted, [weight])
     assert (kind, f"weight={weight}" in message) == ("ConfigError", True)
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
-def test_weights_that_sum_to_zero_are_an_error_on_every_rank(crew, nproc, shards):
-    kind, message = everyone_told(crew, nproc, bad_scripts.weighted, [1.0, 0.0, 1.0], shards=shards)
+def test_weights_that_sum_to_zero_are_an_error_on_every_rank(standing_crew, nproc, shards):
+    kind, message = everyone_told(standing_crew, nproc, bad_scripts.weighted, [1.0, 0.0, 1.0], shards=shards)
     assert kind == "LossError"
     assert "the weights of all shards of step 2 sum to zero" in message
 
 
 @pytest.mark.parametrize(("length", "batch_size", "nproc", "shards"), [(9, 4, 1, 1), (2, 2, 1, 2), (2, 2, 2, 2)])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_batchnorm_that_meets_one_sample_is_named_with_the_remedy(crew, length, batch_size, nproc, shards, precision):
+def test_batchnorm_that_meets_one_sample_is_named_with_the_remedy(
+    standing_crew, length, batch_size, nproc, shards, precision
+):
     settings = {"shards": shards, "precision": precision}
-    kind, message = everyone_told(crew, nproc, bad_scripts.sample_alone_in_a_shard, length, batch_size, **settings)
+    kind, message = everyone_told(standing_crew, nproc, bad_scripts.sample_alone_in_a_shard, length, batch_size, **settings)
     assert kind == "ModelError"
     assert "layer '1.0' (BatchNorm1d) met a shard of one sample" in message
     assert "drop_last=True" in message
@@ -90,19 +92,19 @@ def test_parameters_that_are_no_longer_used_are_named_and_nobody_waits(crew, on_
 
 
 @pytest.mark.parametrize("on_rank", [None, 1])
-def test_parameters_that_are_no_longer_used_are_welcome_if_said_so(crew, on_rank):
+def test_parameters_that_are_no_longer_used_are_welcome_if_said_so(standing_crew, on_rank):
     settings = {"find_unused_parameters": True, "strategy": "ddp, in buckets", **QUICK}
-    assert crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **settings) == [None, None]
+    assert standing_crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **settings) == [None, None]
 
 
 @pytest.mark.parametrize("on_rank", [None, 1])
-def test_parameters_of_small_models_may_be_unused_at_any_time(crew, on_rank):
-    assert crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **QUICK) == [None, None]
+def test_parameters_of_small_models_may_be_unused_at_any_time(standing_crew, on_rank):
+    assert standing_crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **QUICK) == [None, None]
 
 
-def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(crew):
+def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(standing_crew):
     for nproc, shards in ((1, 1), (1, 2), (2, 2), (2, 4)):
-        told = crew(nproc, bad_scripts.told, bad_scripts.collective_in_the_shards, shards=shards, **QUICK)
+        told = standing_crew(nproc, bad_scripts.told, bad_scripts.collective_in_the_shards, shards=shards, **QUICK)
         for rank, (kind, message) in enumerate(told):
             assert kind == "UsageError"
             assert f"all_reduce inside batch.shards in step 1, shard {rank * shards // nproc}: " in message
@@ -110,18 +112,18 @@ def test_a_collective_inside_the_shards_is_refused_at_any_number_of_processes(cr
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_collective_in_the_loops_body_meets_all_ranks_also_where_some_have_no_samples(crew, nproc):
-    assert crew(nproc, bad_scripts.told, bad_scripts.collective_in_every_step, shards=2, **QUICK) == [None] * nproc
+def test_a_collective_in_the_loops_body_meets_all_ranks_also_where_some_have_no_samples(standing_crew, nproc):
+    assert standing_crew(nproc, bad_scripts.told, bad_scripts.collective_in_every_step, shards=2, **QUICK) == [None] * nproc
 
 
-def test_an_evaluation_inside_the_shards_is_refused(crew):
+def test_an_evaluation_inside_the_shards_is_refused(standing_crew):
     for nproc in (1, 2):
-        for kind, message in crew(nproc, bad_scripts.told, bad_scripts.evaluate_in_the_shards, shards=2, **QUICK):
+        for kind, message in standing_crew(nproc, bad_scripts.told, bad_scripts.evaluate_in_the_shards, shards=2, **QUICK):
             assert (kind, "evaluate() inside batch.shards" in message) == ("UsageError", True)
 
 
-def test_a_prepared_loader_is_not_for_evaluation_by_hand(crew):
-    kind, message = everyone_told(crew, 2, bad_scripts.evaluate_by_hand)
+def test_a_prepared_loader_is_not_for_evaluation_by_hand(standing_crew):
+    kind, message = everyone_told(standing_crew, 2, bad_scripts.evaluate_by_hand)
     assert kind == "UsageError"
     assert "team.evaluate(model, loader)" in message
 
@@ -134,11 +136,13 @@ def test_shards_side_by_side_of_which_one_batch_has_more_are_refused_and_nobody_
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_shards_that_are_left_early_are_told_of_and_their_step_does_not_count(crew, nproc):
+def test_shards_that_are_left_early_are_told_of_and_their_step_does_not_count(standing_crew, nproc):
     for then in ("step", "next batch"):
-        for kind, message in crew(nproc, bad_scripts.told, bad_scripts.leave_the_shards, then, shards=2 * nproc, **QUICK):
+        for kind, message in standing_crew(
+            nproc, bad_scripts.told, bad_scripts.leave_the_shards, then, shards=2 * nproc, **QUICK
+        ):
             assert (kind, "left before its end" in message) == ("UsageError", True), message
-    assert crew(nproc, bad_scripts.left_steps, "end", shards=2 * nproc, **QUICK) == [0] * nproc
+    assert standing_crew(nproc, bad_scripts.left_steps, "end", shards=2 * nproc, **QUICK) == [0] * nproc
 
 
 @pytest.mark.parametrize("workers", [0, 1])

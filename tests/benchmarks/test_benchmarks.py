@@ -36,7 +36,10 @@ NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet5
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", ["startup", "measuring_cost", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("startup", marks=pytest.mark.long), "measuring_cost", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)],
+)
 def test_a_benchmark_ends_in_one_json_object(name):
     name, *options = name.split()
     check_result(name, run(name, "--quick", "--rounds", "1", *options))

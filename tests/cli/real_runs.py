@@ -7,6 +7,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+from warm import run_on
+
 TRAIN = """
 import argparse, os, time, torch, lockstep
 from torch import nn
@@ -46,28 +48,24 @@ COMMAND = (sys.executable, "-m", "lockstep.cli.main")
 STEPS = 20
 
 
-def run(place, run_dir, *args, nproc=1, shards=2, kill=False):
-    """``lockstep run`` in ``place``, in the run directory ``run_dir``, to its end: its exit status."""
+def run(server, place, run_dir, *args, nproc=1, shards=2, kill=False):
+    """``lockstep run`` on a fork server, in ``place`` and the run directory ``run_dir``, to its end: its exit status."""
     (place / "train.py").write_text(TRAIN)
     marker = place / "kill"
     if kill:
         marker.touch()
     else:
         marker.unlink(missing_ok=True)
-    process = _start(place, _command(run_dir, args, nproc, shards))
-    try:
-        status = process.wait(timeout=100)
-        assert (status == 137) if kill else (status == 0), (place / "log").read_text()
-    finally:
-        _end(process)
-    return status
+    ended = run_on(server, place, _command(run_dir, args, nproc, shards), env={"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == (137 if kill else 0), ended.stdout + ended.stderr
+    return ended.returncode
 
 
 @contextmanager
 def going_on(place, run_dir, *args):
     """A run that goes on until the block is left. It has a checkpoint by the time that it is entered."""
     (place / "train.py").write_text(TRAIN)
-    process = _start(place, _command(run_dir, args, 1, 2))
+    process = _start(place, [*COMMAND, "run", *_command(run_dir, args, 1, 2)])
     try:
         deadline = time.monotonic() + 100
         while not (place / run_dir / "checkpoints" / "newest").exists():
@@ -96,4 +94,4 @@ def _end(process):
 
 def _command(run_dir, args, nproc, shards):
     options = ("--nproc", str(nproc), "--shards", str(shards), "--checkpoint-every", "6", "--run-dir", str(run_dir))
-    return [*COMMAND, "run", *options, "--progress", "off", "train.py", *args]
+    return [*options, "--progress", "off", "train.py", *args]

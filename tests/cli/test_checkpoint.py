@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from crew import warm_server
 from real_runs import COMMAND, STEPS, run
 from rich.console import Console
 from safetensors.torch import load_file
+from warm import run_on
 
 from lockstep import load_weights
 from lockstep.checkpoint import manifest as manifests
@@ -27,11 +29,11 @@ BUFFERS = {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, request, outlives_tests):
     """A run that was killed on two processes and finished on one, made by the real command."""
-    place = tmp_path_factory.mktemp("made")
-    run(place, "runs/train-1", "--kill", "15", nproc=2, kill=True)
-    run(place, "runs/train-1", "--kill", "15")
+    place, server = tmp_path_factory.mktemp("made"), warm_server(request, outlives_tests)
+    run(server, place, "runs/train-1", "--kill", "15", nproc=2, kill=True)
+    run(server, place, "runs/train-1", "--kill", "15")
     return place / "runs" / "train-1"
 
 
@@ -122,11 +124,11 @@ for _ in team.epochs(1):
 
 
 @pytest.fixture(scope="module")
-def scheduled(tmp_path_factory):
+def scheduled(tmp_path_factory, request, outlives_tests):
     """A run whose schedules have moved the rates on."""
     place = tmp_path_factory.mktemp("scheduled")
     (place / "train.py").write_text(SCHEDULES)
-    subprocess.run([*COMMAND, "run", "train.py"], cwd=place, check=True, capture_output=True, timeout=100)
+    assert run_on(warm_server(request, outlives_tests), place, ["train.py"]).returncode == 0
     return place / "runs" / "train-1"
 
 

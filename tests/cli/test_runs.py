@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from crew import warm_server
 from real_runs import STEPS, going_on, run
 from rich.console import Console
 
@@ -23,13 +24,13 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, request, outlives_tests):
     """Runs in every state, made by the real command: killed and finished, killed, killed too early, and going on."""
-    place = tmp_path_factory.mktemp("made")
-    run(place, "runs/finished-1", "--kill", "15", nproc=2, kill=True)
-    run(place, "runs/finished-1", "--kill", "15")
-    run(place, "runs/stopped-1", "--kill", "15", nproc=2, kill=True)
-    run(place, "runs/early-1", "--kill", "3", kill=True)
+    place, server = tmp_path_factory.mktemp("made"), warm_server(request, outlives_tests)
+    run(server, place, "runs/finished-1", "--kill", "15", nproc=2, kill=True)
+    run(server, place, "runs/finished-1", "--kill", "15")
+    run(server, place, "runs/stopped-1", "--kill", "15", nproc=2, kill=True)
+    run(server, place, "runs/early-1", "--kill", "3", kill=True)
     with going_on(place, "runs/going-1", "--wait", "9"):
         yield place
 

@@ -20,11 +20,11 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
-def test_collectives_give_what_they_promise(crew, nproc):
+def test_collectives_give_what_they_promise(standing_crew, nproc):
     last = nproc - 1
     stack = torch.stack([comm_scripts._mine(rank) for rank in range(nproc)])
     rows = torch.stack([torch.arange(2.0 * nproc).view(nproc, 2) + rank for rank in range(nproc)])
-    for rank, size, found in crew(nproc, comm_scripts.everything):
+    for rank, size, found in standing_crew(nproc, comm_scripts.everything):
         assert size == nproc
         same(found["all_reduce sum"], stack.sum(0))
         same(found["all_reduce mean"], stack.sum(0) / nproc)
@@ -53,8 +53,8 @@ def test_collectives_give_what_they_promise(crew, nproc):
             assert found["group root"] == max(members)
 
 
-def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(crew):
-    found = crew(5, comm_scripts.groups_of_their_own)
+def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(standing_crew):
+    found = standing_crew(5, comm_scripts.groups_of_their_own)
     for rank, (members, own, said) in enumerate(found):
         assert members == ((1, 3) if rank % 2 else (0, 2, 4))
         assert members[own] == rank
@@ -75,8 +75,8 @@ def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(crew):
         }
 
 
-def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew):
-    for told in crew(2, comm_scripts.mistakes, timeout_s=20.0):
+def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(standing_crew):
+    for told in standing_crew(2, comm_scripts.mistakes, timeout_s=20.0):
         assert told == [
             "unknown reduction 'average': choose one of sum, mean, product, min, max",
             "src=2: the ranks of this group go from 0 to 1",
@@ -91,8 +91,8 @@ def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(crew
         ]
 
 
-def test_results_have_no_gradients(crew):
-    assert crew(2, comm_scripts.gradients_do_not_travel) == [[False, False]] * 2
+def test_results_have_no_gradients(standing_crew):
+    assert standing_crew(2, comm_scripts.gradients_do_not_travel) == [[False, False]] * 2
 
 
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):

@@ -66,10 +66,10 @@ team.prepare(model, optimizer, torch.utils.data.DataLoader(torch.zeros(4, 2), 4)
 """
 
 
-def test_lockstep_run_tells_the_interface_and_leaves_the_users_word_alone(run_script):
+def test_lockstep_run_tells_the_interface_and_leaves_the_users_word_alone(run_here):
     options = ("--nproc-per-node", "2", "--device", "cpu")
-    assert "gloo on lo" in run_script(TRAINS, *options).stdout
-    done = run_script(TRAINS, *options, env={"GLOO_SOCKET_IFNAME": "eth77"})
+    assert "gloo on lo" in run_here(TRAINS, *options).stdout
+    done = run_here(TRAINS, *options, env={"GLOO_SOCKET_IFNAME": "eth77"})
     assert "GLOO_SOCKET_IFNAME=eth77: this machine has no interface 'eth77'" in done.stderr
 
 
@@ -81,8 +81,8 @@ def test_the_mpi_backend_says_what_it_needs_before_anybody_waits(tmp_path):
         lockstep.join(rank=1, world_size=2, init_method="tcp://127.0.0.1:9", backend="mpi", run_dir=str(tmp_path))
 
 
-def test_the_mpi_backend_is_refused_by_lockstep_run(run_script):
-    done = run_script("", "--nproc-per-node", "2", "--backend", "mpi")
+def test_the_mpi_backend_is_refused_by_lockstep_run(run_here):
+    done = run_here("", "--nproc-per-node", "2", "--backend", "mpi")
     assert done.returncode == 2
     assert "backend mpi is for processes that mpirun starts" in done.stderr
 

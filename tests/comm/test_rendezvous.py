@@ -110,7 +110,7 @@ def test_the_same_processes_can_meet_again_and_again_in_one_place(crew, place, k
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_lockstep_run_and_launch_take_the_place_as_a_setting(crew, place, kind, run_script):
+def test_lockstep_run_and_launch_take_the_place_as_a_setting(crew, place, kind, run_here):
     source = """
         import lockstep, torch
         team = lockstep.join()
@@ -118,7 +118,7 @@ def test_lockstep_run_and_launch_take_the_place_as_a_setting(crew, place, kind, 
     """
     url = place(kind)
     options = ("--nproc-per-node", "2", "--init-method", url, "--threads", "1", "--max-restarts", "1")
-    done = run_script(source, *options)
+    done = run_here(source, *options)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{url} 2.0"] * 2
 

@@ -74,11 +74,11 @@ def compare(by_cell, wanted, by_rank):
 
 
 @pytest.mark.long
-def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(crew, tmp_path):
+def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, tmp_path):
     found = {}
     plans = {nproc: [(model, 4, workers, "exact") for model, workers in WAYS[nproc]] for nproc in WAYS}
     for nproc, wanted in plans.items():
-        compare(found, wanted, crew(nproc, cells.run_cells, wanted))
+        compare(found, wanted, standing_crew(nproc, cells.run_cells, wanted))
     compare(found, plans[2], under_torchrun(tmp_path, 2, plans[2]))
     compare(found, plans[3], over_nodes(tmp_path, (1, 2), plans[3]))
     assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(found, 1)
@@ -87,13 +87,17 @@ def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_model_and_a_number_of_shards_have_one_digest_whatever_runs_them(crew, tmp_path):
+def test_a_model_and_a_number_of_shards_have_one_digest_whatever_runs_them(standing_crew, tmp_path):
     found = {}
-    for nproc in (1, 2, 3, 4, 8):
+    for number, nproc in enumerate((1, 2, 3, 4, 8)):
         shards = [number for number in SHARDS if number >= nproc]
-        wanted = [(*cell, "exact") for cell in itertools.product(cells.MODELS, shards, WORKERS)]
-        compare(found, wanted, crew(nproc, cells.run_cells, wanted))
-        if nproc in (2, 4):  # who has started the processes cannot matter more than that
+        # With each number of workers each model and number of shards runs, on every second number of processes.
+        wanted = [
+            (model, num_shards, WORKERS[(number + place) % 2], "exact")
+            for place, (model, num_shards) in enumerate(itertools.product(cells.MODELS, shards))
+        ]
+        compare(found, wanted, standing_crew(nproc, cells.run_cells, wanted))
+        if nproc == 4:  # who has started the processes cannot matter more than that; on two: see above
             compare(found, wanted, under_torchrun(tmp_path, nproc, wanted))
     assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(
         itertools.product(cells.MODELS, SHARDS), 1
@@ -102,8 +106,8 @@ def test_a_model_and_a_number_of_shards_have_one_digest_whatever_runs_them(crew,
 
 
 @pytest.mark.parametrize("model", cells.MODELS)
-def test_with_pytorchs_own_sum_the_same_cell_differs_between_world_sizes(crew, model):
-    by_world_size = [crew(nproc, cells.run_cells, [(model, 4, 0, "ddp")]) for nproc in (1, 2, 3)]
+def test_with_pytorchs_own_sum_the_same_cell_differs_between_world_sizes(standing_crew, model):
+    by_world_size = [standing_crew(nproc, cells.run_cells, [(model, 4, 0, "ddp")]) for nproc in (1, 2, 3)]
     digests = [{digest for [digest] in by_rank} for by_rank in by_world_size]
     assert [len(by_rank) for by_rank in digests] == [1, 1, 1], "the ranks of one run differ"
     assert len(set.union(*digests)) == 3

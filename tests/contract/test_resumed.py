@@ -55,11 +55,11 @@ def asked_to_stop_in(step, task, *args):
     return task(*args)
 
 
-def assert_goes_on(crew, seed, task, *args, shards=4, num_steps=6, every="1h", **settings):
+def assert_goes_on(crew, standing_crew, seed, task, *args, shards=4, num_steps=6, every="1h", **settings):
     """Killed, or asked to stop, after a random step on one number of processes, and gone on with on another."""
     chance = random.Random(seed)
     step, first, then = chance.randrange(1, num_steps), chance.randint(1, shards), chance.randint(1, shards)
-    [whole] = crew(1, task, *args, shards=shards, checkpoint_every="off", **settings)
+    [whole] = standing_crew(1, task, *args, shards=shards, checkpoint_every="off", **settings)
     settings = {"shards": shards, "checkpoint_every": every, "run_dir": "run", **settings}
     if seed % 2:
         with pytest.raises(SystemExit) as stopped:
@@ -72,7 +72,7 @@ def assert_goes_on(crew, seed, task, *args, shards=4, num_steps=6, every="1h", *
             crew(first, partial(killed_after, step), task, *args, **settings)
         what = "killed"
     where = f"{what} after step {step} on {first} processes, gone on with on {then}"
-    for rank, result in enumerate(crew(then, task, *args, **settings)):
+    for rank, result in enumerate(standing_crew(then, task, *args, **settings)):
         assert differences(whole["state"], result["state"]) == [], f"state of rank {rank}: {where}"
         assert all(number > step for number in result["by_step"]), where
         for number, values in result["by_step"].items():
@@ -81,23 +81,23 @@ def assert_goes_on(crew, seed, task, *args, shards=4, num_steps=6, every="1h", *
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_run_goes_on_in_the_middle_of_an_epoch(crew, seed):
-    assert_goes_on(crew, seed, trained(), every=2)
+def test_a_run_goes_on_in_the_middle_of_an_epoch(crew, standing_crew, seed):
+    assert_goes_on(crew, standing_crew, seed, trained(), every=2)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_averages_several_optimizers_and_kept_gradients_go_on(crew, seed):
-    assert_goes_on(crew, seed, (features.train_averages, features.train_two_optimizers)[seed])
+def test_averages_several_optimizers_and_kept_gradients_go_on(crew, standing_crew, seed):
+    assert_goes_on(crew, standing_crew, seed, (features.train_averages, features.train_two_optimizers)[seed])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_states_of_shards_and_several_phases_go_on(crew, seed):
+def test_the_states_of_shards_and_several_phases_go_on(crew, standing_crew, seed):
     task = (
         partial(whole_steps.train_in_words, "samples", True),
         whole_steps.train_gan,
         partial(whole_steps.train_with_closures, "LBFGS, strong_wolfe"),
     )[seed]
-    assert_goes_on(crew, seed, task, num_steps=10)
+    assert_goes_on(crew, standing_crew, seed, task, num_steps=10)
 
 
 LONG = {
@@ -157,6 +157,6 @@ LONG = {
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("feature", LONG)
-def test_every_feature_goes_on(crew, feature, seed):
+def test_every_feature_goes_on(crew, standing_crew, feature, seed):
     task, settings = LONG[feature]
-    assert_goes_on(crew, seed * 1000 + sorted(LONG).index(feature), task, **settings)
+    assert_goes_on(crew, standing_crew, seed * 1000 + sorted(LONG).index(feature), task, **settings)

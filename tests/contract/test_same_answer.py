@@ -125,8 +125,9 @@ def test_weights_of_shards_are_exact_for_any_split(standing_crew, promise):
         tasks.freeze_in_the_shards,
     ],
 )
-def test_unusual_loops_give_the_same_answer(standing_crew, promise, task):
-    alone, *others = run_at(standing_crew, [1, 2, 3], 3, promise, task, 34, 12)
+@pytest.mark.parametrize("nproc", [3, pytest.param(2, marks=pytest.mark.long)])
+def test_unusual_loops_give_the_same_answer(standing_crew, promise, task, nproc):
+    alone, *others = run_at(standing_crew, [1, nproc], 3, promise, task, 34, 12)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], promise=promise)
 

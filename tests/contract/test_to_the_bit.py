@@ -268,7 +268,7 @@ def narrow(precision, **options):
     return trained(**options, **({"optimizer": "SGD, foreach"} if precision == "16-true" else {}))
 
 
-@pytest.mark.parametrize("model", ["Net", "Deep", "reentrant"])
+@pytest.mark.parametrize("model", ["Net", *(pytest.param(name, marks=pytest.mark.long) for name in ("Deep", "reentrant"))])
 @pytest.mark.parametrize("precision", NARROW)
 def test_every_precision(same_bits, same_bits_on, precision, model):
     alone = same_bits(narrow(precision, model=model), precision=precision)

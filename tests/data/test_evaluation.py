@@ -102,18 +102,18 @@ def evaluate_all_kinds():
 
 
 @pytest.fixture
-def results(crew):
-    return crew(1, evaluate_all_kinds, shards=5)[0]
+def results(standing_crew):
+    return standing_crew(1, evaluate_all_kinds, shards=5)[0]
 
 
-def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_world_size(crew, results):
+def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_world_size(standing_crew, results):
     assert results["ragged", 0].keys() == {"loss", "vector", "plain", "noise", "weighted"}
     assert results["empty", 0] == {}
     assert results["workers", 0].keys() == results["shuffled", 0].keys()
     assert results["shuffled", 0]["loss"] != results["shuffled", 1]["loss"], "the second pass was shuffled alike"
     assert results["ragged", 0]["loss"] == results["ragged", 1]["loss"]
     for nproc in (2, 3, 5):
-        for by_rank in crew(nproc, evaluate_all_kinds, shards=5):
+        for by_rank in standing_crew(nproc, evaluate_all_kinds, shards=5):
             assert by_rank == results
 
 
@@ -284,8 +284,8 @@ def train_around_evaluation(evaluate):
     return seen
 
 
-def test_evaluation_does_not_disturb_the_streams_of_training(crew):
-    assert crew(2, train_around_evaluation, True) == crew(2, train_around_evaluation, False)
+def test_evaluation_does_not_disturb_the_streams_of_training(standing_crew):
+    assert standing_crew(2, train_around_evaluation, True) == standing_crew(2, train_around_evaluation, False)
 
 
 # The block

@@ -135,13 +135,14 @@ def test_the_owner_of_the_sample_is_told_and_no_other_rank(seed, kind):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("evaluate", [False, True])
-def test_the_message_is_the_same_with_workers_and_the_users_traceback_is_shown(crew, seed, evaluate):
+def test_the_message_is_the_same_with_workers_and_the_users_traceback_is_shown(standing_crew, seed, evaluate):
     length, batch_size, bad = a_case(seed)
     order = random.Random(seed).sample(range(length), length)
     found = []
     for num_workers in (0, 2):
         loader = DataLoader(Broken(length, bad), batch_size, sampler=Order(order), num_workers=num_workers)
-        message, shown = crew(1, told_in_full, loader, assignment(1, 2, 2) if evaluate else assignment(), evaluate)[0]
+        asked = assignment(1, 2, 2) if evaluate else assignment()
+        message, shown = standing_crew(1, told_in_full, loader, asked, evaluate)[0]
         if message != "None":
             assert 'raise self.error(f"no picture {index}")' in shown
             assert "in __getitem__" in shown
@@ -189,9 +190,9 @@ def test_an_index_outside_of_a_table_is_named(dataset, bad):
         assert "with IndexError: " in message
 
 
-def test_an_index_outside_of_a_table_is_named_by_a_worker_too(crew):
+def test_an_index_outside_of_a_table_is_named_by_a_worker_too(standing_crew):
     loader = DataLoader(TensorDataset(torch.arange(6.0)), 4, sampler=Order([0, 1, 2, 6]), num_workers=1)
-    message, shown = crew(1, told_in_full, loader)[0]
+    message, shown = standing_crew(1, told_in_full, loader)[0]
     assert message == str(told(DataLoader(loader.dataset, 4, sampler=loader.sampler)))
     assert "During handling" not in shown  # nothing of the quick way, which was tried first
 
@@ -223,11 +224,11 @@ def test_a_batch_sampler_may_give_anything_that_can_be_counted():
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(crew, seed, num_workers):
+def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew, seed, num_workers):
     length, batch_size, bad = a_case(seed)
     loader = DataLoader(BrokenStream(length, bad), batch_size, num_workers=num_workers)
     for rank, evaluate in ((0, False), (1, False), (1, True)):
-        message, shown = crew(1, told_in_full, loader, assignment(rank, 2, 2), evaluate)[0]
+        message, shown = standing_crew(1, told_in_full, loader, assignment(rank, 2, 2), evaluate)[0]
         batch = bad // batch_size
         where = f"in batch {batch} of an evaluation" if evaluate else f"in step {batch + 1}"
         assert message == (
@@ -249,15 +250,15 @@ def test_a_sample_of_a_stream_is_counted_through_all_batches_of_a_step():
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [Broken, BrokenItems, BrokenStream])
-def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(crew, num_workers, kind):
+def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(standing_crew, num_workers, kind):
     loader = DataLoader(kind(12, None), 6, collate_fn=BrokenCollate(10), num_workers=num_workers)
-    message, shown = crew(1, told_in_full, loader, assignment(1, 2, 2))[0]
+    message, shown = standing_crew(1, told_in_full, loader, assignment(1, 2, 2))[0]
     assert message == (
         f"collating samples 9, 10, 11 of {kind.__name__} failed on rank 1, in step 2, shard 1, with LookupError: no room for "
         "10. Look at those samples: `collate_fn([...])` in a shell should give the same error"
     )
     assert "in __call__" in shown
-    message, _ = crew(1, told_in_full, loader, assignment(1, 2, 2), True)[0]
+    message, _ = standing_crew(1, told_in_full, loader, assignment(1, 2, 2), True)[0]
     assert message.startswith(
         f"collating samples 6, 7, 8, 9, 10, 11 of {kind.__name__} failed on rank 1, in batch 1 of an evaluation, with "
     )
@@ -326,9 +327,9 @@ def test_what_is_no_error_passes_unchanged(kind):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_end_of_an_iterator_is_an_error_where_a_sample_was_asked_for(crew, num_workers):
+def test_the_end_of_an_iterator_is_an_error_where_a_sample_was_asked_for(standing_crew, num_workers):
     loader = DataLoader(Broken(6, 3, StopIteration), 2, num_workers=num_workers)
-    assert crew(1, told_in_full, loader)[0][0].startswith(
+    assert standing_crew(1, told_in_full, loader)[0][0].startswith(
         "sample 3 of Broken failed on rank 0, in step 2, shard 0, with Stop"
     )
 
@@ -352,9 +353,9 @@ def of_many_lines(message):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_errors_of_any_kind_come_through(crew, num_workers):
+def test_errors_of_any_kind_come_through(standing_crew, num_workers):
     def message(error):
-        return crew(1, told_in_full, DataLoader(Broken(6, 3, error), 2, num_workers=num_workers))[0][0]
+        return standing_crew(1, told_in_full, DataLoader(Broken(6, 3, error), 2, num_workers=num_workers))[0][0]
 
     beginning = "sample 3 of Broken failed on rank 0, in step 2, shard 0, with"
     assert message(awkward).startswith(f"{beginning} AwkwardError. Look at ")
@@ -378,8 +379,8 @@ def two_passes(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_after_an_error_that_is_caught_the_next_pass_is_as_ever(crew, num_workers):
-    assert crew(1, two_passes, num_workers) == [[0.0, "an error", 4.0, 6.0]]
+def test_after_an_error_that_is_caught_the_next_pass_is_as_ever(standing_crew, num_workers):
+    assert standing_crew(1, two_passes, num_workers) == [[0.0, "an error", 4.0, 6.0]]
 
 
 # Whole runs
@@ -418,8 +419,9 @@ def run(loader, evaluate):
         optimizer.step()
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("nproc", "num_workers"), [(2, 2), *(pytest.param(*way, marks=pytest.mark.long) for way in ((1, 0), (1, 2), (2, 0)))]
+)
 @pytest.mark.parametrize("evaluate", [False, True])
 @pytest.mark.parametrize("kind", [Timed, TimedStream])
 def test_a_run_ends_within_seconds_and_names_rank_and_sample(crew, nproc, num_workers, evaluate, kind, tmp_path):
@@ -469,10 +471,10 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(("nproc", "num_workers"), [(1, 0), (2, 2)])
-def test_the_command_reports_the_sample(run_script, nproc, num_workers):
+def test_the_command_reports_the_sample(run_here, nproc, num_workers):
     bad = random.Random(nproc).randrange(40)
     options = ("--nproc-per-node", str(nproc), "--threads", "1")
-    done = run_script(SCRIPT.format(bad=bad), *options, args=(str(num_workers),), timeout=40.0)
+    done = run_here(SCRIPT.format(bad=bad), *options, args=(str(num_workers),))
     assert done.returncode == 1
     assert f"DataError: sample {bad} of Pictures failed on rank " in done.stderr
     assert f"with FileNotFoundError: [Errno 2] no such file: 'picture-{bad}.png'. " in done.stderr

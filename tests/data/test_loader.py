@@ -409,22 +409,22 @@ def together(by_rank):
     return seen
 
 
-def test_a_break_after_a_phase_leaves_every_world_size_alike_and_the_step_counts(crew):
-    results = [crew(nproc, train_until_break, True, "after its phase", shards=4) for nproc in (1, 2)]
+def test_a_break_after_a_phase_leaves_every_world_size_alike_and_the_step_counts(standing_crew):
+    results = [standing_crew(nproc, train_until_break, True, "after its phase", shards=4) for nproc in (1, 2)]
     assert {one[0] for by_rank in results for one in by_rank} == {7}  # 2 steps, then 5
     first, other = [together(one[1] for one in by_rank) for by_rank in results]
     assert [len(batch) for batch in first.values()] == [4] * 7
     assert other == first
 
 
-def test_a_step_that_is_left_before_a_phase_of_it_does_not_count(crew):
-    for step, seen in crew(2, train_until_break, False, "before its phase", shards=2):
+def test_a_step_that_is_left_before_a_phase_of_it_does_not_count(standing_crew):
+    for step, seen in standing_crew(2, train_until_break, False, "before its phase", shards=2):
         assert step == 1
         assert [number for number, _ in seen] == [1]  # the second epoch begins with step 2 again
 
 
-def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(crew):
-    alone, two = crew(1, train_and_peek, shards=2), crew(2, train_and_peek, shards=2)
+def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(standing_crew):
+    alone, two = standing_crew(1, train_and_peek, shards=2), standing_crew(2, train_and_peek, shards=2)
     assert [peeked for peeked, _ in alone + two] == [4] * 3
     assert together([seen for _, seen in two]) == together([seen for _, seen in alone])
     drawn = [[(step, number) for step, _, number in seen] for _, seen in alone + two]
@@ -432,27 +432,29 @@ def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(crew)
     assert drawn[0] == drawn[1] == drawn[2], "outside of batch.shards every rank draws the same"
 
 
-def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps_on_every_world_size(crew):
-    assert crew(1, train_with_a_shorter_second, shards=2) == [2]
-    assert crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
+def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps_on_every_world_size(standing_crew):
+    assert standing_crew(1, train_with_a_shorter_second, shards=2) == [2]
+    assert standing_crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_in_a_loop_within_a_loop_each_loader_has_the_averages_of_its_own_batches(crew, nproc):
-    assert crew(nproc, train_in_a_loop, shards=2) == [({"seen": 3.5}, {"seen": 102.5})] * nproc
+def test_in_a_loop_within_a_loop_each_loader_has_the_averages_of_its_own_batches(standing_crew, nproc):
+    assert standing_crew(nproc, train_in_a_loop, shards=2) == [({"seen": 3.5}, {"seen": 102.5})] * nproc
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_shards_side_by_side_are_one_phase_with_one_mean_also_where_a_process_has_no_samples(crew, strict):
-    found = [seen for nproc in (1, 2, 3) for seen in crew(nproc, train_side_by_side, strict, shards=3, timeout_s=20.0)]
+def test_shards_side_by_side_are_one_phase_with_one_mean_also_where_a_process_has_no_samples(standing_crew, strict):
+    found = [
+        seen for nproc in (1, 2, 3) for seen in standing_crew(nproc, train_side_by_side, strict, shards=3, timeout_s=20.0)
+    ]
     assert all(seen == found[0] for seen in found)
     assert [(samples, step) for *_, samples, step in found[0]] == [(4, 1), (4, 2), (1, 3)]
     assert [(x, y) for x, y, *_ in found[0]] == [(x, y) for _, _, x, y, *_ in found[0]]
     assert [x for x, *_ in found[0]] == [1.5, 5.5, 8.0]
 
 
-def test_a_loop_by_next_is_reported_whole_although_its_iterator_lives_on(crew):
-    events = crew(2, train_by_next)[0]
+def test_a_loop_by_next_is_reported_whole_although_its_iterator_lives_on(standing_crew):
+    events = standing_crew(2, train_by_next)[0]
     assert events.count("step") == 3
     assert "epoch" in events
     assert events[-1] == "end"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from crew import crew
+from warm import run_here
 
-__all__ = ["crew"]
+__all__ = ["crew", "run_here"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -20,19 +21,19 @@ def examples(monkeypatch):
 
 
 @pytest.fixture
-def told_on_one_and_two(run_script, tmp_path):
+def told_on_one_and_two(run_here, tmp_path):
     """Run an example on 1 process and on 2, with two shards: what it tells and leaves must be the same to the bit.
 
     Returns:
         The lines that it told of its epochs, and the directory of the run of two.
     """
 
-    def run(name, *args, timeout=60.0):
+    def run(name, *args):
         told, left = [], []
         for nproc in ("1", "2"):
             run_dir = tmp_path / f"on-{nproc}"
             options = ("--nproc-per-node", nproc, "--shards", "2", "--threads", "1", "--device", "cpu")
-            done = run_script(EXAMPLES / name, *options, "--run-dir", str(run_dir), args=args, timeout=timeout)
+            done = run_here(EXAMPLES / name, *options, "--run-dir", str(run_dir), args=args)
             assert done.returncode == 0, done.stderr
             told.append(re.findall(r"^epoch \d+: .*$", done.stdout, flags=re.MULTILINE))
             files = run_dir.rglob("model*.safetensors")  # of the last checkpoints, and the best

@@ -50,10 +50,10 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, tol
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(archive, run_script, examples, tmp_path):
+def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(archive, run_here, examples, tmp_path):
     script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
     options = ("--shards", "2", "--threads", "1", "--device", "cpu")
-    whole = run_script(script, *options, "--run-dir", "whole", args=args)
+    whole = run_here(script, *options, "--run-dir", "whole", args=args)
     assert whole.returncode == 0, whole.stderr
     options += ("--nproc-per-node", "2", "--checkpoint-every", "2", "--run-dir", "killed")
     command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *args]
@@ -64,7 +64,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(ar
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
-    gone_on = run_script(script, "--run-dir", "killed", args=args)
+    gone_on = run_here(script, "--run-dir", "killed", args=args)
     assert gone_on.returncode == 0, gone_on.stderr
     [step] = re.findall(r"resumes after step (\d+)", gone_on.stdout)
     assert 0 < int(step) < 50
@@ -75,17 +75,17 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(ar
 
 
 @pytest.mark.parametrize("nproc", ["1", "2"])
-def test_it_says_where_the_archive_belongs_if_there_is_none(run_script, examples, tmp_path, nproc):
-    done = run_script(examples / "cifar10.py", "--nproc-per-node", nproc)
+def test_it_says_where_the_archive_belongs_if_there_is_none(run_here, examples, tmp_path, nproc):
+    done = run_here(examples / "cifar10.py", "--nproc-per-node", nproc)
     assert done.returncode == 1
     for word in (str(tmp_path / "data"), "cifar-10-python.tar.gz", "https://www.cs.toronto.edu", "MD5 c58f3010", "--data"):
         assert word in done.stderr
 
 
-def test_a_damaged_archive_leaves_nothing_half_unpacked(archive, run_script, examples):
+def test_a_damaged_archive_leaves_nothing_half_unpacked(archive, run_here, examples):
     path = archive / "cifar-10-python.tar.gz"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    done = run_script(examples / "cifar10.py")
+    done = run_here(examples / "cifar10.py")
     assert done.returncode == 1
     assert "cannot be unpacked" in done.stderr
     assert "MD5 should be c58f3010" in done.stderr
@@ -129,9 +129,9 @@ def test_training_images_are_shifted_and_mirrored_and_test_images_are_not(archiv
 
 
 @pytest.mark.long
-def test_the_small_network_learns(archive, run_script, examples):
+def test_the_small_network_learns(archive, run_here, examples):
     options = ("--threads", "1", "--device", "cpu")
-    done = run_script(examples / "cifar10.py", *options, args=("--epochs", "25", "--batch-size", "16"), timeout=100)
+    done = run_here(examples / "cifar10.py", *options, args=("--epochs", "25", "--batch-size", "16"))
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy ([\d.]+)%", done.stdout)]
     assert accuracies[-1] > 40  # guessing: 10
@@ -142,4 +142,4 @@ def test_the_small_network_learns(archive, run_script, examples):
 
 @pytest.mark.long
 def test_the_resnet_gives_the_same_answer_too(archive, told_on_one_and_two):
-    told_on_one_and_two("cifar10.py", "--model", "resnet18", "--epochs", "1", "--batch-size", "50", timeout=100)
+    told_on_one_and_two("cifar10.py", "--model", "resnet18", "--epochs", "1", "--batch-size", "50")

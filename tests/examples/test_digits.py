@@ -18,11 +18,11 @@ def results(text):
     return [(int(epoch), float(loss), float(accuracy)) for epoch, loss, accuracy in found]
 
 
-def test_digits_learns_the_same_on_one_and_on_two_processes(run_script):
+def test_digits_learns_the_same_on_one_and_on_two_processes(run_here):
     told = []
     for nproc in ("1", "2"):
         options = ("--nproc-per-node", nproc, "--shards", "2", "--threads", "1", "--device", "cpu")
-        done = run_script(EXAMPLE, *options, args=("--epochs", "2"), timeout=100)
+        done = run_here(EXAMPLE, *options, args=("--epochs", "2"))
         assert done.returncode == 0, done.stderr
         told.append(results(done.stdout))
     assert [epoch for epoch, _, _ in told[0]] == [1, 2]

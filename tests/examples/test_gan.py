@@ -26,8 +26,8 @@ def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
 
 
 @pytest.mark.long
-def test_what_is_painted_looks_like_digits_of_many_kinds(run_script, examples, tmp_path):
-    done = run_script(examples / "gan.py", "--run-dir", "run", "--threads", "1", timeout=100)
+def test_what_is_painted_looks_like_digits_of_many_kinds(run_here, examples, tmp_path):
+    done = run_here(examples / "gan.py", "--run-dir", "run", "--threads", "1")
     assert done.returncode == 0, done.stderr
     painted = paintings(tmp_path / "run" / "gan.png")
     real, labels = load_digits(return_X_y=True)

@@ -47,7 +47,7 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(folder, told
 
 @pytest.mark.long
 def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
-    told, run_dir = told_on_one_and_two("imagenet.py", "--epochs", "1", *SMALL, "--workers", "1", timeout=100)
+    told, run_dir = told_on_one_and_two("imagenet.py", "--epochs", "1", *SMALL, "--workers", "1")
     assert told[0].endswith("the best so far")
     weights = lockstep.load_weights(run_dir / "best")
     assert weights["fc.weight"].shape == (len(CLASSES), 2048)
@@ -55,40 +55,40 @@ def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
 
 
 @pytest.mark.cuda
-def test_it_trains_on_a_gpu_in_mixed_precision(folder, run_script, examples):
+def test_it_trains_on_a_gpu_in_mixed_precision(folder, run_here, examples):
     args = ("--arch", "resnet18", "--epochs", "1", "--channels-last", *SMALL)
-    done = run_script(examples / "imagenet.py", "--device", "cuda", "--precision", "bf16-mixed", args=args, timeout=100)
+    done = run_here(examples / "imagenet.py", "--device", "cuda", "--precision", "bf16-mixed", args=args)
     assert done.returncode == 0, done.stderr
     assert re.search(r"epoch 1: loss [\d.]+, top-1", done.stdout)
 
 
-def test_it_says_what_is_missing(run_script, examples, tmp_path):
-    done = run_script(examples / "imagenet.py", "--nproc-per-node", "2")
+def test_it_says_what_is_missing(run_here, examples, tmp_path):
+    done = run_here(examples / "imagenet.py", "--nproc-per-node", "2")
     assert done.returncode == 1
     for word in (str(tmp_path / "data" / "imagenet"), "no directories in train/", "image-net.org", "--data"):
         assert word in done.stderr
 
 
-def test_it_names_a_class_without_directory_for_evaluation(folder, run_script, examples):
+def test_it_names_a_class_without_directory_for_evaluation(folder, run_here, examples):
     shutil.rmtree(folder / "val" / CLASSES[2])
-    done = run_script(examples / "imagenet.py", args=SMALL)
+    done = run_here(examples / "imagenet.py", args=SMALL)
     assert done.returncode == 1
     assert f"val/ lacks {CLASSES[2]}" in done.stderr
 
 
-def test_an_image_that_cannot_be_read_is_named(folder, run_script, examples, tmp_path):
+def test_an_image_that_cannot_be_read_is_named(folder, run_here, examples, tmp_path):
     path = folder / "train" / CLASSES[1] / f"{CLASSES[1]}_5.JPEG"
     path.write_bytes(b"no image")
-    done = run_script(examples / "imagenet.py", args=("--arch", "resnet18", *SMALL))
+    done = run_here(examples / "imagenet.py", args=("--arch", "resnet18", *SMALL))
     assert done.returncode == 1
     assert "DataError" in done.stderr
     assert str(path.relative_to(tmp_path)) in done.stderr
 
 
-def test_other_networks_are_torchvisions(run_script, examples, folder):
+def test_other_networks_are_torchvisions(run_here, examples, folder):
     if importlib.util.find_spec("torchvision"):
         pytest.skip("torchvision is installed here")
-    done = run_script(examples / "imagenet.py", args=("--arch", "vit_b_16", *SMALL))
+    done = run_here(examples / "imagenet.py", args=("--arch", "vit_b_16", *SMALL))
     assert done.returncode == 1
     assert "--arch vit_b_16 comes from torchvision" in done.stderr
     assert "torch-lockstep[vision]" in done.stderr

@@ -18,13 +18,13 @@ def results(done):
 
 
 @pytest.mark.long
-def test_two_groups_of_different_sizes_find_what_one_process_finds(run_script, tmp_path):
+def test_two_groups_of_different_sizes_find_what_one_process_finds(run_here, tmp_path):
     alone = subprocess.run(
         [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=os.environ
     )
     told, one = results(alone)
     assert told == "6 penalties on 1 process, groups [[0]]"
-    told, three = results(run_script(EXAMPLE, "--nproc-per-node", "3"))
+    told, three = results(run_here(EXAMPLE, "--nproc-per-node", "3"))
     assert told == "6 penalties on 3 processes, groups [[0, 2], [1]]"
     assert one == three
     assert len(one) == 7
@@ -34,7 +34,7 @@ def test_two_groups_of_different_sizes_find_what_one_process_finds(run_script, t
 
 
 @pytest.mark.long
-def test_the_best_weights_come_from_whichever_group_has_them(run_script):
-    found = [results(run_script(EXAMPLE, "--nproc-per-node", "3", args=("--groups", str(groups)))) for groups in (1, 2, 3)]
+def test_the_best_weights_come_from_whichever_group_has_them(run_here):
+    found = [results(run_here(EXAMPLE, "--nproc-per-node", "3", args=("--groups", str(groups)))) for groups in (1, 2, 3)]
     assert [told.partition("groups ")[2] for told, _ in found] == ["[[0, 1, 2]]", "[[0, 2], [1]]", "[[0], [1], [2]]"]
     assert found[0][1] == found[1][1] == found[2][1]

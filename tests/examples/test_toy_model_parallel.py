@@ -18,10 +18,10 @@ def losses(text):
 
 
 @pytest.mark.long
-def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_script):
+def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_here):
     told = []
     for nproc in ("1", "2"):
-        done = run_script(EXAMPLE, "--devices-per-process", "2", "--nproc-per-node", nproc, "--shards", "2", *CPU)
+        done = run_here(EXAMPLE, "--devices-per-process", "2", "--nproc-per-node", nproc, "--shards", "2", *CPU)
         assert done.returncode == 0, done.stderr
         assert "1 thread and 2 devices each" in done.stdout
         assert "net1 on cpu, net2 on cpu" in done.stdout
@@ -38,8 +38,8 @@ def test_it_runs_under_plain_python_with_one_device_for_both_parts(tmp_path):
     assert len(losses(done.stdout)) == 1
 
 
-def test_it_trains_with_pytorchs_own_sum_as_the_articles_do(run_script):
+def test_it_trains_with_pytorchs_own_sum_as_the_articles_do(run_here):
     options = ("--devices-per-process", "2", "--nproc-per-node", "2", "--strategy", "ddp")
-    done = run_script(EXAMPLE, *options, *CPU, args=("--epochs", "2"))
+    done = run_here(EXAMPLE, *options, *CPU, args=("--epochs", "2"))
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 2

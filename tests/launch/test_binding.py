@@ -146,9 +146,9 @@ def told(done):
 
 
 @pytest.mark.skipif(CORES < 2, reason="two processes with a core each need two cores")
-def test_workers_and_their_loaders_are_bound_and_the_number_of_threads_does_not_depend_on_it(run_script):
-    free = told(run_script(SCRIPT, "--nproc-per-node", "2", "--device", "cpu"))
-    done = run_script(SCRIPT, "--nproc-per-node", "2", "--device", "cpu", "--bind", "cores", "--fresh")
+def test_workers_and_their_loaders_are_bound_and_the_number_of_threads_does_not_depend_on_it(run_here):
+    free = told(run_here(SCRIPT, "--nproc-per-node", "2", "--device", "cpu"))
+    done = run_here(SCRIPT, "--nproc-per-node", "2", "--device", "cpu", "--bind", "cores", "--fresh")
     bound = told(done)
     assert [set(own) for _, own, *_ in free] == [os.sched_getaffinity(0)] * 2
     assert sorted(bound[0][1] + bound[1][1]) == sorted(os.sched_getaffinity(0))
@@ -181,16 +181,16 @@ def test_the_limits_of_the_launcher_are_kept(tmp_path):
     assert [one[:3] for one in told(done)] == [[0, [only], [only]]]
 
 
-def test_more_processes_than_cores_are_refused_before_anything_starts(run_script):
-    done = run_script("", "--nproc-per-node", str(CORES + 1), "--bind", "cores")
+def test_more_processes_than_cores_are_refused_before_anything_starts(run_here):
+    done = run_here("", "--nproc-per-node", str(CORES + 1), "--bind", "cores")
     assert done.returncode == 2
     assert "Start fewer processes, or use --bind numa" in done.stderr
 
 
 @pytest.mark.skipif(len(read_nodes(os.sched_getaffinity(0))) > 1, reason="this machine has several NUMA nodes to bind to")
-def test_auto_binds_nobody_where_there_are_too_few_cores_and_says_so(run_script):
+def test_auto_binds_nobody_where_there_are_too_few_cores_and_says_so(run_here):
     source = "import os; print(sorted(os.sched_getaffinity(0)))"
-    done = run_script(source, "--nproc-per-node", str(CORES + 1), "--bind", "auto")
+    done = run_here(source, "--nproc-per-node", str(CORES + 1), "--bind", "auto")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(sorted(os.sched_getaffinity(0)))] * (CORES + 1)
     assert "lockstep: processes are not bound: there are fewer cores than processes" in done.stderr

@@ -44,7 +44,9 @@ def training(directory):
     return len(list(directory.glob("training-*"))) == 2 and len(read_pids(directory)) == 6
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, status):
     launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
     until(lambda: training(tmp_path))

@@ -123,9 +123,9 @@ def test_every_other_status_is_pythons(run_warm, code):
 
 
 @pytest.mark.parametrize("options", [(), ("--nproc", "2"), ("--nproc", "2", "--tee"), ("--nproc", "2", "--log-dir", "logs")])
-def test_the_words_that_a_script_ends_itself_with_are_told_once(run_script, tmp_path, options):
+def test_the_words_that_a_script_ends_itself_with_are_told_once(run_here, tmp_path, options):
     source = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit('no data')\ntime.sleep(60)"
-    done = run_script(source, *options)
+    done = run_here(source, *options)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.endswith(f" on {os.uname().nodename} failed: SystemExit: no data\n")
@@ -183,8 +183,8 @@ def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(
 
 
 @pytest.mark.parametrize(("rank", "place"), [(1, "after join"), (0, "after prepare"), (1, "after training")])
-def test_a_rank_that_left_a_run_before_the_others_is_named(run_script, tmp_path, rank, place):
-    ended = run_script(
+def test_a_rank_that_left_a_run_before_the_others_is_named(run_here, tmp_path, rank, place):
+    ended = run_here(
         f"""
         import sys, torch, lockstep
         team = lockstep.join()
@@ -208,7 +208,6 @@ def test_a_rank_that_left_a_run_before_the_others_is_named(run_script, tmp_path,
         "--timeout",
         # Before a step has been taken nobody is waited for, so it is noticed at once.
         "5" if place == "after training" else "600",
-        timeout=40,
     )
     assert ended.returncode == 1
     place = f"{tmp_path}/script.py, line 6"

@@ -13,6 +13,7 @@ from lockstep.launch.restarts import check_max_restarts
 from lockstep.launch.supervise import GRACE_S
 
 pytestmark = pytest.mark.timeout(40)
+LONG = pytest.mark.long
 
 SEEDS = (11, 12, 13)
 
@@ -96,7 +97,9 @@ def test_with_no_restart_left_the_last_failure_ends_the_run(start_cold):
     ]
 
 
-@pytest.mark.parametrize("kind", ["ConfigError", "UsageError", "MismatchError", "ModelError"])
+@pytest.mark.parametrize(
+    "kind", ["ConfigError", *(pytest.param(kind, marks=LONG) for kind in ("UsageError", "MismatchError", "ModelError"))]
+)
 def test_an_error_that_would_only_come_again_does_not_restart(start_cold, tmp_path, kind):
     launcher = start_cold(
         f"import os, lockstep; open(f'pid-{{os.getpid()}}', 'w').close(); raise lockstep.{kind}('no')",
@@ -114,7 +117,7 @@ def test_a_start_that_fails_is_not_tried_again(run_warm, server):
         run_warm(f"import os, time; os.kill({server.pid}, {signal.SIGKILL:d}); time.sleep(100)", max_restarts=2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)])
 def test_a_stopped_run_does_not_start_again(start_cold, tmp_path, number):
     source = MEET + "import pathlib\npathlib.Path(f'pid-{os.getpid()}').touch()\nwhile True: dist.all_reduce(one)\n"
     launcher = start_cold(source, "--nproc-per-node", "2", "--max-restarts", "3")

@@ -88,7 +88,9 @@ def test_closing_does_not_wait_for_a_process_that_got_hold_of_the_servers_end(mo
     assert not server.is_alive()
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
+@pytest.mark.parametrize(
+    "given", [{}, {"OMP_WAIT_POLICY": "active"}, pytest.param({"GOMP_SPINCOUNT": "7"}, marks=pytest.mark.long)]
+)
 def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_wait(monkeypatch, given):
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     for name in names:

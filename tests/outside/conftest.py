@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import run_here
+
+__all__ = ["run_here"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Under python -u and its like, print() writes a line and its end apart, and the lines of ranks would tear.
@@ -28,12 +31,12 @@ def here(tmp_path):
 
 
 @pytest.fixture
-def lockstep_run(run_script, here):
+def lockstep_run(run_here, here):
     """``lockstep_run("--nproc", "2", "spmd.py", ...)``: the sorted lines of its output."""
 
     def run(*command, stdin=None, env=None, status=0):
         options, target, args = split(command)
-        done = run_script(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})}, timeout=110)
+        done = run_here(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})})
         assert done.returncode == status, done.stdout + done.stderr
         return sorted(done.stdout.splitlines()) if status == 0 else done.stderr
 

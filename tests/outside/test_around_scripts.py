@@ -57,17 +57,17 @@ def test_launches_at_the_same_time_meet_at_ports_of_their_own(start_launch):
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--log-dir", "logs", "--tee"), marks=pytest.mark.long)])
-def test_what_is_piped_in_reaches_rank_0_alone(run_script, options):
+def test_what_is_piped_in_reaches_rank_0_alone(run_here, options):
     source = "import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))"
-    done = run_script(source, *TWO, *options, stdin="one\ntwo\n")
+    done = run_here(source, *TWO, *options, stdin="one\ntwo\n")
     assert done.returncode == 0, done.stderr
     lines = sorted(line.removeprefix("[rank 0] ").removeprefix("[rank 1] ") for line in done.stdout.splitlines())
     assert lines == ["0 'one\\ntwo\\n'", "1 ''"]
 
 
-def test_what_is_piped_in_reaches_the_attached_rank_instead(run_script):
+def test_what_is_piped_in_reaches_the_attached_rank_instead(run_here):
     source = "import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))"
-    done = run_script(source, *TWO, "--attach", "1", stdin="one")
+    done = run_here(source, *TWO, "--attach", "1", stdin="one")
     assert sorted(done.stdout.splitlines()) == ["0 ''", "1 'one'"]
 
 

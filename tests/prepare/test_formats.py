@@ -46,9 +46,9 @@ def test_the_table_of_the_documentation_says_the_same():
 
 @pytest.mark.parametrize("precision", EXPECTED)
 @pytest.mark.parametrize(("strategy", "nproc"), [("single", 1), ("ddp", 2), ("exact", 2)])
-def test_weights_passes_gradients_and_state_are_in_the_formats_of_the_precision(crew, precision, strategy, nproc):
+def test_weights_passes_gradients_and_state_are_in_the_formats_of_the_precision(standing_crew, precision, strategy, nproc):
     kept, norm, layer, computed, statistics, buffer = EXPECTED[precision]
-    for seen in crew(nproc, format_scripts.where_what_is, precision=precision, strategy=strategy, shards=2):
+    for seen in standing_crew(nproc, format_scripts.where_what_is, precision=precision, strategy=strategy, shards=2):
         assert (seen["parameters"], seen["gradients"], seen["state"]) == ([kept], [kept], [kept])
         assert (seen["statistics"], seen["buffer"], seen["outputs"]) == ([statistics], [buffer], ["float32"])
         in_passes = seen["in passes"]
@@ -61,22 +61,24 @@ def test_weights_passes_gradients_and_state_are_in_the_formats_of_the_precision(
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_pytorchs_ddp_reduces_while_the_backward_pass_runs_in_every_precision(crew, precision):
-    for launched in crew(2, format_scripts.kinds_of_reduction, precision=precision, strategy="ddp, in buckets", shards=2):
+def test_pytorchs_ddp_reduces_while_the_backward_pass_runs_in_every_precision(standing_crew, precision):
+    for launched in standing_crew(
+        2, format_scripts.kinds_of_reduction, precision=precision, strategy="ddp, in buckets", shards=2
+    ):
         assert launched[0] == 0
         assert all(number > 0 for number in launched[1:])
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])
 @pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
-def test_an_average_of_16_bit_weights_stays_in_float32(crew, precision, use_buffers):
-    for kept, is_right in crew(2, format_scripts.averaged, use_buffers, precision=precision, shards=2):
+def test_an_average_of_16_bit_weights_stays_in_float32(standing_crew, precision, use_buffers):
+    for kept, is_right in standing_crew(2, format_scripts.averaged, use_buffers, precision=precision, shards=2):
         assert (kept, is_right) == (["float32"], True)
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_loss(crew, precision):
-    [weights] = crew(1, format_scripts.small_gradients, precision=precision, shards=1)
+def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_loss(standing_crew, precision):
+    [weights] = standing_crew(1, format_scripts.small_gradients, precision=precision, shards=1)
     if precision == "16-true":
         assert weights == [[0.0] * 4] * 2
     else:
@@ -84,8 +86,8 @@ def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_
 
 
 @pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
-def test_an_optimizer_that_has_taken_steps_before_goes_on_in_the_format_of_its_parameters(crew, precision):
-    [kept] = crew(1, format_scripts.resumed_state, precision=precision, shards=1)
+def test_an_optimizer_that_has_taken_steps_before_goes_on_in_the_format_of_its_parameters(standing_crew, precision):
+    [kept] = standing_crew(1, format_scripts.resumed_state, precision=precision, shards=1)
     assert kept == ["float16" if precision == "16-true" else "bfloat16"]
 
 
@@ -189,7 +191,7 @@ def test_layers_of_all_kinds_give_nearly_what_they_give_in_float32(tmp_path, lay
             assert functional.cosine_similarity(gradient, narrow_gradient, 0) > 0.98
 
 
-def test_what_is_checkpointed_runs_again_with_the_same_weights(crew):
-    for gradients in crew(2, format_scripts.checkpointed, precision="16-master", shards=2):
+def test_what_is_checkpointed_runs_again_with_the_same_weights(standing_crew):
+    for gradients in standing_crew(2, format_scripts.checkpointed, precision="16-master", shards=2):
         assert any(any(values) for values in gradients[0])
         assert gradients[1:] == [gradients[0]] * 2

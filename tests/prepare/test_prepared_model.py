@@ -201,9 +201,9 @@ INDUCTOR = [pytest.mark.long, pytest.mark.skipif(NO_COMPILER, reason="torch.comp
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR)])
-def test_a_compiled_model_trains_as_the_plain_one(crew, nproc, backend):
-    _, plain, _ = crew(1, model_scripts.eager, shards=2)[0]
-    for names_equal, state, dtype in crew(nproc, model_scripts.compiled, backend, shards=2):
+def test_a_compiled_model_trains_as_the_plain_one(standing_crew, nproc, backend):
+    _, plain, _ = standing_crew(1, model_scripts.eager, shards=2)[0]
+    for names_equal, state, dtype in standing_crew(nproc, model_scripts.compiled, backend, shards=2):
         assert (names_equal, dtype) == (True, "torch.float32")
         for name, values in state.items():
             torch.testing.assert_close(torch.tensor(values), torch.tensor(plain[name]), rtol=1e-4, atol=1e-5)

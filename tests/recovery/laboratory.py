@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from crew import warm_server
 
 from lockstep.checkpoint.store import Store
-from lockstep.launch import function
-from lockstep.launch.function import launch
 from lockstep.launch.local import run_workers
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
@@ -132,23 +131,11 @@ class Lab:
         return [event["step"] for event in read_events(run_dir or self.run_dir) if event["event"] == "resume"]
 
 
-@pytest.fixture(scope="session")
-def warm_server(outlives_tests, request):
-    def get():
-        if function._server is None or not function._server.is_alive():
-            launch(int, nproc=1)
-            outlives_tests(function._server.pid)
-            request.session.addfinalizer(function.stop_server)
-        return function._server
-
-    return get
-
-
 @pytest.fixture
-def lab(warm_server, tmp_path, monkeypatch, capfd):
+def lab(outlives_tests, request, tmp_path, monkeypatch, capfd):
     """``lab.run(script, ...)``, in ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
-    made = Lab(tmp_path, warm_server, capfd, monkeypatch)
+    made = Lab(tmp_path, lambda: warm_server(request, outlives_tests), capfd, monkeypatch)
     yield made
     for process in made.started:
         process.kill()

@@ -41,9 +41,9 @@ if team.is_main:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_one_that_is_due_while_the_last_is_written_is_saved_at_the_first_step_it_can_and_stands_for_all(
-    run_script, tmp_path, nproc
+    run_here, tmp_path, nproc
 ):
-    ended = run_script(SCRIPT, "--nproc", str(nproc), "--checkpoint-every", str(EVERY), "--run-dir", "run")
+    ended = run_here(SCRIPT, "--nproc", str(nproc), "--checkpoint-every", str(EVERY), "--run-dir", "run")
     assert ended.returncode == 0, ended.stderr
     written = {int(step): after for step, after in json.loads((tmp_path / "seen.json").read_text()).items()}
     steps = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "checkpoint"]

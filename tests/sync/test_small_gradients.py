@@ -12,8 +12,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_rows_come_by_rank_and_sums_are_over_all_ranks_in_every_format(crew, nproc):
-    by_rank = crew(nproc, sync_scripts.send_together)
+def test_rows_come_by_rank_and_sums_are_over_all_ranks_in_every_format(standing_crew, nproc):
+    by_rank = standing_crew(nproc, sync_scripts.send_together)
     for rows, sums in by_rank:
         assert rows == [[float(rank), 0.1, float("-inf")] for rank in range(nproc)]
         assert len(sums) == 2
@@ -28,8 +28,8 @@ def test_rows_come_by_rank_and_sums_are_over_all_ranks_in_every_format(crew, npr
         assert all(torch.equal(sums[0][name][2], by_rank[0][1][0][name][2]) for name in sums[0])
 
 
-def test_what_no_rank_has_a_gradient_of_has_none_and_no_call_is_no_sum(crew):
-    for rows, sums in crew(2, sync_scripts.send_together, 0):
+def test_what_no_rank_has_a_gradient_of_has_none_and_no_call_is_no_sum(standing_crew):
+    for rows, sums in standing_crew(2, sync_scripts.send_together, 0):
         assert (len(rows), sums) == (2, [])
 
 

@@ -29,14 +29,32 @@ def expected_gradient(parts, weights):
     return mean.unsqueeze(1).expand(2, 2).float()
 
 
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def walked(standing_crew, known):
+    """``walked(nproc, ...)``: what ``sync_scripts.walk`` saw on each rank. Whoever asks for the same again gets the same."""
+
+    def walk(nproc, *args, shards):
+        key = repr((nproc, args, shards))
+        if key not in known:
+            known[key] = standing_crew(nproc, sync_scripts.walk, *args, shards=shards)
+        return known[key]
+
+    return walk
+
+
 @pytest.mark.parametrize(
     ("kind", "nproc"),
     [("exact", 2), ("exact", 3), ("exact, in buckets", 2), ("exact, in buckets", 3), ("exact, by collectives", 3)],
 )
 @pytest.mark.parametrize("shards", [3, 5])
-def test_the_fixed_tree_gives_the_same_bits_in_one_message_by_tags_and_by_collectives(crew, kind, nproc, shards):
-    (alone,) = crew(1, sync_scripts.walk, "exact", SIZES, shards=shards)
-    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, shards=shards):
+def test_the_fixed_tree_gives_the_same_bits_in_one_message_by_tags_and_by_collectives(walked, kind, nproc, shards):
+    (alone,) = walked(1, "exact", SIZES, shards=shards)
+    for seen in walked(nproc, kind, SIZES, shards=shards):
         for (_, grads, buffers), (_, expected_grads, expected_buffers) in zip(seen, alone, strict=True):
             assert all(torch.equal(grads[name], expected_grads[name]) for name in ("weight", "narrow"))
             assert all(torch.equal(buffers[name], expected_buffers[name]) for name in expected_buffers)
@@ -44,8 +62,9 @@ def test_the_fixed_tree_gives_the_same_bits_in_one_message_by_tags_and_by_collec
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["by samples", "by weight"])
-def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind, nproc, shards, weights):
-    for seen in crew(nproc, sync_scripts.walk, kind, SIZES, (((1.0, weights, "mean"),),), shards=shards):
+def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(walked, kind, nproc, shards, weights):
+    phases = [] if weights is None else [(((1.0, weights, "mean"),),)]
+    for seen in walked(nproc, kind, SIZES, *phases, shards=shards):
         assert [step for step, _, _ in seen] == [1, 2, 3, 4]
         for step, grads, _ in seen:
             parts = shards_of(step, SIZES[step - 1], shards)
@@ -56,9 +75,9 @@ def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, kind,
 
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
-def test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(crew, kind, nproc, shards):
+def test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(walked, kind, nproc, shards):
     phases = (((1.0, None, "mean"), (2.0, WEIGHTS, "mean")), ((3.0, None, "sum"),))
-    by_rank = crew(nproc, sync_scripts.walk, kind, SIZES, phases, shards=shards)
+    by_rank = walked(nproc, kind, SIZES, phases, shards=shards)
     for seen in by_rank:
         assert [step for step, _, _ in seen] == [1, 1, 2, 2, 3, 3, 4, 4]
         for number, (step, grads, buffers) in enumerate(seen):
@@ -73,8 +92,8 @@ def test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_ca
 
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
-def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, kind, nproc, shards):
-    by_rank = crew(nproc, sync_scripts.walk, kind, SIZES, shards=shards)
+def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(walked, kind, nproc, shards):
+    by_rank = walked(nproc, kind, SIZES, shards=shards)
     mean = torch.zeros(2, dtype=torch.float64)
     for step in range(1, 5):
         parts = shards_of(step, SIZES[step - 1], shards)
@@ -91,8 +110,8 @@ def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, k
     ("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp, in buckets", 3, 4), ("exact", 3, 4)]
 )
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
-    by_rank = crew(nproc, sync_scripts.walk, kind, [8, size, 8], shards=shards)
+def test_empty_shards_are_absent(walked, kind, nproc, shards, size):
+    by_rank = walked(nproc, kind, [8, size, 8], shards=shards)
     parts = shards_of(2, size, shards)
     for seen in by_rank:
         assert [step for step, _, _ in seen] == [1, 2, 3]
@@ -102,9 +121,9 @@ def test_empty_shards_are_absent(crew, kind, nproc, shards, size):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp, in buckets", "exact"])
-def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
+def test_which_ranks_have_samples_may_change_with_every_step(walked, kind):
     sizes = [4, 2, 3, 1, 2, 4, 3]
-    by_rank = crew(4, sync_scripts.walk, kind, sizes, shards=4)
+    by_rank = walked(4, kind, sizes, shards=4)
     assert [len(seen) for seen in by_rank] == [len(sizes)] * 4
     for step, grads, _ in (each for seen in by_rank for each in seen):
         size = sizes[step - 1]
@@ -124,8 +143,8 @@ def test_which_ranks_have_samples_may_change_with_every_step(crew, kind):
         ("exact", 2, 4),
     ],
 )
-def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
-    dropped = crew(nproc, sync_scripts.walk, kind, [8, 8, 8], sync_scripts.PLAIN, (2,), shards=shards)
+def test_a_dropped_step_leaves_no_trace(walked, kind, nproc, shards):
+    dropped = walked(nproc, kind, [8, 8, 8], sync_scripts.PLAIN, (2,), shards=shards)
     for seen in dropped:
         first, second, third = seen
         assert second[1] == {"weight": None, "narrow": None, "never": None}
@@ -135,7 +154,7 @@ def test_a_dropped_step_leaves_no_trace(crew, kind, nproc, shards):
         torch.testing.assert_close(third[1]["weight"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_ranks_begin_with_the_parameters_and_buffers_of_rank_0(crew):
-    states = crew(3, sync_scripts.start_unlike)
+def test_ranks_begin_with_the_parameters_and_buffers_of_rank_0(standing_crew):
+    states = standing_crew(3, sync_scripts.start_unlike)
     assert states[0] == states[1] == states[2]
     assert states[0]["1.running_mean"] == [0.0, 0.0]

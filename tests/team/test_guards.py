@@ -79,8 +79,14 @@ def test_a_mean_is_not_taken_for_a_sum(crew, name):
     assert crew(1, guard_scripts.train_with, name, None, shards=4) == [pytest.approx(plain, rel=1e-6)]
 
 
-@pytest.mark.parametrize("how", ["returns", "os._exit"])
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("fork", "os._exit"),
+        ("forkserver", "returns"),
+        *(pytest.param(*way, marks=pytest.mark.long) for way in (("fork", "returns"), ("forkserver", "os._exit"))),
+    ],
+)
 def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_path, method, how):
     program = f"import guard_scripts; raise SystemExit(guard_scripts.leave({method!r}, {how!r}))"
     path = str(Path(guard_scripts.__file__).parent)

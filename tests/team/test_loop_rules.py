@@ -11,8 +11,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (2, 2), (1, 4), (2, 4)])
-def test_an_iteration_is_a_step_on_every_process_and_its_shards_are_dealt_out_to_them(crew, nproc, shards):
-    for rank, seen in enumerate(crew(nproc, team_scripts.watch_steps, 24, 8, 2, shards=shards)):
+def test_an_iteration_is_a_step_on_every_process_and_its_shards_are_dealt_out_to_them(standing_crew, nproc, shards):
+    for rank, seen in enumerate(standing_crew(nproc, team_scripts.watch_steps, 24, 8, 2, shards=shards)):
         assert seen["before"] == (0, 0)
         assert seen["len"] == 3
         assert seen["after"] == 6
@@ -26,8 +26,8 @@ def test_an_iteration_is_a_step_on_every_process_and_its_shards_are_dealt_out_to
         assert seen["steps"] == expected
 
 
-def test_a_process_without_samples_takes_every_step_too(crew):
-    by_rank = crew(3, team_scripts.watch_steps, 9, 4, 2, shards=3)
+def test_a_process_without_samples_takes_every_step_too(standing_crew):
+    by_rank = standing_crew(3, team_scripts.watch_steps, 9, 4, 2, shards=3)
     for seen in by_rank:
         assert [number for *_, number, _ in seen["steps"]] == [4, 4, 1] * 2
         assert [step for _, _, step, *_ in seen["steps"]] == [1, 2, 3, 4, 5, 6]
@@ -37,15 +37,15 @@ def test_a_process_without_samples_takes_every_step_too(crew):
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 4), (2, 4)])
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
-def test_a_loaders_length_counts_global_steps(crew, nproc, shards, drop_last, steps):
-    for seen in crew(nproc, team_scripts.watch_steps, 19, 8, 1, drop_last, shards=shards):
+def test_a_loaders_length_counts_global_steps(standing_crew, nproc, shards, drop_last, steps):
+    for seen in standing_crew(nproc, team_scripts.watch_steps, 19, 8, 1, drop_last, shards=shards):
         assert (seen["len"], seen["after"]) == (steps, steps)
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
 @pytest.mark.parametrize("zero_at", ["first", "last", "model", "between", "never"])
-def test_the_gradient_of_a_phase_is_added_behind_its_shards_to_what_was_there(crew, nproc, shards, zero_at):
-    for inside, behind, weights in crew(nproc, team_scripts.gradients_of_phases, zero_at, shards=shards):
+def test_the_gradient_of_a_phase_is_added_behind_its_shards_to_what_was_there(standing_crew, nproc, shards, zero_at):
+    for inside, behind, weights in standing_crew(nproc, team_scripts.gradients_of_phases, zero_at, shards=shards):
         assert set(inside) == {None}
         if zero_at == "between":
             assert behind == pytest.approx([1.5, 1.5, 5.5, 5.5])
@@ -59,52 +59,52 @@ def test_the_gradient_of_a_phase_is_added_behind_its_shards_to_what_was_there(cr
 
 @pytest.mark.parametrize("made", ["before", "after"])
 @pytest.mark.parametrize("name", team_scripts.SCHEDULES)
-def test_a_schedule_in_the_loop_counts_global_steps_whenever_it_was_made(crew, name, made):
-    plain = crew(1, team_scripts.plain_rates, name)[0]
+def test_a_schedule_in_the_loop_counts_global_steps_whenever_it_was_made(standing_crew, name, made):
+    plain = standing_crew(1, team_scripts.plain_rates, name)[0]
     assert len(set(plain)) > 1
     for nproc, shards in ((1, 1), (2, 4)):
-        for rates in crew(nproc, team_scripts.rates_by_step, name, made, shards=shards):
+        for rates in standing_crew(nproc, team_scripts.rates_by_step, name, made, shards=shards):
             assert rates == plain
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (2, 4)])
-def test_a_schedule_outside_of_the_loop_counts_every_call(crew, nproc, shards):
-    for rates in crew(nproc, team_scripts.rates_by_epoch, shards=shards):
+def test_a_schedule_outside_of_the_loop_counts_every_call(standing_crew, nproc, shards):
+    for rates in standing_crew(nproc, team_scripts.rates_by_epoch, shards=shards):
         assert [pytest.approx(pair) for pair in rates] == [[1.0, 1.0], [0.5, 1.0], [0.25, 0.1]]
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (2, 4)])
-def test_state_dicts_are_those_of_plain_objects(crew, nproc, shards):
-    assert crew(nproc, team_scripts.plain_states, shards=shards) == [(True, True, 2)] * nproc
+def test_state_dicts_are_those_of_plain_objects(standing_crew, nproc, shards):
+    assert standing_crew(nproc, team_scripts.plain_states, shards=shards) == [(True, True, 2)] * nproc
 
 
 @pytest.mark.parametrize("length", [16, 9])
-def test_any_answers_at_once_on_every_rank_with_samples_or_without(crew, length):
-    for answers, one, none in crew(2, team_scripts.any_in_every_step, length, {(1, 2)}, shards=4):
+def test_any_answers_at_once_on_every_rank_with_samples_or_without(standing_crew, length):
+    for answers, one, none in standing_crew(2, team_scripts.any_in_every_step, length, {(1, 2)}, shards=4):
         assert answers == [(1, False, False, False), (2, True, True, False)]
         assert (one, none) == (True, False)
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
-def test_ranks_that_ask_any_leave_the_loop_together(crew, nproc, shards):
-    assert crew(nproc, team_scripts.stop_together, shards=shards) == [3] * nproc
+def test_ranks_that_ask_any_leave_the_loop_together(standing_crew, nproc, shards):
+    assert standing_crew(nproc, team_scripts.stop_together, shards=shards) == [3] * nproc
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_step_that_is_left_counts_if_a_phase_of_it_was_completed(crew, nproc):
-    for found in crew(nproc, team_scripts.leave, "before the shards", shards=2):
+def test_a_step_that_is_left_counts_if_a_phase_of_it_was_completed(standing_crew, nproc):
+    for found in standing_crew(nproc, team_scripts.leave, "before the shards", shards=2):
         assert found == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    for found in crew(nproc, team_scripts.leave, "before the update", shards=2):
+    for found in standing_crew(nproc, team_scripts.leave, "before the update", shards=2):
         assert found == [(2, 1.0), (4, 2.0), (6, 3.0)]
-    for found in crew(nproc, team_scripts.leave, "after the update", shards=2):
+    for found in standing_crew(nproc, team_scripts.leave, "after the update", shards=2):
         assert found == [(2, 2.0), (4, 4.0), (6, 6.0)]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_added_values_become_exact_means_over_the_global_batch_equal_to_the_bit(crew, weighted):
+def test_added_values_become_exact_means_over_the_global_batch_equal_to_the_bit(standing_crew, weighted):
     told = []
     for nproc in (1, 2, 3):
-        by_rank = crew(nproc, team_scripts.add_values, 13, 6, weighted, shards=4)
+        by_rank = standing_crew(nproc, team_scripts.add_values, 13, 6, weighted, shards=4)
         added = [row for rows, _, _ in by_rank for row in rows]
         told += [(means, averages) for _, means, averages in by_rank]
         for name, place in (("number", 2), ("tensor", 3), ("whole", 4), ("holds", 5), ("own", 2)):
@@ -124,16 +124,16 @@ def _mean(rows, steps):
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
-def test_a_value_that_a_later_phase_adds_too_is_that_of_the_later_one(crew, nproc):
-    for (one, two), averages in crew(nproc, team_scripts.add_again, shards=4):
+def test_a_value_that_a_later_phase_adds_too_is_that_of_the_later_one(standing_crew, nproc):
+    for (one, two), averages in standing_crew(nproc, team_scripts.add_again, shards=4):
         assert one == {"first": 1.0, "both": 1.0, "seldom": 0.5}
         assert two == {"first": 1.0, "both": 2.0, "second": 3.0}
         assert averages == {"first": 1.0, "both": 2.0, "second": 3.0, "seldom": 0.5}
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothing(crew, nproc):
-    for said, after in crew(nproc, team_scripts.refused_in_the_shards, shards=4):
+def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothing(standing_crew, nproc):
+    for said, after in standing_crew(nproc, team_scripts.refused_in_the_shards, shards=4):
         for call, message in said.items():
             name = call.partition(".")[2] or call
             assert message is not None, f"{call} is not refused"
@@ -152,8 +152,8 @@ def test_a_schedule_that_is_stepped_in_the_shards_is_refused_whether_or_not_it_c
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 2)])
 @pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
-def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(crew, nproc, shards, then):
-    for message in crew(nproc, team_scripts.left_early, then, shards=shards, timeout_s=20.0):
+def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(standing_crew, nproc, shards, then):
+    for message in standing_crew(nproc, team_scripts.left_early, then, shards=shards, timeout_s=20.0):
         assert message is not None, "nothing was said"
         assert message.startswith("UsageError: "), message
         assert "left before its end" in message, message
@@ -180,9 +180,9 @@ def test_a_batch_that_is_taken_for_something_else_is_refused_with_the_line_to_wr
         crew(2, team_scripts.misused, how, shards=2, timeout_s=20.0)
 
 
-def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(crew):
+def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(standing_crew):
     for nproc in (1, 2, 3):
-        by_rank = crew(nproc, team_scripts.states_of_shards, [-1.0], shards=4)
+        by_rank = standing_crew(nproc, team_scripts.states_of_shards, [-1.0], shards=4)
         seen = sorted(row for rows, _ in by_rank for row in rows)
         expected = []
         for step in range(1, 4):
@@ -192,10 +192,10 @@ def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(
         assert all(start == [-1.0] for _, start in by_rank)
 
 
-def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(crew):
-    plain, plain_norms = crew(1, team_scripts.train_plainly)[0]
-    ours, norms = crew(1, team_scripts.train_to_the_end)[0]
+def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(standing_crew):
+    plain, plain_norms = standing_crew(1, team_scripts.train_plainly)[0]
+    ours, norms = standing_crew(1, team_scripts.train_to_the_end)[0]
     assert ours == plain
     assert norms == plain_norms
-    others, _ = crew(1, team_scripts.train_to_the_end, 2)[0]
+    others, _ = standing_crew(1, team_scripts.train_to_the_end, 2)[0]
     assert others != plain  # the comparison can fail: two shards have two BatchNorm statistics

@@ -85,7 +85,7 @@ if team_scripts.os.environ.get("RANK", "0") == "0":
 """
 
 
-def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_script, tmp_path):
+def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_here, tmp_path):
     source = SCRIPT.replace("SHARDS", "2")
     (tmp_path / "script.py").write_text(source)
     environ = {**os.environ, "LOCKSTEP_SETTINGS": json.dumps({"threads": 1, "progress": "off"})}
@@ -100,7 +100,7 @@ def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_script,
         where = {"python": "1 process, 1 thread each, gloo on lo", "torchrun": "2 processes, 1 thread each, gloo on lo"}
         assert f"global batches of 2 shards on {where[name]}, run runs/script-" in done.stdout
         states[name] = json.loads((tmp_path / "state.json").read_text())
-    done = run_script(source, "--nproc-per-node", "2", "--threads", "1")
+    done = run_here(source, "--nproc-per-node", "2", "--threads", "1")
     assert done.returncode == 0, done.stderr
     states["lockstep"] = json.loads((tmp_path / "state.json").read_text())
     assert states["lockstep"] == states["torchrun"]

@@ -1,0 +1,90 @@
+"""The fixture ``run_here``, for the conftest.py of any folder: ``from warm import run_here``."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from crew import warm_server
+
+from lockstep.cli.main import main
+from lockstep.launch import script as launch_script
+
+
+class Lent:
+    """A fork server that outlives the launch that has it, unless it is closed because workers are not to live on."""
+
+    def __init__(self, server):
+        self._server = server
+        self._keys = set()
+
+    def __getattr__(self, name):
+        return getattr(self._server, name)
+
+    def start_worker(self, *args):
+        key = self._server.start_worker(*args)
+        self._keys.add(key)
+        return key
+
+    def receive(self):
+        message = self._server.receive()
+        if "status" in message or "error" in message:
+            self._keys.discard(message["key"])
+        return message
+
+    def close(self):
+        return self._server.close() if self._keys or not self._server.is_alive() else set()
+
+
+@contextlib.contextmanager
+def in_place(fd, path, flags):
+    """This file descriptor is the file, until the end of the block."""
+    kept, file = os.dup(fd), os.open(path, flags, 0o600)
+    try:
+        os.dup2(file, fd)
+        yield
+    finally:
+        os.dup2(kept, fd)
+        os.close(kept)
+        os.close(file)
+
+
+def run_on(server, directory, command, *, env=None, stdin=None):
+    """``lockstep run`` with these words, in this process but for its fork server, and in this directory."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        streams = [Path(place, name) for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(stdin or "")
+        patch.chdir(directory)
+        patch.setattr(launch_script, "take_server", lambda: Lent(server))
+        patch.setattr("lockstep.launch.server.start_early", lambda: None)
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        for fd, path in enumerate(streams):
+            stack.enter_context(in_place(fd, path, os.O_RDONLY if fd == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            patch.setattr(sys, name, stack.enter_context(os.fdopen(os.dup(fd), "w", buffering=1)))
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *command])
+        out, err = (path.read_text() for path in streams[1:])
+    return subprocess.CompletedProcess(command, ended.value.code or 0, out, err)
+
+
+@pytest.fixture
+def run_here(outlives_tests, request, tmp_path):
+    """``run_script``, by a launcher in this process and on the fork server that is warm for the whole session.
+
+    It takes a tenth of the time. What PyTorch and others read when they are loaded is that of the session.
+    """
+
+    def run(script, *options, args=(), env=None, stdin=None):
+        if isinstance(script, str):
+            source, script = script, tmp_path / "script.py"
+            script.write_text(textwrap.dedent(source))
+        server = warm_server(request, outlives_tests)
+        return run_on(server, tmp_path, [*options, str(script), *map(str, args)], env=env, stdin=stdin)
+
+    return run
