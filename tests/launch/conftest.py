@@ -1,4 +1,4 @@
-"""Ways to run scripts on the fork server that is warm for the whole session."""
+"""One warm fork server for all tests of a session, and ways to run scripts on it."""
 
 import subprocess
 import sys
@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from crew import warm_server
 from launch_helpers import MEET
 from warm import run_here
 
@@ -15,6 +14,7 @@ from lockstep.launch.local import run_workers
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
+from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
@@ -22,9 +22,27 @@ from lockstep.launch.supervise import Outcome
 __all__ = ["run_here"]
 
 
+@pytest.fixture(scope="session")
+def _servers(outlives_tests):
+    servers = []
+
+    def get():
+        if not servers or not servers[-1].is_alive():
+            servers.append(ForkServer())
+            outlives_tests(servers[-1].pid)
+            while not servers[-1].is_ready:
+                servers[-1].receive()
+            servers[-1].warm()
+        return servers[-1]
+
+    yield get
+    for server in servers:
+        server.close()
+
+
 @pytest.fixture
-def server(request, outlives_tests):
-    return warm_server(request, outlives_tests)
+def server(_servers):
+    return _servers()
 
 
 @dataclass

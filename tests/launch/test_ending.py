@@ -113,7 +113,7 @@ def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_cold
     assert pids > read_pids(tmp_path)
     assert len(pids) == 7  # the server, two workers, four loader workers
     launcher.kill()
-    until(lambda: not [pid for pid in pids if is_running(pid)], timeout_s=2)
+    until(lambda: not [pid for pid in pids if is_running(pid)])
     private = Path((tmp_path / "private").read_text())
     # The one thing that nobody was left to remove: the next launch does, which may be one of a test beside this one.
     remove_abandoned(tempfile.gettempdir())

@@ -30,17 +30,28 @@ def here(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def lockstep_run(run_here, here):
-    """``lockstep_run("--nproc", "2", "spmd.py", ...)``: the sorted lines of its output."""
+def lines_by(run_script):
+    """``lockstep_run``, by one of the ways to run a script."""
 
     def run(*command, stdin=None, env=None, status=0):
         options, target, args = split(command)
-        done = run_here(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})})
+        done = run_script(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})})
         assert done.returncode == status, done.stdout + done.stderr
         return sorted(done.stdout.splitlines()) if status == 0 else done.stderr
 
     return run
+
+
+@pytest.fixture
+def lockstep_run(run_here, here):
+    """``lockstep_run("--nproc", "2", "spmd.py", ...)``: the sorted lines of its output."""
+    return lines_by(run_here)
+
+
+@pytest.fixture
+def cold_run(run_script, here):
+    """The same by a launcher in a process of its own: nothing is loaded there, or in its fork server, but what always is."""
+    return lines_by(run_script)
 
 
 @pytest.fixture

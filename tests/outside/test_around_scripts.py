@@ -16,8 +16,8 @@ OF_THE_AGENT = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "_"
 OF_THE_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"}
 
 
-def test_a_script_finds_what_python_shows(lockstep_run, start, here):
-    lockstep_run(*TWO, "shown.py", "found")
+def test_a_script_finds_what_python_shows(cold_run, start, here):
+    cold_run(*TWO, "shown.py", "found")
     start("shown.py", "found")
     python, first, second = (json.loads((here / name).read_text())["found"] for name in ("found", "found0", "found1"))
     assert len({found.pop("seed") for found in (python, first, second)}) == 3
@@ -26,8 +26,8 @@ def test_a_script_finds_what_python_shows(lockstep_run, start, here):
 
 
 @pytest.mark.long
-def test_a_script_finds_the_variables_of_torchrun(lockstep_run, torchrun, here):
-    lockstep_run(*TWO, "--max-restarts", "2", "shown.py", "ours")
+def test_a_script_finds_the_variables_of_torchrun(cold_run, torchrun, here):
+    cold_run(*TWO, "--max-restarts", "2", "shown.py", "ours")
     torchrun(*TWO, "--max-restarts", "2", "shown.py", "theirs")
     for rank in "01":
         ours, theirs = (json.loads((here / f"{name}{rank}").read_text())["environ"] for name in ("ours", "theirs"))
@@ -38,8 +38,8 @@ def test_a_script_finds_the_variables_of_torchrun(lockstep_run, torchrun, here):
 
 
 @pytest.mark.long
-def test_a_script_that_starts_its_processes_finds_nothing_of_a_launcher(lockstep_run, start, here):
-    lockstep_run("--spawns", "yes", "shown.py", "ours")
+def test_a_script_that_starts_its_processes_finds_nothing_of_a_launcher(cold_run, start, here):
+    cold_run("--spawns", "yes", "shown.py", "ours")
     start("shown.py", "theirs")
     ours, theirs = (json.loads((here / name).read_text())["environ"] for name in ("ours", "theirs"))
     own = {"LOCKSTEP_SETTINGS", "LOCKSTEP_TERMINAL", "LOCKSTEP_PRIVATE_DIR"}

@@ -51,6 +51,7 @@ def test_use_env_leaves_the_local_rank_to_the_environment(lockstep_run):
     assert [line.partition(",")[2].partition(":")[0] for line in lines] == [" local 0 of 1", " local 0 of 1"]
 
 
+@pytest.mark.long
 def test_a_script_that_spawns_runs_once_and_starts_its_processes(lockstep_run):
     lines = lockstep_run("spawn_env.py")
     assert [line.partition(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]

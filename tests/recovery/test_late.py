@@ -51,6 +51,8 @@ def test_one_that_is_due_while_the_last_is_written_is_saved_at_the_first_step_it
     for saved, following in pairwise(steps[:-1]):  # (the last one is that of the end)
         due = (saved // EVERY + 1) * EVERY
         # (One that was written while the last step ran is seen in none, and followed at the end of the epoch.)
-        assert following == max(due, written.get(saved, STEPS)), (steps, written)
+        known = written.get(saved, STEPS)
+        # It was not there when step ``known`` began, and was when the next one did: perhaps just too late for the first's end.
+        assert following in (max(due, known), max(due, min(known + 1, STEPS))), (steps, written)
         late += following > due
     assert late, (steps, written)

@@ -225,7 +225,7 @@ def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=100)
         assert process.returncode == -signal.SIGTERM, err
-        assert not psutil.wait_procs(children, timeout=2)[1]
+        assert not psutil.wait_procs(children, timeout=20)[1]
     assert not preemptions(lab.run_dir)
 
 
