@@ -10,19 +10,14 @@ from seeds import seeds
 pytestmark = pytest.mark.timeout(60)
 
 
+# (Of what the others use, contract/test_resumed.py kills most.)
 QUICK = {
     "for epoch in range",
     "break at a step",
-    "zip of two loaders",
-    "two phases a step",
-    "averages of a pass",
-    "state of each shard",
     "a loop within the loop",
     "a second loader that goes round by itself",
     "registered things",
     "schedules in the tail",
-    "16-mixed, with steps that overflow",
-    "accumulate",
     "stateful sampler",
     "generators of samplers",
     "early stopping",

@@ -16,7 +16,13 @@ OTHERS = [name for name in PRECISIONS if name != "32-true"]
 PAIRS = [*(("32-true", name) for name in OTHERS), *((name, "32-true") for name in OTHERS), ("16-mixed", "16-master")]
 
 
-@pytest.mark.parametrize(("was", "becomes"), [*PAIRS, ("16-true", "bf16-true"), ("bf16-true", "16-master")])
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        pytest.param(*pair, marks=pytest.mark.long if pair[1] == "32-true" and pair[0] != "16-true" else [])
+        for pair in (*PAIRS, ("16-true", "bf16-true"), ("bf16-true", "16-master"))
+    ],
+)
 def test_an_allowed_precision_goes_on_from_the_same_step_in_its_formats(lab, interrupted, was, becomes):
     interrupted(lab.run_dir, ARGUMENT, precision=was)
     newest = int(lab.names()[0].removeprefix("step-"))

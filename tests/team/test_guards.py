@@ -45,15 +45,15 @@ def test_ranks_that_agree_are_left_in_peace(crew, nproc):
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_the_scripts_seed_is_the_runs_seed(crew, where):
-    [one] = crew(1, guard_scripts.draw, 1, where, shards=2)
-    [again] = crew(1, guard_scripts.draw, 1, where, shards=2)
-    [other] = crew(1, guard_scripts.draw, 2, where, shards=2)
+def test_the_scripts_seed_is_the_runs_seed(standing_crew, where):
+    [one] = standing_crew(1, guard_scripts.draw, 1, where, shards=2)
+    [again] = standing_crew(1, guard_scripts.draw, 1, where, shards=2)
+    [other] = standing_crew(1, guard_scripts.draw, 2, where, shards=2)
     assert one == again
     assert sorted(one[0]) == sorted(other[0])
     assert one[0] != other[0]
     assert one[1] != other[1]
-    by_rank = crew(2, guard_scripts.draw, 1, where, shards=2)
+    by_rank = standing_crew(2, guard_scripts.draw, 1, where, shards=2)
     assert sorted(by_rank[0][0] + by_rank[1][0]) == sorted(one[0])
     assert by_rank[0][1][1::2] == by_rank[1][1][1::2]  # outside of the shards the ranks draw alike
 
@@ -64,19 +64,19 @@ def test_a_seed_by_rank_is_refused(crew):
 
 
 @pytest.mark.parametrize("name", ["sum by the loss", "sum by hand"])
-def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(crew, name):
-    [plain] = crew(1, guard_scripts.train_with, name, "sum", shards=1)
+def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(standing_crew, name):
+    [plain] = standing_crew(1, guard_scripts.train_with, name, "sum", shards=1)
     for nproc in (1, 2):
-        for message in crew(nproc, guard_scripts.train_with, name, None, shards=4):
+        for message in standing_crew(nproc, guard_scripts.train_with, name, None, shards=4):
             assert "reduction='sum'" in message
-        for weight in crew(nproc, guard_scripts.train_with, name, "sum", shards=4):
+        for weight in standing_crew(nproc, guard_scripts.train_with, name, "sum", shards=4):
             assert weight == pytest.approx(plain, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mean", "sum, divided"])
-def test_a_mean_is_not_taken_for_a_sum(crew, name):
-    [plain] = crew(1, guard_scripts.train_with, name, None, shards=1)
-    assert crew(1, guard_scripts.train_with, name, None, shards=4) == [pytest.approx(plain, rel=1e-6)]
+def test_a_mean_is_not_taken_for_a_sum(standing_crew, name):
+    [plain] = standing_crew(1, guard_scripts.train_with, name, None, shards=1)
+    assert standing_crew(1, guard_scripts.train_with, name, None, shards=4) == [pytest.approx(plain, rel=1e-6)]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_logging_a_value_of_one_rank_outside_of_the_shards_is_refused(crew):
 
 @pytest.mark.parametrize("how", guard_scripts.USES)
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_gradients_that_are_used_inside_the_shards_are_an_error_and_no_silent_nothing(crew, nproc, how):
-    for message, gradient, kind in crew(nproc, guard_scripts.use_gradients, how, shards=4):
+def test_gradients_that_are_used_inside_the_shards_are_an_error_and_no_silent_nothing(standing_crew, nproc, how):
+    for message, gradient, kind in standing_crew(nproc, guard_scripts.use_gradients, how, shards=4):
         assert "a gradient was used inside batch.shards" in message
         assert gradient == 3.5
         assert kind is torch.Tensor
@@ -125,8 +125,8 @@ def test_data_that_the_script_has_split_by_rank_are_refused_also_behind_their_be
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", guard_scripts.UNLIKE)
-def test_ranks_that_read_unlike_data_are_told_before_their_first_step(crew, name, workers):
-    for step, message in crew(2, guard_scripts.read_data, name, shards=4, workers=workers):
+def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_crew, name, workers):
+    for step, message in standing_crew(2, guard_scripts.read_data, name, shards=4, workers=workers):
         assert step == 0
         assert "the ranks have different data" in message
         assert "with a generator of a fixed seed" in message
@@ -134,9 +134,9 @@ def test_ranks_that_read_unlike_data_are_told_before_their_first_step(crew, name
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", guard_scripts.UNLIKE)
-def test_ranks_that_read_the_same_data_are_left_in_peace(crew, name, workers):
+def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.
-    for _, message in crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
+    for _, message in standing_crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
         assert message == ""
 
 

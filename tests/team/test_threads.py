@@ -115,6 +115,7 @@ def test_the_number_that_the_user_gives_openmp_is_the_runs(start, shards, number
     assert words(number) in start(source, *command, OMP_NUM_THREADS=str(number), LOCKSTEP_CORES="10")
 
 
+@pytest.mark.long
 def test_the_number_that_torchrun_gives_openmp_by_itself_is_not(start):
     # Also where torchrun starts them by way of another program, which finds that number in its environment.
     between = ("--no-python", "sh", "-c", 'exec "$PYTHON" "$@"', "sh")
