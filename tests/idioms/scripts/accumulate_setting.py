@@ -1,4 +1,4 @@
-"""`accumulate=3`: three global batches make one step, the last step has fewer."""
+"""`accumulate=3`, with a shorter last step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The optimizer acts every second batch only, on the sum."""
+"""Accumulation by hand over two batches."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Three batches are accumulated by hand, the rest of the pass too, with a loss for each."""
+"""Accumulation by hand over three batches, partial end."""
 
 import torch
 from torch import nn

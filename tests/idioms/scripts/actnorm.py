@@ -1,4 +1,4 @@
-"""ActNorm: scale and shift are initialised from the first batch, in a phase of their own."""
+"""ActNorm, initialized in its own phase."""
 
 import torch
 from torch import nn

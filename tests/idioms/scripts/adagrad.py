@@ -1,4 +1,4 @@
-"""Adagrad with a decaying rate."""
+"""Adagrad with learning-rate decay."""
 
 import torch
 from torch import nn

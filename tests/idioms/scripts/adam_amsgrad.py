@@ -1,4 +1,4 @@
-"""Adam with AMSGrad and weight decay."""
+"""Adam with AMSGrad, weight decay."""
 
 import torch
 from torch import nn

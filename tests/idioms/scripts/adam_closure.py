@@ -1,4 +1,4 @@
-"""An ordinary optimizer that is given a closure."""
+"""Adam's `step(closure)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Adam in one kernel (fused=True)."""
+"""Adam with `fused=True`."""
 
 import torch
 from torch import nn

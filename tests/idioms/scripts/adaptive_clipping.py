@@ -1,4 +1,4 @@
-"""Adaptive gradient clipping (AGC): by the norm of each row of the weights."""
+"""Adaptive gradient clipping (AGC)."""
 
 import torch
 from torch import nn

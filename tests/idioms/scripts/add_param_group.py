@@ -1,4 +1,4 @@
-"""A frozen layer is thawed in mid-run and added to the optimizer."""
+"""A layer unfrozen and added mid-run."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""FGSM: each shard is trained on samples moved against the model."""
+"""Adversarial training (FGSM)."""
 
 import torch
 from torch import nn

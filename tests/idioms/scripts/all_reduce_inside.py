@@ -1,4 +1,4 @@
-"""`team.all_reduce` inside `batch.shards`."""
+"""`team.all_reduce` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.any` inside `batch.shards`."""
+"""`team.any` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Averaged SGD (ASGD)."""
+"""ASGD."""
 
 import torch
 from torch import nn

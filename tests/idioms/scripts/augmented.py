@@ -1,4 +1,4 @@
-"""A data set that augments at random, with torch, numpy and random."""
+"""Augmentation with torch, numpy and random."""
 
 import random
 

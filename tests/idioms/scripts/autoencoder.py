@@ -1,4 +1,4 @@
-"""A variational autoencoder, whose second term is faded in."""
+"""A variational autoencoder with KL annealing."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""AveragedModel with an exponential average and buffers, not prepared, updated every second step."""
+"""AveragedModel (EMA, buffers), unprepared, every second step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.backward` outside of `batch.shards`."""
+"""`team.backward` outside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.barrier` inside `batch.shards`."""
+"""`team.barrier` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The batch before is gone over again, in a phase of this step."""
+"""The previous batch again, as a phase."""
 
 import torch
 from torch import nn

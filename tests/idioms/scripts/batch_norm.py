@@ -1,4 +1,4 @@
-"""A small convolutional network with BatchNorm."""
+"""A CNN with BatchNorm."""
 
 import torch
 from torch import nn

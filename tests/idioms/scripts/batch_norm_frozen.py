@@ -1,4 +1,4 @@
-"""BatchNorm that is put into evaluation mode after the first epoch."""
+"""BatchNorm in evaluation mode after the first epoch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`next(iter(loader))`, whose iterator nobody keeps."""
+"""`next(iter(loader))`, whose iterator is not kept."""
 
 import torch
 from torch import nn

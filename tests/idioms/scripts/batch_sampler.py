@@ -1,4 +1,4 @@
-"""A batch sampler of the script's own."""
+"""A custom batch sampler."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradients are collected over more and more steps as training goes on."""
+"""Accumulation over more and more steps."""
 
 import torch
 from torch import nn

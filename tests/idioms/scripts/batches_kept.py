@@ -1,4 +1,4 @@
-"""`list(loader)`: batches that are used when their step is over."""
+"""`list(loader)`."""
 
 import torch
 from torch import nn

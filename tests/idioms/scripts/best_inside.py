@@ -1,4 +1,4 @@
-"""`team.best` inside `batch.shards`."""
+"""`team.best` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.best` keeps the weights with the best result."""
+"""`team.best`."""
 
 import torch
 from torch import nn

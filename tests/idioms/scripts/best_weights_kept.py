@@ -1,4 +1,4 @@
-"""A copy of the weights with the lowest training loss is kept, and loaded at the end."""
+"""The weights of the lowest training loss, restored."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Only the biases learn."""
+"""BitFit: only biases learn."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`break` before the shards of a batch were gone over: that step does not count."""
+"""`break` before the shards: the step does not count."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Batches of sequences of similar length, padded by collate_fn."""
+"""Length buckets, padded by `collate_fn`."""
 
 import random
 

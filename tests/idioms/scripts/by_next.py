@@ -1,4 +1,4 @@
-"""A loop over a number of steps that asks an iterator for the next batch and starts it anew."""
+"""`next()` on an iterator, restarted."""
 
 import torch
 from torch import nn

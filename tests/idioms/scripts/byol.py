@@ -1,4 +1,4 @@
-"""BYOL: an online network, a target that follows it with growing momentum."""
+"""BYOL, with growing momentum."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""A data set that augments each sample once, and keeps the result."""
+"""A data set that caches its augmentation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Centre loss: centres that learn with an optimizer of their own."""
+"""Center loss, with its own optimizer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""DINO: a student, a teacher, and a centre of the teacher's outputs, averaged over the global batch."""
+"""DINO: the center averaged over the global batch."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing (use_reentrant=False) of a part with dropout."""
+"""Activation checkpointing with dropout (`use_reentrant=False`)."""
 
 import torch
 from torch import nn

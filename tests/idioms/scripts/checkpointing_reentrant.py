@@ -1,4 +1,4 @@
-"""Activation checkpointing of the older kind (use_reentrant=True)."""
+"""Activation checkpointing (`use_reentrant=True`)."""
 
 import torch
 from torch import nn

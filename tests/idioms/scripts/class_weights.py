@@ -1,4 +1,4 @@
-"""Class weights from the counts in each global batch, found in a phase of their own."""
+"""Class weights from each global batch, in a first phase."""
 
 import torch
 from torch import nn

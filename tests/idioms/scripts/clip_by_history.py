@@ -1,4 +1,4 @@
-"""AutoClip: the limit is a quantile of all norms so far."""
+"""AutoClip: clipping at a quantile of past norms."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch's `clip_grad_norm_` is called inside `batch.shards`."""
+"""`clip_grad_norm_` inside `batch.shards`."""
 
 import torch
 from torch import nn

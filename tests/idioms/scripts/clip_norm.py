@@ -1,4 +1,4 @@
-"""Clipping by norm with `torch.nn.utils`."""
+"""`torch.nn.utils.clip_grad_norm_`."""
 
 import torch
 from torch import nn

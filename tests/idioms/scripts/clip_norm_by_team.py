@@ -1,4 +1,4 @@
-"""Clipping by norm with `team.clip_grad_norm_`."""
+"""`team.clip_grad_norm_`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Co-teaching: each of two networks learns from samples that the other finds easy."""
+"""Co-teaching."""
 
 import torch
 from torch import nn

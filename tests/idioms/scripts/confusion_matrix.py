@@ -1,4 +1,4 @@
-"""A table that is counted in the shards and added up over all processes behind the pass."""
+"""A confusion matrix, summed outside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A contrastive loss over the whole global batch: a phase for the embeddings, which are gathered, one for the loss."""
+"""Contrast over the global batch, in two phases."""
 
 import torch
 from torch import nn

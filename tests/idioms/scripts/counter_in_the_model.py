@@ -1,4 +1,4 @@
-"""A model that counts its forward passes in a plain attribute, and cools down by it."""
+"""A counter in a plain attribute of the model."""
 
 import torch
 from torch import nn

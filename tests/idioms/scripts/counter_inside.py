@@ -1,4 +1,4 @@
-"""Samples are counted inside `batch.shards`, and the learning rate follows the count."""
+"""A learning rate that follows samples counted inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Cross-validation: a model, an optimizer and loaders for each fold, in one run."""
+"""Cross-validation in one run."""
 
 import torch
 from torch import nn

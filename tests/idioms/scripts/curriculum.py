@@ -1,4 +1,4 @@
-"""A curriculum: a sampler that lets in harder samples from epoch to epoch."""
+"""A curriculum sampler."""
 
 import torch
 from torch import nn

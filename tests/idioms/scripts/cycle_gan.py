@@ -1,4 +1,4 @@
-"""Two generators and two judges over two loaders, with toggled requires_grad."""
+"""CycleGAN: two loaders, toggled `requires_grad`."""
 
 import torch
 from torch import nn

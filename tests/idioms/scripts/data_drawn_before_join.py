@@ -1,4 +1,4 @@
-"""A data set of random numbers that is drawn before `join`."""
+"""Random data drawn before `join`."""
 
 import torch
 from torch import nn

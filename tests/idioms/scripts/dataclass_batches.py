@@ -1,4 +1,4 @@
-"""Batches that are dataclasses, made by collate_fn."""
+"""Batches that are dataclasses."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Losses at several depths of a model."""
+"""Losses at several depths."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Batches that are dicts, with strings beside the tensors."""
+"""Batches that are dicts, with strings."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A diffusion model: times and noise are drawn in the shards."""
+"""A diffusion model."""
 
 import torch
 from torch import nn

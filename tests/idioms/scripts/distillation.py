@@ -1,4 +1,4 @@
-"""A frozen teacher that is not prepared."""
+"""An unprepared frozen teacher."""
 
 import torch
 from torch import nn

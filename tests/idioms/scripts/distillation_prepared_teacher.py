@@ -1,4 +1,4 @@
-"""A teacher with BatchNorm that is prepared too, in evaluation mode under no_grad."""
+"""A prepared teacher with BatchNorm, in evaluation mode."""
 
 import torch
 from torch import nn

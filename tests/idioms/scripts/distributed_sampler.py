@@ -1,4 +1,4 @@
-"""A DistributedSampler, as for DistributedDataParallel."""
+"""A DistributedSampler."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model in float64."""
+"""Float64."""
 
 import torch
 from torch import nn

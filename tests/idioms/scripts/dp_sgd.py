@@ -1,4 +1,4 @@
-"""Differential privacy: gradients of single samples are clipped, summed, and noise is added."""
+"""Differential privacy: per-sample clipping, noise."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rank 0 alone draws random numbers behind the pass, and all draw after it."""
+"""Random numbers drawn on rank 0 only."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model with dropout."""
+"""Dropout."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Early stopping by the accuracy on other samples."""
+"""Early stopping by evaluation accuracy."""
 
 import torch
 from torch import nn

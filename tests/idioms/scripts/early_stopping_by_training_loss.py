@@ -1,4 +1,4 @@
-"""Early stopping when the training loss has not fallen for two steps."""
+"""Early stopping by training loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A moving average of the weights, kept by hand in a copy of the model."""
+"""EMA of the weights by hand, in a copy of the model."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A copy of the prepared model (`copy.deepcopy`) that follows it, and is evaluated."""
+"""EMA in a `copy.deepcopy` of the prepared model."""
 
 import copy
 

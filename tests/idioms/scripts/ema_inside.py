@@ -1,4 +1,4 @@
-"""`AveragedModel.update_parameters` inside `batch.shards`."""
+"""`AveragedModel.update_parameters` inside."""
 
 import torch
 from torch import nn

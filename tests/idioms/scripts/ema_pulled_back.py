@@ -1,4 +1,4 @@
-"""A moving average in a dict of tensors, towards which the weights are pulled back."""
+"""EMA in a dict, with weights pulled towards it."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Averaged weights are swapped in for an evaluation, and out again."""
+"""Averaged weights swapped in for evaluation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An embedding that renormalises its rows in the forward pass (`max_norm`)."""
+"""An embedding with `max_norm`."""
 
 import torch
 from torch import nn

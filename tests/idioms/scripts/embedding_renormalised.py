@@ -1,4 +1,4 @@
-"""The rows of an embedding are renormalised by hand after each step."""
+"""Embedding rows renormalized by hand."""
 
 import torch
 from torch import nn

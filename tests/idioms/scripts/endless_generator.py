@@ -1,4 +1,4 @@
-"""A generator that goes round and round over the loader."""
+"""An endless generator over the loader."""
 
 import torch
 from torch import nn

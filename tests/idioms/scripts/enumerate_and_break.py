@@ -1,4 +1,4 @@
-"""A fixed number of steps: `enumerate`, and `break` behind a step."""
+"""`enumerate(loader)` and `break`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`try` and `except` around a step: an error on all processes (out of memory in the update, say)."""
+"""`try`/`except` around a step, on all processes."""
 
 import torch
 from torch import nn

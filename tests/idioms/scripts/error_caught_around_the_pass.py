@@ -1,4 +1,4 @@
-"""`try` and `except` around the pass over the shards: an error in one shard leaves the pass."""
+"""`try`/`except` around the pass over the shards."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An error in the middle of a shard's backward pass is caught: the gradients it had come to count, as in PyTorch."""
+"""An error caught in `backward`: partial gradients count, as in PyTorch."""
 
 import torch
 from torch import nn

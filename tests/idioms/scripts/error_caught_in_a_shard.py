@@ -1,4 +1,4 @@
-"""`try`, `except` and `continue` around the work on a shard (out of memory, say)."""
+"""`try`/`except`/`continue` inside (out of memory)."""
 
 import torch
 from torch import nn

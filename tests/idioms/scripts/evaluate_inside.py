@@ -1,4 +1,4 @@
-"""`team.evaluate` inside `batch.shards`."""
+"""`team.evaluate` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An evaluation that every process does for itself, with a plain DataLoader."""
+"""Evaluation with a plain DataLoader."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An evaluation every second step, inside the loop."""
+"""Evaluation every second step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An evolution strategy: no gradients, only losses at perturbed weights."""
+"""An evolution strategy, without gradients."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Quantisation-aware training with running minima and maxima in buffers."""
+"""Quantization-aware training, ranges in buffers."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: squared gradients of a first task hold the weights in a second."""
+"""Elastic weight consolidation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""In each step some parameters are frozen, drawn at random."""
+"""Parameters frozen at random each step."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A frozen part, only the head learns."""
+"""A frozen backbone."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer is frozen from the third step on."""
+"""A layer frozen mid-run."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer is frozen inside `batch.shards`, by the loss of a shard, and stays so."""
+"""A layer frozen inside, by the loss of a shard."""
 
 import torch
 from torch import nn

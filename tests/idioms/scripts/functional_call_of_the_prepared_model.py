@@ -1,4 +1,4 @@
-"""`torch.func.functional_call` of the prepared model itself."""
+"""`functional_call` of the prepared model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The loop in a Trainer class, with callbacks."""
+"""A Trainer class with callbacks."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A GAN in the classic order: the judge learns and steps, then the generator by the new judge."""
+"""A GAN in the classic order."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A GAN with one forward pass: both losses in a shard, the judge frozen for the generator's."""
+"""A GAN with both losses from one forward pass."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A GAN that draws its noise in the shards and averages its losses for a log."""
+"""A GAN with noise drawn in the shards."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Embeddings are gathered with `team.all_gather` inside `batch.shards`."""
+"""Embeddings gathered inside (`team.all_gather`)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Each row of a gradient is moved to mean zero."""
+"""Gradient centralization."""
 
 import torch
 from torch import nn

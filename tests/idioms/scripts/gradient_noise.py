@@ -1,4 +1,4 @@
-"""Noise is added to the gradient, less in each step."""
+"""Decaying gradient noise."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The norm of every gradient is logged by hand."""
+"""Gradient norms logged by hand."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A penalty on the gradient by the inputs (torch.autograd.grad, create_graph)."""
+"""A penalty on input gradients (`create_graph`)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""PCGrad: two tasks, a phase for each, conflicting gradients are projected."""
+"""PCGrad: a phase per task, gradients projected."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradients are taken out, kept in a list, and put back as their mean over two steps."""
+"""Gradients saved, restored as a mean of two steps."""
 
 import torch
 from torch import nn

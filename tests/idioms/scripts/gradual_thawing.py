@@ -1,4 +1,4 @@
-"""Layers are thawed one after another, from the head down."""
+"""Gradual unfreezing."""
 
 import torch
 from torch import nn

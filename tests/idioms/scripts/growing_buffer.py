@@ -1,4 +1,4 @@
-"""A buffer that becomes longer with every forward pass."""
+"""A buffer that grows with every forward pass."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer is added to the model in mid-run."""
+"""A layer added mid-run."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Online hard example mining: only the larger half of a shard's losses counts."""
+"""Online hard example mining within a shard."""
 
 import torch
 from torch import nn

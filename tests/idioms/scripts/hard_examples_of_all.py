@@ -1,4 +1,4 @@
-"""Hard example mining over the global batch: a phase finds the limit, a second one learns."""
+"""Hard example mining over the global batch."""
 
 import torch
 from torch import nn

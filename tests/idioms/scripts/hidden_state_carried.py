@@ -1,4 +1,4 @@
-"""A recurrent network whose hidden state goes from batch to batch (`team.per_shard`)."""
+"""Hidden state carried between batches (`team.per_shard`)."""
 
 import torch
 from torch import nn

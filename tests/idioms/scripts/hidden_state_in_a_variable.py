@@ -1,4 +1,4 @@
-"""A hidden state goes from batch to batch in an ordinary variable."""
+"""A hidden state kept in a variable."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A forward hook catches activations, which are penalised."""
+"""A forward hook for an activation penalty."""
 
 import torch
 from torch import nn

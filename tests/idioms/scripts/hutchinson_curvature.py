@@ -1,4 +1,4 @@
-"""An estimate of the curvature by random vectors, used as step sizes (AdaHessian)."""
+"""AdaHessian: Hutchinson's curvature estimate."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model that normalises its inputs by running statistics and counts samples (integer buffer)."""
+"""Running input statistics and an integer sample counter."""
 
 import torch
 from torch import nn

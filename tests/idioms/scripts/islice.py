@@ -1,4 +1,4 @@
-"""Only the first batches of each pass (`itertools.islice`)."""
+"""`itertools.islice` over the loader."""
 
 import itertools
 

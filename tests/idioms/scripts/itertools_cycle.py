@@ -1,4 +1,4 @@
-"""`itertools.cycle(loader)`, which would hand out the batches of the first pass again."""
+"""`itertools.cycle(loader)`."""
 
 import itertools
 

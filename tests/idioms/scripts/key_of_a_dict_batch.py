@@ -1,4 +1,4 @@
-"""`batch["x"]` of samples that are dicts."""
+"""`batch["x"]` of dict samples."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The loss of the last shard, and not `batch["loss"]`, decides over the learning rate."""
+"""A learning rate that follows the last shard's loss."""
 
 import torch
 from torch import nn

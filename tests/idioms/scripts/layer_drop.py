@@ -1,4 +1,4 @@
-"""LayerDrop: each shard leaves out layers at random."""
+"""LayerDrop."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Lazy layers that a sample has been run through before prepare."""
+"""Lazy layers, initialized before `prepare`."""
 
 import torch
 from torch import nn

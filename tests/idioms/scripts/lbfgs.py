@@ -1,4 +1,4 @@
-"""L-BFGS: the closure goes over the shards as often as the optimizer asks."""
+"""L-BFGS, with the shards in its closure."""
 
 import torch
 from torch import nn

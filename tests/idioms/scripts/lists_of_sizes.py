@@ -1,4 +1,4 @@
-"""Detection: a list of tensors of different sizes, which collate_fn leaves alone."""
+"""Detection: lists of tensors of different sizes."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A new loader for each epoch, with larger batches (progressive training)."""
+"""A new loader with larger batches each epoch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A CSV file and Python's logging, on rank 0."""
+"""A CSV file and `logging` on rank 0."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Lookahead: slow weights follow the fast ones every second step."""
+"""Lookahead."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`for images, labels in loader`, as without lockstep."""
+"""`for images, labels in loader`."""
 
 import torch
 from torch import nn

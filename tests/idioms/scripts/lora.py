@@ -1,4 +1,4 @@
-"""LoRA by hand: frozen weights with two small matrices beside them."""
+"""LoRA by hand."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`loss.backward()` in place of `team.backward(loss)`."""
+"""`loss.backward()`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss that is not a number."""
+"""A NaN loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss for each sample."""
+"""A loss per sample."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss module whose centre follows the outputs, not prepared."""
+"""An unprepared loss module with a buffer."""
 
 import torch
 from torch import nn

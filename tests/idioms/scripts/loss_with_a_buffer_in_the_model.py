@@ -1,4 +1,4 @@
-"""The same loss module, prepared as a part of the model."""
+"""A loss module with a buffer, part of the model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Lottery ticket: weights go back to the start behind a mask after the first epoch."""
+"""Lottery ticket: weights rewound behind a mask."""
 
 import copy
 

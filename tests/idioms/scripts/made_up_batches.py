@@ -1,4 +1,4 @@
-"""Batches that are drawn at random, without a data set."""
+"""Random batches without a data set."""
 
 import torch
 from torch import nn

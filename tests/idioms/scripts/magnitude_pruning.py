@@ -1,4 +1,4 @@
-"""The smallest weights are set to zero after every step, more and more of them."""
+"""Gradual magnitude pruning."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.main_first` inside `batch.shards`."""
+"""`team.main_first` inside."""
 
 import torch
 from torch import nn

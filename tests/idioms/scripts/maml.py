@@ -1,4 +1,4 @@
-"""MAML: an inner step by torch.autograd.grad and functional_call, in each shard."""
+"""MAML with `functional_call` in each shard."""
 
 import torch
 from torch import nn

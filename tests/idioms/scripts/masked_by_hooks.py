@@ -1,4 +1,4 @@
-"""Hooks keep a part of the weights at zero (a fixed sparse network)."""
+"""Hooks that keep weights at zero."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Mean teacher: a moving average of the model is asked inside the shards."""
+"""Mean teacher: an EMA model used inside the shards."""
 
 import copy
 

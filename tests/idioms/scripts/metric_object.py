@@ -1,4 +1,4 @@
-"""A metric of torchmetrics that is updated in the shards and brings the ranks together behind the pass."""
+"""Torchmetrics: updated in the shards, synchronized outside."""
 
 import torch
 import torchmetrics

@@ -1,4 +1,4 @@
-"""`precision="16-mixed"`: the loss is scaled, the gradients read behind the pass are not."""
+"""`precision="16-mixed"`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A mixture of experts, of which some get no tokens in a shard or in a whole step."""
+"""A mixture of experts, some without tokens."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Mixup with one share for the whole step, drawn before the pass, and label smoothing."""
+"""Mixup with one coefficient a step, label smoothing."""
 
 import numpy as np
 import torch

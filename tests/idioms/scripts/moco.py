@@ -1,4 +1,4 @@
-"""MoCo: a momentum encoder, and a queue that is filled behind the pass with the keys of all shards."""
+"""MoCo: the queue filled outside, with all keys."""
 
 import copy
 

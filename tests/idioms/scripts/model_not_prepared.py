@@ -1,4 +1,4 @@
-"""An optimizer whose model was not prepared."""
+"""An optimizer of an unprepared model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for the rest (a list of optimizers)."""
+"""Muon with AdamW (a list of optimizers)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Two networks that learn from each other's outputs."""
+"""Mutual learning."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A whole second loader inside each step of the first, its batches in phases of the step."""
+"""A whole second loader inside each step, as phases."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`batch.shards` inside `batch.shards`."""
+"""Nested `batch.shards`."""
 
 import torch
 from torch import nn

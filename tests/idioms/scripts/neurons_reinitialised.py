@@ -1,4 +1,4 @@
-"""Dead neurons are drawn anew, at random."""
+"""Dead neurons reinitialized at random."""
 
 import random
 

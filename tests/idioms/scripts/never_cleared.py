@@ -1,4 +1,4 @@
-"""Gradients are never cleared, so that they add up over all steps."""
+"""Gradients never cleared."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The next batch is taken inside `batch.shards`."""
+"""The next batch taken inside."""
 
 import torch
 from torch import nn

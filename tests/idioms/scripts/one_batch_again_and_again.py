@@ -1,4 +1,4 @@
-"""Overfitting one batch: many optimizer steps within its step."""
+"""Overfitting one batch in one step."""
 
 import torch
 from torch import nn

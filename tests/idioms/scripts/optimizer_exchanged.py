@@ -1,4 +1,4 @@
-"""Another optimizer from the third step on, made in mid-run and not prepared."""
+"""An unprepared optimizer instead, mid-run."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Hooks of the optimizer that run before and after each step."""
+"""Optimizer hooks."""
 
 import torch
 from torch import nn

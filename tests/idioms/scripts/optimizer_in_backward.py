@@ -1,4 +1,4 @@
-"""An optimizer step inside the backward pass (post-accumulate hooks)."""
+"""An optimizer step inside the backward pass (hooks)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An optimizer that is not prepared (it is said that no checkpoint has its state)."""
+"""An unprepared optimizer (warns: not in checkpoints)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The optimizer's state is thrown away every second step."""
+"""Optimizer state reset."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer that is kept orthogonal by a parametrization."""
+"""An orthogonal parametrization."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""GroupNorm, LayerNorm and InstanceNorm with running statistics."""
+"""GroupNorm, LayerNorm, InstanceNorm."""
 
 import torch
 from torch import nn

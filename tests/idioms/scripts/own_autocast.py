@@ -1,4 +1,4 @@
-"""The script's own torch.autocast in bfloat16."""
+"""The script's own `torch.autocast` (bfloat16)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradient reversal and a straight-through estimator as autograd functions."""
+"""Custom autograd functions: gradient reversal, straight-through."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Batches of a class of the script's own, with a method to()."""
+"""A custom batch class with `to()`."""
 
 import torch
 from torch import nn

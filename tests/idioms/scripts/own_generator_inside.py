@@ -1,4 +1,4 @@
-"""Numbers for a shard are drawn from a generator of the script's own."""
+"""A generator of the script's own, drawn inside."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Noise from a generator of the script's own, drawn behind the pass."""
+"""Noise from an own generator, outside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The script's own GradScaler, with clipping in between."""
+"""The script's own GradScaler, with clipping."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An optimizer class of the script's own (Lion)."""
+"""A custom optimizer class (Lion)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.manual_seed` in the script, before the model and in every step."""
+"""`torch.manual_seed` before the model and every step."""
 
 import torch
 from torch import nn

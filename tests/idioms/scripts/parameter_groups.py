@@ -1,4 +1,4 @@
-"""Groups of parameters with rates of their own, no weight decay on biases."""
+"""Parameter groups."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Hooks on the parameters clamp the gradients in the backward pass."""
+"""Parameter hooks that clamp gradients."""
 
 import torch
 from torch import nn

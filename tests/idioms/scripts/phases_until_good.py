@@ -1,4 +1,4 @@
-"""A batch is trained again and again until its loss is low enough."""
+"""Phases repeated until the loss is low enough."""
 
 import torch
 from torch import nn

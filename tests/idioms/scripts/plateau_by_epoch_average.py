@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau, not prepared, on the mean loss of each epoch (`loader.averages`)."""
+"""ReduceLROnPlateau, unprepared, on `loader.averages`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau on the loss of an evaluation."""
+"""ReduceLROnPlateau on an evaluation loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau on the training loss of every step."""
+"""ReduceLROnPlateau on each step's training loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""REINFORCE: actions are drawn in the shards, the baseline follows the mean reward."""
+"""REINFORCE with a moving baseline."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Two trainings one after another: pretraining on one data set, fine-tuning with a new optimizer on another."""
+"""Pretraining, then fine-tuning on other data."""
 
 import torch
 from torch import nn

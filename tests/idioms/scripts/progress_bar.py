@@ -1,4 +1,4 @@
-"""A progress bar around the loader, with the loss of each step."""
+"""A progress bar around the loader."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A learnt prompt in front of a frozen model that is not prepared."""
+"""Prompt tuning of an unprepared frozen model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch.nn.utils.prune, before prepare, with its mask as a buffer."""
+"""`torch.nn.utils.prune` before `prepare`."""
 
 import torch
 from torch import nn

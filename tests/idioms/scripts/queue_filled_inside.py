@@ -1,4 +1,4 @@
-"""A queue of keys that is filled inside `batch.shards`."""
+"""A queue filled inside."""
 
 import torch
 from torch import nn

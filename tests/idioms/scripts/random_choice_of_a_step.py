@@ -1,4 +1,4 @@
-"""Each step draws which of two losses it trains."""
+"""One of two losses drawn each step."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A collate_fn that masks words at random."""
+"""Random masking in `collate_fn`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The learning rate is multiplied by the number of processes."""
+"""A learning rate multiplied by the world size."""
 
 import torch
 from torch import nn

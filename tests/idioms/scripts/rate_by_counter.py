@@ -1,4 +1,4 @@
-"""The learning rate is set by hand, by a counter of the script's own."""
+"""The learning rate set by hand from a counter."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The learning rate follows the training loss, and is drawn at random now and then."""
+"""The learning rate set from the loss and at random."""
 
 import random
 

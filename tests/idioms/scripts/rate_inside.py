@@ -1,4 +1,4 @@
-"""The learning rate is set inside `batch.shards`."""
+"""The learning rate set inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A list of ready batches in place of a DataLoader."""
+"""A list of ready-made batches instead of a DataLoader."""
 
 import torch
 from torch import nn

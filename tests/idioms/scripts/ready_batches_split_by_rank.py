@@ -1,4 +1,4 @@
-"""A list of ready batches, of which each rank takes its own."""
+"""Ready-made batches split by rank."""
 
 import torch
 from torch import nn

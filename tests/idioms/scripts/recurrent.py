@@ -1,4 +1,4 @@
-"""An LSTM over sequences of several lengths, packed."""
+"""An LSTM over packed sequences."""
 
 import torch
 from torch import nn

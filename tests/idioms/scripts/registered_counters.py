@@ -1,4 +1,4 @@
-"""Counters and running means that belong to the run's state (`team.register`)."""
+"""Counters in `team.register`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Reptile: several inner steps on one batch, then a move towards where they led."""
+"""Reptile: several inner steps on a batch."""
 
 import torch
 from torch import nn

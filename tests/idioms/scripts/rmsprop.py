@@ -1,4 +1,4 @@
-"""RMSprop, centred, with momentum."""
+"""RMSprop, centered, with momentum."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Model and optimizer go back to a copy in memory when the loss jumps."""
+"""Rollback of model and optimizer when the loss jumps."""
 
 import copy
 

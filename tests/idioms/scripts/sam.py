@@ -1,4 +1,4 @@
-"""SAM: a second pass over the shards at the weights moved uphill."""
+"""SAM: a second pass at perturbed weights."""
 
 import torch
 from torch import nn

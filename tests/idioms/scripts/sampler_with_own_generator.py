@@ -1,4 +1,4 @@
-"""A shuffle with a torch.Generator of the script's own."""
+"""Shuffling with an own `torch.Generator`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Activations are moved away for the backward pass (save_on_cpu), with anomaly detection."""
+"""`save_on_cpu`, with anomaly detection."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Torch.save on rank 0 in the loop, and every rank reads the file behind a barrier."""
+"""`torch.save` on rank 0, read by all after a barrier."""
 
 import torch
 from torch import nn

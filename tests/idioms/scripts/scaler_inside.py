@@ -1,4 +1,4 @@
-"""`scaler.step(optimizer)` inside `batch.shards`."""
+"""`scaler.step(optimizer)` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`schedule.step()` inside `batch.shards`."""
+"""`schedule.step()` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A schedule of steps (OneCycleLR), prepared, as long as the epochs."""
+"""OneCycleLR, prepared, stepped every step."""
 
 import torch
 from torch import nn

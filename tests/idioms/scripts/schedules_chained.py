@@ -1,4 +1,4 @@
-"""A warm-up by steps, not prepared, and then a schedule of epochs."""
+"""An unprepared warm-up, then a schedule by epoch."""
 
 import torch
 from torch import nn

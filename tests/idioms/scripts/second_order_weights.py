@@ -1,4 +1,4 @@
-"""A penalty on the gradient by the weights: a second backward pass through the first."""
+"""A penalty on weight gradients (double backward)."""
 
 import torch
 from torch import nn

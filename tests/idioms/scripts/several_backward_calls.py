@@ -1,4 +1,4 @@
-"""Two backward calls in each shard, for two losses of one forward pass."""
+"""Two backward calls in each shard."""
 
 import torch
 from torch import nn

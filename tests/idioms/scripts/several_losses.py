@@ -1,4 +1,4 @@
-"""Several losses, added up and logged one by one."""
+"""Several losses, logged separately."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Values with weights of their own, added in two phases and read by name."""
+"""Values with their own weights, in two phases."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Plain SGD."""
+"""SGD."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""SGD, all tensors in one call (foreach=True)."""
+"""SGD with `foreach=True`."""
 
 import torch
 from torch import nn

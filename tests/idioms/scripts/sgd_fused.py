@@ -1,4 +1,4 @@
-"""SGD in one kernel (fused=True)."""
+"""SGD with `fused=True`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradient ascent (maximize=True)."""
+"""Gradient ascent (`maximize=True`)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""SGD with Nesterov momentum and weight decay."""
+"""SGD with Nesterov momentum, weight decay."""
 
 import torch
 from torch import nn

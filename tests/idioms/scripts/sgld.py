@@ -1,4 +1,4 @@
-"""Langevin dynamics: noise is added to the weights after every step."""
+"""Langevin dynamics."""
 
 import torch
 from torch import nn

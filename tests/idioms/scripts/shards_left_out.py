@@ -1,4 +1,4 @@
-"""`continue` inside `batch.shards`: a shard without a backward call adds nothing to the sum."""
+"""`continue` inside: that shard adds nothing to the sum."""
 
 import torch
 from torch import nn

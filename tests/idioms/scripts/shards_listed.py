@@ -1,4 +1,4 @@
-"""`list(batch.shards)`, and a loop over the list."""
+"""`list(batch.shards)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`enumerate(batch.shards)`, with a loss that depends on the number."""
+"""`enumerate(batch.shards)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Shards in which no target is valid have weight 0 (their mean is NaN)."""
+"""Weight 0 for shards without valid targets (NaN mean)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Shards are left out by `weight=0`, so that the mean is over the others."""
+"""`weight=0`: the mean is over the other shards."""
 
 import torch
 from torch import nn

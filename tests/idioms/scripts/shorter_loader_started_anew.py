@@ -1,4 +1,4 @@
-"""A shorter second loader that begins again when it is empty."""
+"""A shorter second loader, restarted when empty."""
 
 import torch
 from torch import nn

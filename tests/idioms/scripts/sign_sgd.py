@@ -1,4 +1,4 @@
-"""SignSGD: the gradient is replaced by its sign before the step."""
+"""SignSGD."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""SimCLR: each shard contrasts its own samples."""
+"""SimCLR: contrast within a shard."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""SimSiam: two views of each sample, a stopped gradient."""
+"""SimSiam."""
 
 import torch
 from torch import nn

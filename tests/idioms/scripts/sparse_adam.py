@@ -1,4 +1,4 @@
-"""SparseAdam on an embedding with sparse gradients."""
+"""SparseAdam on sparse gradients."""
 
 import torch
 from torch import nn

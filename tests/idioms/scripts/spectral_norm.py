@@ -1,4 +1,4 @@
-"""Spectral norm: its power iteration changes buffers in every forward pass."""
+"""Spectral norm, which changes buffers."""
 
 import torch
 from torch import nn

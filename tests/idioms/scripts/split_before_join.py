@@ -1,4 +1,4 @@
-"""`random_split` before `join`, in another way on each rank."""
+"""`random_split` before `join`, differing by rank."""
 
 import torch
 from torch import nn

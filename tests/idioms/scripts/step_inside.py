@@ -1,4 +1,4 @@
-"""`optimizer.step()` inside `batch.shards`."""
+"""`optimizer.step()` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A step is skipped where its loss is too high."""
+"""A step skipped for a high loss."""
 
 import torch
 from torch import nn

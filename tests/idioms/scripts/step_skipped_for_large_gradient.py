@@ -1,4 +1,4 @@
-"""A step is skipped where the gradient is too large or not finite."""
+"""Steps skipped for large or non-finite gradients."""
 
 import torch
 from torch import nn

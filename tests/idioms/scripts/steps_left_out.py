@@ -1,4 +1,4 @@
-"""`continue` before the shards: batches are left out without being looked at."""
+"""`continue` before the shards: batches skipped."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Stochastic depth: single samples leave out layers at random."""
+"""Stochastic depth."""
 
 import torch
 from torch import nn

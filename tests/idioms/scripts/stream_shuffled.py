@@ -1,4 +1,4 @@
-"""An IterableDataset with a shuffle buffer and random augmentation."""
+"""The same, with shuffle buffer and augmentation."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A stream of which each rank takes every nth sample, as many as the others."""
+"""A stream split by rank."""
 
 import itertools
 

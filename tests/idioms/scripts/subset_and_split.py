@@ -1,4 +1,4 @@
-"""Random_split, Subset and ConcatDataset."""
+"""`random_split`, Subset, ConcatDataset."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The shards' losses are added up in an ordinary variable."""
+"""A running sum of the shards' losses."""
 
 import torch
 from torch import nn

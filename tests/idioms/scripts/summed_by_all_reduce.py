@@ -1,4 +1,4 @@
-"""Losses are added up in each process, and by `team.all_reduce` over the processes."""
+"""Losses summed by `team.all_reduce`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss that is a sum over the samples (`reduction="sum"`)."""
+"""A summed loss (`reduction="sum"`)."""
 
 import torch
 from torch import nn

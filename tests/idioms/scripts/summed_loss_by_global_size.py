@@ -1,4 +1,4 @@
-"""A summed loss divided by `batch.num_samples`, so that the learning rate is that of a mean."""
+"""A summed loss divided by `batch.num_samples`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss that is a sum over the samples, without `reduction="sum"`."""
+"""A summed loss without `reduction="sum"`."""
 
 import torch
 from torch import nn

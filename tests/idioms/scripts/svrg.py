@@ -1,4 +1,4 @@
-"""SVRG: a pass that only collects the full gradient, then steps of two phases each."""
+"""SVRG: a full-gradient pass, then two-phase steps."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging: SWALR from the second epoch on, update_bn at the end."""
+"""SWA: SWALR, `update_bn` at the end."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model converted to SyncBatchNorm."""
+"""SyncBatchNorm."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Q-learning with a target network that is copied every second step."""
+"""Q-learning with a target network."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A teacher with BatchNorm, not prepared and in training mode, and later in evaluation mode."""
+"""An unprepared teacher with BatchNorm in training mode."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`team.clip_grad_norm_` inside `batch.shards`."""
+"""`team.clip_grad_norm_` inside."""
 
 import torch
 from torch import nn

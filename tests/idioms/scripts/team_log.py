@@ -1,4 +1,4 @@
-"""`team.log` inside the pass and behind it."""
+"""`team.log` inside and outside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.set_num_threads` in the script, before the loop."""
+"""`torch.set_num_threads` before the loop."""
 
 import torch
 from torch import nn

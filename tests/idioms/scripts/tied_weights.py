@@ -1,4 +1,4 @@
-"""An embedding and an output layer that share their weights."""
+"""Tied embedding and output weights."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A time limit that all processes agree on (`team.any`)."""
+"""A time limit agreed on by `team.any`."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Steps are timed, and the times are shown on rank 0."""
+"""Step times printed on rank 0."""
 
 import time
 

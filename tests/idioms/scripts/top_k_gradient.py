@@ -1,4 +1,4 @@
-"""Only the largest parts of the gradient are used, the rest is kept for the next step."""
+"""Top-k gradients, the rest kept."""
 
 import torch
 from torch import nn

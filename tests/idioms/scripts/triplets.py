@@ -1,4 +1,4 @@
-"""A triplet loss with negatives drawn from the shard."""
+"""A triplet loss within a shard."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: a step for every part of the sequences of a batch."""
+"""Truncated backpropagation through time."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Two tasks in each step: a phase over a batch of each of two loaders."""
+"""Two tasks a step: a phase for each of two loaders."""
 
 import torch
 from torch import nn

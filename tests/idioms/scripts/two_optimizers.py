@@ -1,4 +1,4 @@
-"""Two optimizers for two parts of a model, one acting every second step only."""
+"""Two optimizers, one every second step."""
 
 import torch
 from torch import nn

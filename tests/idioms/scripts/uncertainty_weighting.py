@@ -1,4 +1,4 @@
-"""Weights of five losses that are learnt themselves."""
+"""Learned loss weights."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`step()` of an optimizer that is not prepared, inside `batch.shards`."""
+"""`step()` of an unprepared optimizer inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer that is never used, and optimizer state only for those that are."""
+"""A layer that is never used."""
 
 import torch
 from torch import nn

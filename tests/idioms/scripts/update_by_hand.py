@@ -1,4 +1,4 @@
-"""No optimizer at all: the weights are updated by hand."""
+"""No optimizer: weights updated by hand."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The weights are written through `p.data`, with momentum kept in a dict."""
+"""Weights written through `p.data`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A prepared loader is gone over under `no_grad`, for a validation."""
+"""A prepared loader under `no_grad`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`batch.add` outside of `batch.shards`."""
+"""`batch.add` outside."""
 
 import torch
 from torch import nn

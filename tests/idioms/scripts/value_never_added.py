@@ -1,4 +1,4 @@
-"""`batch["accuracy"]` that nobody added."""
+"""`batch["accuracy"]` never added."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`batch["loss"]` is read inside `batch.shards`."""
+"""`batch["loss"]` read inside."""
 
 import torch
 from torch import nn

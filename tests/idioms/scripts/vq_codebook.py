@@ -1,4 +1,4 @@
-"""A VQ-VAE whose codebook is a buffer that follows the encodings."""
+"""VQ-VAE with its codebook as a buffer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Weight norm (torch.nn.utils.parametrizations)."""
+"""Weight norm (`parametrizations`)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The weights at the ends of all epochs are averaged into one model."""
+"""A weight soup of all epochs."""
 
 import torch
 from torch import nn

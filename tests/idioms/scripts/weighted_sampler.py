@@ -1,4 +1,4 @@
-"""Samples are drawn by weight."""
+"""WeightedRandomSampler."""
 
 import torch
 from torch import nn

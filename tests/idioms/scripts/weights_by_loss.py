@@ -1,4 +1,4 @@
-"""Hard examples: the sampler's weights follow the loss of each sample."""
+"""Sampler weights that follow each sample's loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""WGAN: several steps of the critic, whose weights are clipped, to one of the generator."""
+"""WGAN: clipped critic, several critic steps."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""WGAN-GP: three phases for the critic and one for the generator in every step."""
+"""WGAN-GP: four phases a step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model that is in a DataParallel already."""
+"""A model already in DataParallel."""
 
 import torch
 from torch import nn

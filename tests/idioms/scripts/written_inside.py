@@ -1,4 +1,4 @@
-"""Weights are clamped inside `batch.shards`."""
+"""Weights clamped inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Weights shrink a little with every shard, through `p.data`."""
+"""Weight decay through `p.data` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rank 0 alone changes the weights."""
+"""Weights changed on rank 0 only."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`zero_grad()` at the beginning of a step."""
+"""`zero_grad()` at the start."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`optimizer.zero_grad()` inside `batch.shards`."""
+"""`optimizer.zero_grad()` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`zero_grad(set_to_none=False)`: gradients are filled with zeros."""
+"""`zero_grad(set_to_none=False)`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Labelled and unlabelled samples from two loaders side by side, whole batches only."""
+"""Two loaders zipped, whole batches only."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`zip(a.shards, b.shards)` of batches of which one has fewer shards with samples."""
+"""`zip(a.shards, b.shards)` with different numbers of shards."""
 
 import torch
 from torch import nn
