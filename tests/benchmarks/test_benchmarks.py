@@ -38,7 +38,12 @@ LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for na
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("startup", marks=pytest.mark.long), "measuring_cost", *LONG, pytest.param("resnet50", marks=pytest.mark.cuda)],
+    [
+        pytest.param("startup", marks=pytest.mark.long),
+        "measuring_cost",
+        *LONG,
+        pytest.param("resnet50", marks=pytest.mark.cuda),
+    ],
 )
 def test_a_benchmark_ends_in_one_json_object(name):
     name, *options = name.split()
