@@ -193,6 +193,15 @@ class RunConfig:
     )
     """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
 
+    profile: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FIRST:LAST",
+        help="Write a torch.profiler trace of these steps to RUN/profile, for Perfetto or Chrome.  [default: none]",
+    )
+    """Steps to profile, the first and the last, such as ``100:110``: PyTorch's profiler writes a trace of them on each rank, to
+    ``profile/`` in the run directory. None: none."""
+
     checkpoint_every: int | str | datetime.timedelta = option(
         "10m",
         group=CHECKPOINTS,
@@ -223,6 +232,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
+        steps_of(self.profile)
         for kind, name, valid in (
             ("strategy", self.strategy, tuple(STRATEGIES)),  # a tuple, since the value may be unhashable
             ("precision", self.precision, PRECISIONS),
@@ -307,6 +317,23 @@ def _check_init_method(value: Any) -> None:
             f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
             "three slashes)"
         )
+
+
+def steps_of(profile: str | None) -> tuple[int, int] | None:
+    """The first and the last step of ``RunConfig.profile``.
+
+    Raises:
+        ConfigError: it is no pair of steps.
+    """
+    if profile is None:
+        return None
+    match = re.fullmatch(r"(\d+):(\d+)", profile) if isinstance(profile, str) else None
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise ConfigError(
+            f"profile={profile!r}: give the first and the last step to profile, as in 100:110 (steps count from 1)"
+        )
+    return first, last
 
 
 def _check_interval(value: Any) -> int | str:

@@ -17,11 +17,12 @@ from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
-from lockstep.config import RunConfig
+from lockstep.config import RunConfig, steps_of
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, derive, draw_on, reseed
+from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
@@ -153,6 +154,8 @@ class Parts:
         active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log]
         active += [Spent(self.clock, LOGGING), self.saver, Spent(self.clock, CHECKPOINT), meter]
         active += [None if display is None else Shown(display), *trace, self.clock]
+        if (steps := steps_of(config.profile)) is not None:
+            active.append(StepProfiler(*steps, profile_path(context.run_dir, world.rank), is_main=is_main))
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)

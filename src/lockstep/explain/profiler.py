@@ -1,0 +1,61 @@
+"""A trace of some steps by PyTorch's profiler: every operator and kernel, on a time line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.listener import Listener
+from lockstep.stopping import say
+
+
+def profile_path(run_dir: Path, rank: int) -> Path:
+    """Where the trace of a rank goes."""
+    return run_dir / "profile" / f"rank-{rank}.json"
+
+
+class StepProfiler(Listener):
+    """Profiles a process from the beginning of one step to the end of another.
+
+    Args:
+        first: the step to begin with; a run that resumes later begins with its first step.
+        last: the step to end with.
+        path: where the trace goes, in the format of Chrome and Perfetto.
+        is_main: whether this process says where it is.
+    """
+
+    def __init__(self, first: int, last: int, path: Path, *, is_main: bool) -> None:
+        self._is_main = is_main
+        self._first = first
+        self._last = last
+        self._path = path
+        self._profile: Any = None
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        if self._profile is None and self._first <= step <= self._last:
+            from torch import profiler  # slow: imported where a run is profiled
+
+            self._profile = profiler.profile(record_shapes=True)
+            self._profile.start()
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        if step >= self._last:
+            self._write(step)
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """See Listener."""
+        self._write(step)
+
+    def _write(self, step: int) -> None:
+        if self._profile is None:
+            return
+        self._profile.stop()
+        self._path.parent.mkdir(exist_ok=True)
+        self._profile.export_chrome_trace(str(self._path))
+        self._profile, self._last = None, 0
+        if self._is_main:
+            say(
+                f"the profile of the steps up to {step} is in {self._path.parent}: open its files in https://ui.perfetto.dev"
+            )
