@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -131,7 +132,8 @@ class Meter(Listener):
             self._journal.write("epoch", **event)
             if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _SPOKEN_OF_S:
                 self._bound = event["bound"]
-                print(f"epoch {event['epoch'] + 1}: {sentence(shares)}", flush=True)
+                # Not among what the script prints, which may be compared.
+                print(f"lockstep: epoch {event['epoch'] + 1} is {sentence(shares)}", file=sys.stderr, flush=True)
 
 
 def _wait_for_gpu() -> None:
