@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOGGING, Spent, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, DATA, LOGGING, Spent, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
@@ -34,6 +33,7 @@ from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
 from lockstep.machine.cores import num_cores
+from lockstep.machine.identity import shared_by
 from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
@@ -151,8 +151,13 @@ class Parts:
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
         self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add)
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
-        active: list[Listener | None] = [parted if world.world_size > 1 else None, unprepared, watch, self.log]
-        active += [Spent(self.clock, LOGGING), self.saver, Spent(self.clock, CHECKPOINT), meter]
+        active: list[Listener | None] = [
+            Spent(self.clock, DATA),
+            parted if world.world_size > 1 else None,
+            unprepared,
+            watch,
+        ]
+        active += [self.log, Spent(self.clock, LOGGING), self.saver, Spent(self.clock, CHECKPOINT), meter]
         active += [None if display is None else Shown(display), *trace, self.clock]
         if (steps := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*steps, profile_path(context.run_dir, world.rank), is_main=is_main))
@@ -183,7 +188,9 @@ class Parts:
         about = {
             "rank": world.rank,
             "world_size": world.world_size,
-            "host": socket.gethostname(),
+            "num_nodes": world.num_nodes,
+            "host": world.host,
+            "machine": shared_by("pid"),
             "pid": os.getpid(),
             "launch": self.context.token,
             "began_s": time.time(),
@@ -208,7 +215,13 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
-        return {"step": phases.step, "in_step": phases.in_step, "shard": shard, "activity": self.clock.activity}
+        return {
+            "step": phases.step,
+            "in_step": phases.in_step,
+            "phase": phases.num_done,
+            "shard": shard,
+            "activity": self.clock.activity,
+        }
 
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from lockstep.explain.black_box import BlackBox, read_box
 
 
@@ -38,10 +40,21 @@ def test_a_record_that_is_too_long_leaves_the_one_before_and_the_file_its_size(t
     box = BlackBox(path)
     size = path.stat().st_size
     box.write({"number": 1})
-    box.write({"text": "x" * size})
+    with pytest.raises(ValueError, match="a record of"):
+        box.write({"text": "x" * size})
     box.close()
     assert read_box(path) == {"number": 1}
     assert path.stat().st_size == size
+
+
+def test_a_file_that_is_cut_or_gone_does_no_harm(tmp_path):
+    path = tmp_path / "rank-0.box"
+    box = BlackBox(path)
+    os.truncate(path, 0)
+    box.write({"number": 1})
+    path.unlink()
+    box.write({"number": 2})
+    box.close()
 
 
 def test_it_survives_sigkill(tmp_path):

@@ -43,6 +43,10 @@ def test_a_rank_with_more_samples_is_not_slow():
     assert told(phases(200, EVEN, (16.0, 0.0, 0.02, 0.04, 0.0))) == []
 
 
+def test_a_rank_with_few_samples_is_not_slow_because_what_is_fixed_weighs_more_on_it():
+    assert told(phases(200, (16.0, 0.0, 0.016, 0.0, 0.01), (8.0, 0.0, 0.008, 0.0, 0.01))) == []
+
+
 def test_what_is_stolen_at_random_makes_nobody_slow():
     draw = random.Random(1)
     busy = [[[8.0, 0.0, 0.01 * draw.choice((1, 1, 1, 5)), 0.02, 0.0] for _ in range(4)] for _ in range(2000)]

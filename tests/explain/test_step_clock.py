@@ -72,4 +72,4 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
     assert any(line.startswith("epoch 1, 50 steps: ") for line in shown)
     (row,) = [line for line in shown if line.startswith("the forward pass and the loss")]
     assert float(re.search(r"([0-9.]+) \(rank 1\)$", row)[1]) >= 20  # ms, and the most of all ranks
-    assert any(line.startswith("rank 1 on ") and "its forward took" in line for line in shown)
+    assert any(line.startswith("rank 1 on ") and "the forward pass took it" in line for line in shown)

@@ -3,19 +3,19 @@
 import pytest
 
 from lockstep.explain.rank_reports import RankReport
-from lockstep.explain.stuck import limit_s, who_waits
+from lockstep.explain.stuck import BUSY_S, limit_s, who_waits
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
 
-def rank(number, stack, state="running", collective=None):
+def rank(number, stack, state="running", collective=None, since_s=30.0):
     record = {
         "rank": number,
         "world_size": 4,
         "host": "node7",
         "pid": 100 + number,
         "time_s": 50.0,
-        "since_s": 30.0,
+        "since_s": since_s,
         "doing": {"step": 5, "in_step": True, "activity": "in the forward pass"},
         "stack": stack,
         "collective": collective,
@@ -28,11 +28,29 @@ def test_the_missing_rank_is_named_with_what_it_does_and_where():
         [rank(0, WAITING), rank(1, WAITING), rank(2, [["/home/me/train.py", 7, "loss"]]), rank(3, WAITING)], "run"
     )
     assert text.splitlines() == [
-        "no progress for 20 s: ranks 0 to 1, 3 wait for rank 2.",
+        "no progress for 20 s: ranks 0, 1 and 3 wait for rank 2.",
         "  rank 2 on node7 (pid 102): in the forward pass of step 5, for 20 s",
         "    /home/me/train.py:7 in loss",
         "`lockstep stacks run` shows all ranks, at any time.",
     ]
+
+
+def test_a_rank_that_works_may_keep_the_others_waiting_for_longer_than_one_that_does_nothing():
+    working = [["/home/me/train.py", 7, "evaluate"]]
+    assert who_waits([rank(0, working, since_s=49.5), rank(1, WAITING)], "run") is None
+    text = who_waits([rank(0, working, since_s=49.5), rank(1, WAITING, since_s=50.0 - BUSY_S)], "run")
+    assert text.startswith("no progress for 120 s: rank 1 waits for rank 0.")
+
+
+def test_ranks_that_wait_in_different_collectives_are_told_in_which():
+    reduce, gather = {"text": "all_reduce number 7"}, {"text": "all_gather number 7"}
+    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")
+    assert text.splitlines()[:3] == [
+        "no progress for 20 s: the ranks wait for each other in different collectives.",
+        "  rank 0: all_reduce number 7",
+        "  rank 1: all_gather number 7",
+    ]
+    assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 
 
 @pytest.mark.parametrize("state", ["gone", "stopped"])

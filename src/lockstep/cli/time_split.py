@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, say
-from lockstep.explain.split import PARTS, sentence, shares_of
+from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
 from lockstep.measure.events import read_history
 
 _HEADINGS = ("part of a step", "share", "ms", "least", "most")
@@ -32,11 +32,11 @@ def show_split(run_dir: Path, console: Console) -> None:
     tables.show(console, Page(headings=_HEADINGS, rows=rows, numbers=_HEADINGS[1:]))
     for event in events:
         if event["event"] == "slow":
+            who, what = f"rank {event['rank']} on {event['host']}", ACTIVITIES[event["activity"]]
             say(
                 console,
-                f"rank {event['rank']} on {event['host']} was slow up to step {event['step']}: its {event['activity']} took "
-                f"{event['times']:.1f} times as long as that of the others, which waited for it for {event['cost']:.0%} of the "
-                "time",
+                f"{who} was slow up to step {event['step']}: {what} took it {event['times']:.1f} times as long as the others, "
+                f"which waited for it for {event['cost']:.0%} of the time",
                 "yellow",
             )
 

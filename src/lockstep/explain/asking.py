@@ -27,15 +27,22 @@ _CLOCK_S = 1.0
 """When a process was made is known to a tick of the kernel's clock only."""
 
 
-def answer_into(path: Path) -> dict[str, Any]:
-    """Have this process write its stacks into a file when it is asked. Returns what ``ask`` needs to know."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    faulthandler.register(SIGNAL, file=fd, all_threads=True)
-    return {"stack_file": str(path.absolute()), "main_thread": threading.main_thread().ident}
+class Answering:
+    """Has this process write its stacks into a file when it is asked, until it is closed. One at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
+
+    def close(self) -> None:
+        """Write no more. (A signal that comes now is ignored: not caught, it would be deadly.)"""
+        signal.signal(SIGNAL, signal.SIG_IGN) if threading.current_thread() is threading.main_thread() else None
+        os.close(self._fd)
 
 
 def ask(record: Mapping[str, Any]) -> list[tuple[str, int, str]] | None:
-    """The main thread's frames, innermost first, of a process of this machine, from what it has written into its black box.
+    """The frames of the training thread, innermost first, of a process of this machine, from its record.
 
     None: it does not answer (it is stopped, or the kernel holds it).
     """
@@ -51,19 +58,22 @@ def ask(record: Mapping[str, Any]) -> list[tuple[str, int, str]] | None:
             time.sleep(0.05)
             last, size = size, path.stat().st_size
             if size == last > before:
-                return _parse(path.read_bytes()[before:].decode(errors="replace"), int(record["main_thread"]))
+                return _parse(path.read_bytes()[before:].decode(errors="replace"), int(record["thread"]))
     except OSError:
         pass
     return None
 
 
 def _parse(text: str, thread: int) -> list[tuple[str, int, str]]:
+    """The frames of a thread, from the first answer: several may have asked."""
     frames: list[tuple[str, int, str]] = []
-    is_main = False
+    is_it = False
     for line in text.splitlines():
         if begins := _THREAD.match(line):
-            is_main = int(begins[1], 16) == thread
-        elif is_main and (frame := _FRAME.match(line)):
+            if frames:
+                return frames
+            is_it = int(begins[1], 16) == thread
+        elif is_it and (frame := _FRAME.match(line)):
             frames.append((frame[1], int(frame[2]), frame[3]))
     return frames
 

@@ -1,13 +1,13 @@
 """What a rank is doing, in a file of fixed size that outlives it: whoever was killed can still be asked.
 
-The file is mapped into memory, so that what was written is there even if the process gets SIGKILL in the next moment. It has
-two places, written in turn: a reader always finds one that is whole.
+What was written is with the kernel, so it is there even if the process gets SIGKILL in the next moment. (It is not mapped
+into memory: there a full disk or a file that has vanished would kill the process.) The file has two places, written in turn: a
+reader always finds one that is whole.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -15,38 +15,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_SLOT_BYTES = 1 << 15
+SLOT_BYTES = 1 << 14
+"""Of each of the two places."""
 _HEADER = struct.Struct("<8sQII")
 """A mark, the number of the record, its length, and its checksum."""
 _MARK = b"lckstp1\n"
 
 
 class BlackBox:
-    """The box of one process. Only one may write into it."""
+    """The box of one process. Only one may write into it.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        is_shared: whether other machines read it: then each record is brought to the file's server at once.
+    """
+
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         path.parent.mkdir(exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.posix_fallocate(fd, 0, 2 * _SLOT_BYTES)  # on a full disk the write into the memory would kill the process
-            self._memory = mmap.mmap(fd, 2 * _SLOT_BYTES)
-        finally:
-            os.close(fd)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._is_shared = is_shared
         self._number = 0
+        os.pwrite(self._fd, bytes(2 * SLOT_BYTES), 0)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Put a record of JSON values in the place of the last but one. One that is too long is left out."""
+        """Put a record of JSON values in the place of the last but one.
+
+        Raises:
+            OSError: it could not be written; the one before can still be read.
+            ValueError: it is too long.
+        """
         data = json.dumps(record).encode()
-        if len(data) > _SLOT_BYTES - _HEADER.size:
-            return
+        if len(data) > SLOT_BYTES - _HEADER.size:
+            raise ValueError(f"a record of {len(data)} bytes")
         self._number += 1
-        start = self._number % 2 * _SLOT_BYTES
-        self._memory[start + _HEADER.size : start + _HEADER.size + len(data)] = data
-        _HEADER.pack_into(self._memory, start, _MARK, self._number, len(data), zlib.crc32(data))
+        header = _HEADER.pack(_MARK, self._number, len(data), zlib.crc32(data))
+        os.pwrite(self._fd, header + data, self._number % 2 * SLOT_BYTES)
+        if self._is_shared:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Write no more."""
-        self._memory.close()
+        os.close(self._fd)
 
 
 def read_box(path: Path) -> dict[str, Any] | None:
@@ -56,8 +65,8 @@ def read_box(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     newest: tuple[int, dict[str, Any]] | None = None
-    for start in (0, _SLOT_BYTES):
-        if len(content) < start + _SLOT_BYTES:
+    for start in (0, SLOT_BYTES):
+        if len(content) < start + SLOT_BYTES:
             continue
         mark, number, length, checksum = _HEADER.unpack_from(content, start)
         data = content[start + _HEADER.size : start + _HEADER.size + length]

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+_MOST_SHAPES = 3
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -25,8 +27,9 @@ class Collective:
     """Since 1970."""
 
     def __str__(self) -> str:
-        shapes = ", ".join("x".join(map(str, shape)) or "one number" for shape in self.shapes)
-        return f"{self.name} number {self.number} ({shapes} {'/'.join(sorted(set(self.dtypes)))})".lower()
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes[:_MOST_SHAPES])
+        more = ", ..." if len(self.shapes) > _MOST_SHAPES else ""
+        return f"{self.name} number {self.number} (shape {shapes}{more} of {'/'.join(sorted(set(self.dtypes)))})".lower()
 
 
 def pending() -> Collective | None:
@@ -47,8 +50,8 @@ def _collective(entry: dict[str, Any]) -> Collective:
     return Collective(
         number=int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
         name=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
-        shapes=tuple(tuple(shape) for shape in entry["input_sizes"]),
-        dtypes=tuple(map(str, entry["input_dtypes"])),
+        shapes=tuple(tuple(shape) for shape in entry["input_sizes"][: _MOST_SHAPES + 1]),
+        dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
         group=str(entry["process_group"][1]),
         began_s=int(entry["time_created_ns"]) / 1e9,
     )

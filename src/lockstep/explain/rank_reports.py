@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from lockstep.explain.black_box import read_box
 from lockstep.explain.sampler import EVERY_S, waits_at
+from lockstep.machine.identity import shared_by
 
 DIRECTORY = "blackbox"
 _LATE_S = 6 * EVERY_S
@@ -33,6 +33,8 @@ class RankReport:
     """``running``; ``late``: it has not reported for some seconds; ``stopped`` by a signal; ``gone``; or how it ended."""
     late_s: float
     """For how long it has not reported."""
+    is_here: bool = True
+    """Whether its process is one of this machine."""
 
     @property
     def rank(self) -> int:
@@ -49,7 +51,7 @@ class RankReport:
         """Whether it waits for other ranks."""
         if self.state not in ("running", "late"):
             return False
-        return self.record["collective"] is not None or waits_at(self.frames)
+        return waits_at(self.frames, self.record["collective"])
 
     @property
     def still_s(self) -> float:
@@ -63,15 +65,17 @@ class RankReport:
         at = f"in step {step}" if doing.get("in_step") else (f"after step {step}" if step else "before the first step")
         of = f" of step {step}" if doing.get("in_step") else f", {at}"
         if self.state == "gone":
-            return f"its process is gone, without a word: it was killed {at}, perhaps for want of memory (see dmesg)"
+            return f"its process is gone, without a word: it was killed {at}, perhaps because memory ran out (see dmesg)"
         if self.state == "stopped":
             return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` lets it run on"
         if self.state not in ("running", "late"):
             return f"{self.state} {at}"
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        late = (
-            "" if self.state == "running" else " (its interpreter does not answer: C code that holds the GIL, or swapping)"
-        )
+        late = ""
+        if self.state == "late" and self.is_here:
+            late = " (its interpreter does not answer: C code that holds the GIL, or swapping)"
+        elif self.state == "late":
+            late = f" (it has not reported for {self.late_s:.0f} s)"
         if self.is_waiting:
             collective = self.record["collective"]
             what = "for the other ranks" if collective is None else f"in {collective['text']}"
@@ -119,14 +123,14 @@ def read_reports(
             continue
         late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
         state = record["ended"]
+        is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
         if state is None:
-            is_here = record["host"] == socket.gethostname()
             state = look_up(int(record["pid"]), float(record["time_s"])) if is_here else "running"
             if state == "running" and late_s > _LATE_S:
                 state = "late"
                 if is_here and (stack := ask(record)):
                     record = {**record, "stack": stack, "collective": None}
-        found.append(RankReport(record, state, late_s))
+        found.append(RankReport(record, state, late_s, is_here))
     return sorted(found, key=lambda report: report.rank)
 
 
@@ -141,12 +145,13 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``; ``ranks 0, 2 to 5``."""
+    """``rank 3``; ``ranks 0 and 2 to 5``."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][-1] + 1:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    names = [f"{span[0]}" if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"
+    names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"

@@ -1,11 +1,12 @@
-"""Looks twice a second at what the process's main thread does, and writes it into its black box.
+"""Looks twice a second at what the thread that trains does, and writes it into the black box of the process.
 
-Nothing is asked of the main thread, so a step pays nothing for it. One that holds Python's interpreter lock in C code, or
+Nothing is asked of that thread, so a step pays nothing for it. One that holds Python's interpreter lock in C code, or
 was stopped, cannot be looked at: then the newest record is what it did before that began (see ``asking``).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -15,14 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep.explain.asking import answer_into
+from lockstep.explain.asking import Answering
 from lockstep.explain.black_box import BlackBox
 from lockstep.explain.flight import pending
+from lockstep.stopping import say
 
 EVERY_S = 0.5
 _WAITS_AFTER_S = 1.0
-"""A main thread that has not moved for so long may be waiting in a collective."""
+"""A thread that has not moved for so long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MOST_FRAMES = 40
 _CLOSE_S = 2.0
 
@@ -34,9 +37,12 @@ Frame = tuple[str, int, str]
 """File, line, and function."""
 
 
-def waits_at(stack: Sequence[Sequence[Any]]) -> bool:
-    """Whether a main thread with these frames, innermost first, waits for other ranks."""
-    return bool(stack and any(part in stack[0][0] for part in _MEETING))
+def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
+    """Whether a thread with these frames, innermost first, waits for other ranks, with this collective begun or None."""
+    if not stack:
+        return False
+    file = str(stack[0][0])
+    return any(part in file for part in _MEETING) or (collective is not None and "/torch/" in file)
 
 
 class Sampler:
@@ -45,8 +51,8 @@ class Sampler:
     Args:
         path: of the black box.
         about: what does not change: ``rank``, ``world_size``, ``host``, ``pid``, ...
-        doing: what the main thread does, as far as it is known without its stack: called from another thread.
-        limit_s: for how long the main thread may wait for other ranks: the same.
+        doing: what the thread does, as far as it is known without its stack: called from another thread.
+        limit_s: for how long the thread may wait for other ranks: the same.
         stuck: called when it has, again and again until it returns True: the same.
     """
 
@@ -60,14 +66,20 @@ class Sampler:
     ) -> None:
         self._limit_s = limit_s
         self._stuck = stuck
-        self._is_told = False
         self._doing = doing
-        self._box = BlackBox(path)
-        self._about = {**about, **answer_into(path.with_suffix(".stacks"))}
-        self._main = threading.main_thread().ident
+        self._box = BlackBox(path, is_shared=about["num_nodes"] > 1)
+        self._answering = Answering(path.with_suffix(".stacks"))
+        self._thread_id = threading.get_ident()
+        self._about = {**about, "stack_file": str(self._answering.path.absolute()), "thread": self._thread_id}
         self._stack: list[Frame] = []
+        self._at: Mapping[str, Any] = {}
         self._same_since_s = time.time()
         self._collective: dict[str, Any] | None = None
+        self._asked_at_s = 0.0
+        """When the recorder was last asked for the collective that is waited in."""
+        self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
+        """Before ``stuck`` is called again, and when that is."""
+        self._has_failed = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-black-box", daemon=True)
         self._thread.start()
@@ -77,36 +89,54 @@ class Sampler:
         self._closed.set()
         self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
-            self._look(ended=how)
+            self._try(lambda: self._look(ended=how))
+            self._answering.close()
             self._box.close()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             began_s = time.time()
-            self._look()
-            if not self._is_told and time.time() - self._same_since_s > self._limit_s() and self._is_waiting():
-                self._is_told = self._stuck()
+            self._try(self._look)
+            self._try(self._watch)
             self._closed.wait(EVERY_S)
             if time.time() - began_s > _SUSPENDED_S:  # the whole launch was stopped for a while, or the machine slept
                 self._same_since_s = time.time()
 
+    def _try(self, act: Callable[[], None]) -> None:
+        """Nothing that goes wrong here may matter to the training."""
+        try:
+            act()
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                say(f"WARNING: what this rank does cannot be written for `lockstep stacks`: {error}")
+
+    def _watch(self) -> None:
+        """If this rank has waited for too long, see for whom: now, and then less and less often."""
+        now = time.time()
+        if now - self._same_since_s <= self._limit_s() or not self._is_waiting() or now < self._next_s:
+            return
+        self._pause_s = math.inf if self._stuck() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._next_s = now + self._pause_s
+
     def _is_waiting(self) -> bool:
-        return self._collective is not None or waits_at(self._stack)
+        return waits_at(self._stack, self._collective)
 
     def _look(self, ended: str | None = None) -> None:
         now = time.time()
-        stack = _stack_of(sys._current_frames().get(self._main or 0))
-        if stack != self._stack:
-            self._stack, self._same_since_s, self._collective, self._is_told = stack, now, None, False
-        elif self._collective is None and now - self._same_since_s >= _WAITS_AFTER_S:
-            found = pending()
+        stack, at = _stack_of(sys._current_frames().get(self._thread_id)), self._doing()
+        if stack != self._stack or at != self._at:
+            self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
+            self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
+        elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._asked_at_s >= _WAITS_AFTER_S:
+            found, self._asked_at_s = pending(), now
             self._collective = None if found is None else {**asdict(found), "text": str(found)}
         self._box.write(
             {
                 **self._about,
                 "time_s": now,
                 "since_s": self._same_since_s,
-                "doing": self._doing(),
+                "doing": at,
                 "stack": stack,
                 "collective": self._collective,
                 "ended": ended,

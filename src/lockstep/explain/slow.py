@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.explain.step_clock import BUSY
+from lockstep.explain.split import ACTIVITIES
 
 _WINDOW = 20
 _SLOW = 1.2
@@ -21,11 +21,11 @@ _LEAST_COST = 0.05
 """Of everybody's time; less is not worth a word."""
 
 
-_ACTIVITIES = {
-    "data": "getting a batch from the loader",
-    "forward": "the forward pass",
-    "backward": "the backward pass",
-    "script": "the script's other code in the loop",
+_REMEDIES = {
+    "data": "Look at the disk and the loader workers of that machine",
+    "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
+    "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
+    "script": "Look at what that rank alone does in the loop (logging, saving), and at what else runs on that machine",
 }
 
 
@@ -35,7 +35,7 @@ class SlowRank:
 
     rank: int
     activity: str
-    """In what it is slow, of ``BUSY``."""
+    """In what it is slow, of ``ACTIVITIES``."""
     times: float
     """How many times as long it takes over that as the median of the others."""
     cost: float
@@ -44,9 +44,8 @@ class SlowRank:
     def describe(self, host: str, step: int) -> str:
         """For the user."""
         return (
-            f"rank {self.rank} on {host} is slow, up to step {step}: {_ACTIVITIES[self.activity]} takes it {self.times:.1f} "
-            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. Look at what else runs on "
-            "that machine, its clock rate and temperature, and the files that it reads."
+            f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes it {self.times:.1f} "
+            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {_REMEDIES[self.activity]}."
         )
 
 
@@ -95,8 +94,9 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
         ranked = sorted(rates)
         highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
-        whole_s += highest * rows[rank][0]
-        if highest > _SLOW * others:
+        longest = max([data + forward + backward + script for _, data, forward, backward, script in rows])
+        whole_s += longest
+        if highest > _SLOW * others and highest * rows[rank][0] == longest:
             slowest[rank] += 1
             lost_s += (highest - others) * rows[rank][0]
     if not slowest:
@@ -111,7 +111,7 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
 def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[str, float]:
     """The activity in which a rank loses most against the median of the others, and how many times as long it takes."""
     excess: list[tuple[float, str, float]] = []
-    for column, activity in enumerate(BUSY, start=1):
+    for column, activity in enumerate(ACTIVITIES, start=1):
         rates = [
             sum(rows[each][column] / rows[each][0] for rows in window if rows[each][0]) for each in range(len(window[0]))
         ]

@@ -19,6 +19,14 @@ PARTS = {
 }
 """What each part is spent on. Every moment of a pass belongs to one of them."""
 
+ACTIVITIES = {
+    "data": "waiting for the loader",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "script": "the script's other code in the loop",
+}
+"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
+
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
     "data": "more loader workers (num_workers=, or --workers) or cheaper transforms help",

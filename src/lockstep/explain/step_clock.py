@@ -21,8 +21,6 @@ from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
-BUSY = ("data", "forward", "backward", "script")
-"""What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
 _USUAL = 10
 _LOADING = "getting a batch from the loader"
 
@@ -30,8 +28,8 @@ _LOADING = "getting a batch from the loader"
 class Overlapping(Protocol):
     """Gradients that are exchanged while the backward pass still runs."""
 
-    handed_over_s: float
-    """When the last of the newest backward pass were on their way (``perf_counter``); 0: they go after it."""
+    waited_s: float
+    """For how long this rank waited for the others in the newest backward pass."""
 
 
 class StepClock(Listener):
@@ -41,7 +39,7 @@ class StepClock(Listener):
         overlapping: asked after each backward pass.
         held_s: for how long training has stood still for checkpoints, up to now.
         tell: called at the end of each phase with what all ranks were busy with since the phase before: for each rank, its
-            samples and the seconds of each of ``BUSY``. The same on every rank.
+            samples and the seconds of each of ``ACTIVITIES``. The same on every rank.
     """
 
     def __init__(
@@ -54,11 +52,10 @@ class StepClock(Listener):
         self._at_meeting = list(self._seconds)
         """The same, when the ranks last met."""
         self._exposed_s = 0.0
-        """Of the phase at hand: spent in backward passes whose gradients were all on their way."""
+        """Of the phase at hand: waited for the others within backward passes."""
         self._num_samples = 0
         self._rows: Sequence[Sequence[float]] = ()
         self._busy_s = 0.0
-        self._backward_s = 0.0
         self._now = perf_counter()
         self._acts = False
         """Whether an optimizer is at work."""
@@ -118,17 +115,15 @@ class StepClock(Listener):
         """See Listener."""
         self.spent_on(FORWARD)
         self.activity = "in the backward pass"
-        self._backward_s = self._now
 
     def after_backward(self) -> None:
         """See Listener."""
         self.spent_on(BACKWARD)
         self.activity = "in the script's code"
-        handed_over_s = self._overlapping.handed_over_s
-        if handed_over_s > self._backward_s:
-            exposed_s = self._now - handed_over_s
-            self._seconds[BACKWARD] -= exposed_s
-            self._exposed_s += exposed_s
+        waited_s = self._overlapping.waited_s
+        if waited_s:
+            self._seconds[BACKWARD] -= waited_s
+            self._exposed_s += waited_s
 
     def end_shard(self) -> None:
         """See Listener."""
@@ -197,6 +192,10 @@ class StepClock(Listener):
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
         return [float(self._num_samples), data, forward, backward, script]
+
+    def computed(self) -> None:
+        """This rank has waited for its GPU, which runs behind the script. Local."""
+        self.spent_on(BACKWARD)
 
     def reported(self, rows: Sequence[Sequence[float]]) -> None:
         """What all ranks have reported, by rank. Local."""

@@ -14,6 +14,8 @@ from lockstep.explain.asking import ask, look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 
 LEAST_S = 10.0
+BUSY_S = 120.0
+"""For how long a rank that works may keep the others waiting before it is said."""
 _STEPS = 5
 _FIRST_S = 60.0
 """Before some steps were taken nobody knows how long one takes, and what is compiled and read first takes long."""
@@ -62,9 +64,13 @@ def who_waits(reports: Sequence[RankReport], run_dir: str) -> str | None:
     """Who waits, for whom, and what those do; None: nobody is missing, or somebody is in a debugger."""
     waiting = [report for report in reports if report.is_waiting]
     missing = [report for report in reports if not report.is_waiting]
-    if not waiting or not missing or any(_is_debugged(report) for report in missing):
+    if not waiting or any(_is_debugged(report) for report in missing):
         return None
     longest = max(waiting, key=lambda report: report.still_s)
+    if not missing:
+        return _differing(waiting, longest.still_s, run_dir)
+    if longest.still_s < BUSY_S and not any(_is_still(report) for report in missing):
+        return None  # those that are waited for work: rank 0 evaluates, say
     verb = "waits" if len(waiting) == 1 else "wait"
     lines = [
         f"no progress for {longest.still_s:.0f} s: {name_ranks([report.rank for report in waiting])} {verb} for "
@@ -76,6 +82,26 @@ def who_waits(reports: Sequence[RankReport], run_dir: str) -> str | None:
         lines += [f"    {line}" for line in report.stack()[-_INNERMOST:]]
     lines.append(f"`lockstep stacks {run_dir}` shows all ranks, at any time.")
     return "\n".join(lines)
+
+
+def _differing(reports: Sequence[RankReport], still_s: float, run_dir: str) -> str | None:
+    """All wait: in different collectives?"""
+    begun: dict[str, list[int]] = {}
+    for report in reports:
+        if report.record["collective"] is not None:
+            begun.setdefault(report.record["collective"]["text"], []).append(report.rank)
+    if len(begun) < 2:
+        return None
+    lines = [f"no progress for {still_s:.0f} s: the ranks wait for each other in different collectives."]
+    lines += [f"  {name_ranks(ranks)}: {collective}" for collective, ranks in begun.items()]
+    lines.append("Every rank must call the same ones in the same order: is one called on some ranks only, behind an `if`?")
+    lines.append(f"`lockstep stacks {run_dir}` shows where each rank is.")
+    return "\n".join(lines)
+
+
+def _is_still(report: RankReport) -> bool:
+    """Whether a rank that is waited for does nothing, as far as can be seen."""
+    return report.state != "running" or report.still_s >= LEAST_S
 
 
 def _is_debugged(report: RankReport) -> bool:

@@ -61,6 +61,9 @@ class _Foreseen:
 class Clock(Protocol):
     """What has measured for how long this rank was busy."""
 
+    def computed(self) -> None:
+        """This rank has waited until its device had computed the values of the phase."""
+
     def report(self) -> list[float]:
         """Some numbers, as many on every rank: it is about to meet the others."""
 
@@ -184,6 +187,8 @@ class Ledger:
         """
         for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
             self._note(key, number.item(), weight)
+        if self._on_device:
+            self._clock.computed()
         page, form = self._page, self._form
         page.unforeseen = tuple(sync.unforeseen())
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen

@@ -54,12 +54,12 @@ class Pass:
             self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
             self._meter.start()
 
-    def end(self, step: int, split: dict[str, float]) -> None:
-        """The pass is over, after this step of the run, and its time was split like this."""
+    def end(self, step: int, split: Callable[[], dict[str, float]]) -> None:
+        """The pass is over, after this step of the run. ``split`` tells how its time was spent."""
         self._step = step
-        self._split = split
         _wait_for_gpu()
         self._usage = self._meter.stop()
+        self._split = split()
         self._wall_s = time.perf_counter() - self._began
 
     def result(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Meter(Listener):
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """See Listener."""
         if self._pass is not None:
-            self._pass.end(step, self._split())
+            self._pass.end(step, self._split)
             self._over.append(self._pass)
             self._pass = None
 

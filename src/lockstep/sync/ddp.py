@@ -111,6 +111,8 @@ class DDPSync(ShardedSync):
         """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
         self._num_calls: dict[int, int] = {}
         """By phase, the number of backward calls when it was last run."""
+        self._launched_at_s = 0.0
+        """When the last bucket of the backward pass was handed to the process group, if any was."""
         self._overlapped: dict[int, list[_Engine]] = {}
         """By backward call, the models whose gradients DDP has reduced."""
 
@@ -146,14 +148,18 @@ class DDPSync(ShardedSync):
 
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
+        self.waited_s = 0.0
         if not any(engine.overlaps for engine in self._engines):
             super().backward(loss, call, factor, options)
             return
+        self._launched_at_s = 0.0
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
         self._factor, self._earlier = factor, self._sums.take(call)
         with self._buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
+        if self._launched_at_s:
+            self.waited_s = time.perf_counter() - self._launched_at_s
         self._overlapped[call] = [engine for engine in self._engines if engine.overlaps and self._has_finished(engine)]
         # DDP's sums are complete, and already weighted.
         reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
@@ -257,7 +263,7 @@ class DDPSync(ShardedSync):
             unchanged.set_result(bucket.buffer())
             return unchanged
         engine.launched += 1
-        self.handed_over_s = time.perf_counter()
+        self._launched_at_s = time.perf_counter()
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
         total = widen(buffer)

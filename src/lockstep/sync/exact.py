@@ -69,7 +69,7 @@ class ExactSync:
 
     forward_is_collective = False
     is_plain = False
-    handed_over_s = 0.0
+    waited_s = 0.0
 
     def __init__(
         self,
@@ -163,6 +163,7 @@ class ExactSync:
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
         try:
+            self._exchange.waited_s = 0.0
             with self._buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
@@ -170,6 +171,7 @@ class ExactSync:
         with torch.no_grad():
             self._missing = [set() for _ in self._missing]
             self._send_complete()
+        self.waited_s = self._exchange.waited_s
         if micro.is_last:
             self._num_calls = call + 1
 

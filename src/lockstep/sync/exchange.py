@@ -13,6 +13,7 @@ If everything in a phase is short, it is held back for one message with the numb
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -51,6 +52,8 @@ class Exchange:
 
     def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
         self._rank = rank
+        self.waited_s = 0.0
+        """For how long this rank has waited for others, ever or since somebody set it to 0."""
         self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
         self._roots: Roots = [[]]
         self._tag = _FIRST_TAG
@@ -226,7 +229,7 @@ class _Underway:
 
     def add(self) -> None:
         """Wait for the peers' nodes, sum this rank's slice, and start distributing the result."""
-        _wait(self._receives)
+        self._wait(self._receives)
         if self._is_broad:  # the sum overwrites the memory being sent
             self._wait_sent()
         result = self._nodes[0][self._mine]
@@ -254,14 +257,19 @@ class _Underway:
 
     def finish(self) -> None:
         """Wait for the other slices of the sum, and for all sends."""
-        _wait(self._gathers)
+        self._wait(self._gathers)
         self._wait_sent()
         if self._on_gpu is not None:
             self._on_gpu[0].copy_(self._nodes[0])
 
     def _wait_sent(self) -> None:
-        _wait(self._sends)
+        self._wait(self._sends)
         self._sends = []
+
+    def _wait(self, works: list[dist.Work]) -> None:
+        began_s = time.perf_counter()
+        _wait(works)
+        self._exchange.waited_s += time.perf_counter() - began_s
 
 
 def _wait(works: list[dist.Work]) -> None:

@@ -33,9 +33,8 @@ class Sync(Protocol):
     """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
     is_plain: bool
     """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
-    handed_over_s: float
-    """When the last gradients of the newest backward pass were on their way to the other ranks (``perf_counter``), while it
-    still ran; 0: they are sent after it, or the time is not known."""
+    waited_s: float
+    """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
     replaced: dict[nn.Parameter, nn.Parameter]
     """The parameters that ``attach`` has replaced, with their replacements."""
 

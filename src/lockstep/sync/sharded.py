@@ -22,7 +22,7 @@ class ShardedSync(ABC):
 
     forward_is_collective = False
     is_plain = False
-    handed_over_s = 0.0
+    waited_s = 0.0
 
     def __init__(self, num_shards: int, world_size: int = 1) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
