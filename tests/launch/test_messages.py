@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -16,14 +17,14 @@ FAILURE = Failure(rank=3, host="here", time_s=1.5, kind="ValueError", message="b
 
 
 @pytest.fixture
-def receiver():
-    with contextlib.closing(Receiver()) as receiver:
+def receiver(tmp_path):
+    with contextlib.closing(Receiver(str(tmp_path), 3)) as receiver:
         yield receiver
 
 
 @pytest.fixture
-def sender(receiver):
-    yield Sender(receiver.worker_fd)
+def sender(receiver, tmp_path):
+    yield Sender(receiver.worker_fd, str(tmp_path), 3)
     with contextlib.suppress(OSError):  # a test has closed it
         receiver.handed_over()
 
@@ -53,9 +54,31 @@ def test_a_failure_larger_than_the_pipe_comes_whole(receiver, sender):
     assert receiver.told.failure == large
 
 
+def test_a_worker_that_never_falls_silent_leaves_the_launcher_time_for_others_and_costs_it_little(receiver, sender):
+    is_over = threading.Event()
+
+    def write():
+        while not is_over.is_set():
+            os.write(receiver.worker_fd, b"x" * 65536)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    num_reads, began_s = 0, time.process_time()
+    while len(receiver._rest) < 20_000_000:
+        assert receiver.read()
+        num_reads += 1
+    spent_s = time.process_time() - began_s
+    is_over.set()
+    while thread.is_alive():
+        receiver.read()
+    assert num_reads > 20
+    assert spent_s < 10  # a minute if all was copied for each piece
+
+
 def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_before_is_not(receiver, sender):
     os.write(receiver.worker_fd, b'\n{"failure": {"rank": 3, "host"')
     receiver.handed_over()
+    receiver.read()
     assert not receiver.read()
     assert receiver.told == Told(pid=os.getpid())
 
@@ -67,27 +90,61 @@ def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
     assert receiver.told == Told(pid=os.getpid(), failure=FAILURE)
 
 
-def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch):
+@pytest.mark.parametrize("line", ["5", "null", '"pid"', '["failure"]', '{"loss": 0.5}', '{"end": 3}', '{"end": {"loss": 0.5}}'])
+def test_what_is_no_message_is_left_out(receiver, sender, line):
+    os.write(receiver.worker_fd, f"{line}\n".encode())
+    sender.send(is_watching=True)
+    receiver.read()
+    assert receiver.told == Told(pid=os.getpid(), is_watching=True)
+
+
+@pytest.mark.parametrize("has_pipe", [True, False])
+def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch, has_pipe):
+    receiver.read()
+    if not has_pipe:
+        receiver.handed_over()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: 1)
         assert not sender.send(stopped_with=75)
     receiver.read()
+    receiver.read_file()
     assert receiver.told == Told(pid=os.getpid())
 
 
-def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(receiver, sender):
-    gone = Receiver()
-    other = Sender(gone.worker_fd)
+def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(tmp_path):
+    gone = Receiver(str(tmp_path), 3)
+    sender = Sender(gone.worker_fd, str(tmp_path), 3)
     gone.close()
-    assert not other.send(is_watching=True)
+    assert not sender.send(is_watching=True)
     gone.handed_over()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_of_the_script_that_has_the_pipes_number_by_now_is_not_written_to(receiver, sender, tmp_path):
     with (tmp_path / "file").open("wb") as file:
         os.dup2(file.fileno(), receiver.worker_fd)
-        assert not sender.send(is_watching=True)
+        assert sender.send(is_watching=True)
     assert (tmp_path / "file").read_bytes() == b""
+    receiver.read_file()
+    assert receiver.told.is_watching
+
+
+def test_what_is_told_without_the_pipe_is_found_and_nothing_of_what_was_told_before_is_lost(receiver, sender):
+    receiver.read()
+    receiver.read_file()
+    assert receiver.told == Told(pid=os.getpid())
+    receiver.handed_over()
+    assert sender.send(is_watching=True)
+    assert sender.send(failure=FAILURE)
+    receiver.read_file()
+    assert receiver.told == Told(pid=os.getpid(), is_watching=True, failure=FAILURE)
+
+
+def test_a_worker_with_neither_pipe_nor_directory_goes_on(tmp_path):
+    with contextlib.closing(Receiver(str(tmp_path / "gone"), 3)) as receiver:
+        sender = Sender(receiver.worker_fd, str(tmp_path / "gone"), 3)
+        receiver.handed_over()
+        assert not sender.send(is_watching=True)
 
 
 # In workers.
@@ -116,10 +173,11 @@ def test_a_process_that_a_script_forked_ends_as_under_python_and_is_not_the_rank
 
 
 @pytest.mark.parametrize("statement", ["raise ValueError('boom')", "sys.exit('boom')"])
-def test_a_script_that_has_closed_all_files_shows_its_error_itself(run_warm, statement):
+def test_a_script_that_has_closed_all_files_tells_its_error_all_the_same(run_warm, statement):
     ended = run_warm(f"import os, sys\nos.closerange(3, 256)\n{statement}", nproc=1)
-    assert ended.outcome.failures[0].exit_status == 1
-    assert "boom" in ended.err
+    (failure,) = ended.outcome.failures
+    assert (failure.exit_status, failure.message) == (1, "boom")
+    assert failure.kind in ("ValueError", "SystemExit")
 
 
 def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tmp_path):

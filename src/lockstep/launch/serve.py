@@ -155,9 +155,10 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
-        # Not the server tells its process id: a worker may end it before it comes to that, and of each the launcher must know.
+        # The worker, not the server, sends its pid: it may end the server before that could, and the launcher must know of each.
         *streams, pipe = fds
-        return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=Sender(pipe))
+        sender = Sender(pipe, os.path.dirname(asked["spec"]), asked["rank"])  # noqa: PTH120
+        return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=sender)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
     for fd in fds:
         os.close(fd)

@@ -73,12 +73,11 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
         try:
             watch.run()
             went_well = not (watch.failures or interrupts.received or watch.stopped_with)
-        except _StoppedEarlyError:
-            server.close()
-        except BaseException:
+        except BaseException as error:
             server.close()  # with it goes every worker, also those that we have not heard of yet
             watch.hear_all()
-            raise
+            if not isinstance(error, _StoppedEarlyError):
+                raise
         finally:
             sweep(watch.sessions, spec.private_dir, went_well=went_well)
     return watch.outcome()
@@ -143,7 +142,9 @@ class _Watch:
         self._start_some()
         while self._asked:
             next_s = self._next_s()
-            for key, _ in self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic())):
+            ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
+            # Signals last: what is to be done about them depends on what the workers have told.
+            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
 
@@ -151,6 +152,7 @@ class _Watch:
         """What the workers have told that are gone by now."""
         for receiver in self._receivers.values():
             receiver.read()
+            receiver.read_file()
 
     def _last_words(self) -> list[str]:
         """What workers have told before they were lost with the server."""
@@ -191,7 +193,7 @@ class _Watch:
         """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
         while self._to_start and len(self._asked) - len(self._pids) < _MAX_ASKED:
             rank = self._to_start.pop(0)
-            receiver = self._receivers[rank] = Receiver()
+            receiver = self._receivers[rank] = Receiver(self._spec.private_dir, rank)
             self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_told, rank))
             fds = (*self._streams.for_rank(rank), receiver.worker_fd)
             self._asked[self._server.start_worker(self._spec_path, rank, fds)] = rank
@@ -231,6 +233,7 @@ class _Watch:
         if "error" in message:
             raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
         self._receivers[rank].read()
+        self._receivers[rank].read_file()
         self._on_end(rank, message["status"])
         self._start_some()
 
@@ -282,6 +285,8 @@ class _Watch:
     def _saves_itself(self) -> bool:
         """Whether all workers save the run when they are sent the signal that has come."""
         number, pids = self._interrupts.received[0], self._pids
+        for rank in pids:
+            self._receivers[rank].read_file()
         return (
             number in stopping.SIGNALS
             and len(pids) == len(self._asked)
