@@ -1,5 +1,7 @@
 """A batch file that somebody may have changed is never lost."""
 
+import os
+
 import pytest
 
 from lockstep.errors import ConfigError
@@ -19,6 +21,16 @@ def test_what_was_there_is_kept_under_another_name(tmp_path):
         "train.sbatch.old-1": "first",
         "train.sbatch.old-2": "second",
     }
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])
+def test_nobody_else_can_change_it_and_it_can_be_run(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "train.sbatch", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "train.sbatch").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

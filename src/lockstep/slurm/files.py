@@ -23,7 +23,7 @@ def write(file: Path, text: str) -> Path | None:
         else:
             kept = next(path for n in itertools.count(1) if not (path := file.with_name(f"{file.name}.old-{n}")).exists())
             file.rename(kept)
-        write_atomic(file, text, mode=0o777)
+        write_atomic(file, text, mode=0o755)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error}): name another with --file") from error
     return kept
