@@ -102,15 +102,50 @@ def test_what_is_done_no_more_is_at_its_end(start, monkeypatch):
     assert len(began) == num_done
 
 
-def test_what_fails_is_kept_and_ends_it(start):
-    _, beats = start(HashStore())
-    error = ValueError("forged")
+class Gone(HashStore):
+    """A store whose keeper is gone."""
+
+    def check(self, keys):
+        raise ConnectionError("reset by peer")
+
+
+def test_an_error_of_the_store_is_kept_and_ends_it(start):
+    _, beats = start(Gone())
+    until(lambda: isinstance(beats.error, ConnectionError))
+    answered_at = beats.answered_at
+    until(lambda: beats.silence_s() > 1.0)
+    assert beats.answered_at == answered_at
+
+
+def test_an_error_of_what_else_is_done_is_kept_and_whoever_keeps_the_store_goes_on_to_write_what_time_it_is(start):
+    store, error, num_done = HashStore(), ValueError("forged"), []
+    keeper, beats = start(store, keeps_store=True)
 
     def act():
+        num_done.append(1)
         raise error
 
     beats.also(act)
     until(lambda: beats.error is error)
-    answered_at = beats.answered_at
-    until(lambda: beats.silence_s() > 1.0)
-    assert beats.answered_at == answered_at
+    written = keeper.store.under(ALL_RUNS).get("clock")
+    until(lambda: keeper.store.under(ALL_RUNS).get("clock") != written)
+    assert len(num_done) == 1
+
+
+def test_an_error_of_what_is_done_no_more_is_nobodys(start, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_CLOSE_S", 0.01)
+    _, beats = start(HashStore())
+    began, goes_on = threading.Event(), threading.Event()
+
+    def act():
+        began.set()
+        goes_on.wait()
+        raise ValueError("of a round that is over")
+
+    done = threading.Event()
+    beats.also(act)
+    began.wait(10)
+    beats.also(done.set)
+    goes_on.set()
+    assert done.wait(10)
+    assert beats.error is None
