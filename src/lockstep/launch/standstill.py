@@ -51,7 +51,7 @@ def _cpu_if_stopped(pid: int) -> float | None:
     """The processor time of a stopped process, in seconds; None if it is not. (One that a debugger holds is none.)"""
     import psutil  # only here: it would delay the start of every launch
 
-    with contextlib.suppress(psutil.Error):  # it has ended
+    with contextlib.suppress(psutil.Error, OSError):  # it has ended
         if (process := psutil.Process(pid)).status() == psutil.STATUS_STOPPED:
             return sum(process.cpu_times()[:2])  # its own: of the user and of the system
     return None
