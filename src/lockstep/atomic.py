@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-UNFINISHED = ".*.new"
+UNFINISHED = f".*.{'[0-9a-f]' * 8}.new"
 """What an atomic write leaves behind if its process is killed: a pattern for names beside the file."""
 
 
@@ -33,7 +33,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = False, mod
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(unfinished, path)  # noqa: PTH105 - the atomic one, by its usual name
-    except OSError:
+    except BaseException:  # Ctrl-C, too
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise

@@ -166,8 +166,9 @@ class Store:
                 _remove(path)
             else:
                 self._rescue(path)
-        for path in self.directory.glob(UNFINISHED):
-            path.unlink(missing_ok=True)
+        for directory in (self.run_dir, self.directory, *self.all()):
+            for path in directory.glob(UNFINISHED):
+                path.unlink(missing_ok=True)
 
     def _put(self, unfinished: Path, path: Path) -> None:
         if path.exists():
