@@ -71,7 +71,7 @@ def test_a_worker_that_never_falls_silent_leaves_the_launcher_time_for_others_an
     is_over.set()
     while thread.is_alive():
         receiver.read()
-    assert num_reads > 20
+    assert num_reads >= 19  # a pipe holds a MiB at most
     assert spent_s < 10  # a minute if all was copied for each piece
 
 
@@ -90,7 +90,9 @@ def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
     assert receiver.told == Told(pid=os.getpid(), failure=FAILURE)
 
 
-@pytest.mark.parametrize("line", ["5", "null", '"pid"', '["failure"]', '{"loss": 0.5}', '{"end": 3}', '{"end": {"loss": 0.5}}'])
+@pytest.mark.parametrize(
+    "line", ["5", "null", '"pid"', '["failure"]', '{"loss": 0.5}', '{"end": 3}', '{"end": {"loss": 0.5}}']
+)
 def test_what_is_no_message_is_left_out(receiver, sender, line):
     os.write(receiver.worker_fd, f"{line}\n".encode())
     sender.send(is_watching=True)

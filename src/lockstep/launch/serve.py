@@ -155,7 +155,7 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
-        # The worker, not the server, sends its pid: it may end the server before that could, and the launcher must know of each.
+        # The worker, not the server, sends its pid: it may end the server before that could, and the launcher must know it.
         *streams, pipe = fds
         sender = Sender(pipe, os.path.dirname(asked["spec"]), asked["rank"])  # noqa: PTH120
         return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=sender)
