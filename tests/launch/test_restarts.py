@@ -80,6 +80,21 @@ def test_each_start_meets_at_a_place_of_its_own(run_warm):
     assert len(set(ended.lines)) == 3
 
 
+@pytest.mark.long
+def test_a_fork_server_that_is_busy_when_a_worker_is_killed_is_waited_for(start_cold):
+    launcher = start_cold(
+        """
+        import os, signal, subprocess, sys
+        subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getppid()}"], start_new_session=True)
+        os.kill(os.getppid(), signal.SIGSTOP)  # as busy as while it imports modules on a slow machine
+        sys.exit(5)
+        """
+    )
+    _, err = launcher.communicate(timeout=100)
+    assert "sys.exit(5)" in err
+    assert launcher.returncode == 5
+
+
 def test_with_no_restart_left_the_last_failure_ends_the_run(start_cold):
     launcher = start_cold(
         "import os, sys; sys.exit(5 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))", "--max-restarts", "2"

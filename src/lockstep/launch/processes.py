@@ -19,6 +19,15 @@ def kill_worker(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
+def is_held(pid: int) -> bool:
+    """Whether the kernel holds a process, in a system call that nothing interrupts."""
+    import psutil  # only here: it would delay the start of every launch
+
+    with contextlib.suppress(OSError, psutil.Error):  # it has ended
+        return bool(psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP)
+    return False
+
+
 def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, went_well: bool = False) -> None:
     """Kill every process of these sessions, or with the launch's private directory in its environment.
 

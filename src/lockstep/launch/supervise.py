@@ -10,7 +10,7 @@ import selectors
 import signal
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep import stopping
 from lockstep.errors import LaunchError
@@ -18,11 +18,11 @@ from lockstep.launch import ending, failures, restarts
 from lockstep.launch.failures import Failure
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import kill_worker, sweep
+from lockstep.launch.processes import is_held, kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
-from lockstep.launch.stages import Action, Event, Stage, State, transition
+from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
 from lockstep.stopping import catches
 
@@ -40,6 +40,8 @@ RESTART_GRACE_S = 0.3
 """The same where all are started again: there is work to go on with."""
 WARM_AFTER_S = 5.0
 """How long after a start the server readies itself for a restart. (Its first workers need the processor themselves.)"""
+_SERVER_S = 60.0
+"""How long the server may take to say that killed workers are gone: it imports modules meanwhile, on a busy machine."""
 _MAX_ASKED = 4
 """Workers that were asked for and are not yet forked, at most."""
 
@@ -100,6 +102,7 @@ class _Watch:
         self._receivers: dict[int, Receiver] = {}  # by rank
         self._without_failure: dict[int, float] = {}  # by rank: when those ended that did with status 0
         self._state = State()
+        self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
@@ -319,13 +322,20 @@ class _Watch:
         elif action is Action.END:
             self._end()
         elif action is Action.KILL:
+            self._killed_at = time.monotonic()
             for pid in self._pids.values():
                 kill_worker(pid)
+        elif action is Action.GIVE_UP and not self._is_held():
+            self._state = replace(self._state, until=time.monotonic() + KILL_S)
         elif action is Action.GIVE_UP:
             raise LaunchError(
                 f"processes {sorted(self._pids.values())} do not end, although they were killed: "
                 "the kernel holds them (a file system or driver that does not answer)"
             )
+
+    def _is_held(self) -> bool:
+        """Whether the kernel holds killed workers. Else they are gone, and the server, which may be busy, has still to say so."""
+        return any(is_held(pid) for pid in self._pids.values()) or time.monotonic() > self._killed_at + _SERVER_S
 
     def _end(self) -> None:
         """Ask all workers that have not failed to end."""
