@@ -334,7 +334,7 @@ class _Watch:
             )
 
     def _is_held(self) -> bool:
-        """Whether the kernel holds killed workers. Else they are gone, and the server, which may be busy, has still to say so."""
+        """Whether the kernel holds killed workers. Else they are gone, and the server, which may be busy, will say so."""
         return any(is_held(pid) for pid in self._pids.values()) or time.monotonic() > self._killed_at + _SERVER_S
 
     def _end(self) -> None:
