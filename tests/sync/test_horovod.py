@@ -4,6 +4,7 @@ import sys
 
 import horovod_scripts
 import pytest
+import sync_scripts
 import test_sync_conformance as conformance
 import torch
 from horovod_helpers import horovod, under_horovodrun
@@ -15,26 +16,32 @@ __all__ = ["horovod"]  # a fixture
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture
+def walked(crew):
+    """As that of ``conformance``, in processes that are forked: Horovod joins once in each."""
+    return lambda nproc, *args, shards: crew(nproc, sync_scripts.walk, *args, shards=shards)
+
+
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 3), (2, 2), (2, 3), (3, 4)])
 @pytest.mark.usefixtures("horovod")
-def test_it_keeps_the_protocol_of_every_strategy(crew, nproc, shards):
+def test_it_keeps_the_protocol_of_every_strategy(walked, nproc, shards):
     for weights in (None, conformance.WEIGHTS):
-        conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(crew, "horovod", nproc, shards, weights)
-    conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(crew, "horovod", nproc, shards)
+        conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(walked, "horovod", nproc, shards, weights)
+    conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(walked, "horovod", nproc, shards)
     conformance.test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(
-        crew, "horovod", nproc, shards
+        walked, "horovod", nproc, shards
     )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.usefixtures("horovod")
-def test_a_step_without_samples_for_some_ranks_gives_them_the_gradient_of_the_others(crew, size):
-    conformance.test_empty_shards_are_absent(crew, "horovod", 3, 4, size)
+def test_a_step_without_samples_for_some_ranks_gives_them_the_gradient_of_the_others(walked, size):
+    conformance.test_empty_shards_are_absent(walked, "horovod", 3, 4, size)
 
 
 @pytest.mark.usefixtures("horovod")
-def test_a_dropped_step_leaves_no_trace(crew):
-    conformance.test_a_dropped_step_leaves_no_trace(crew, "horovod", 2, 4)
+def test_a_dropped_step_leaves_no_trace(walked):
+    conformance.test_a_dropped_step_leaves_no_trace(walked, "horovod", 2, 4)
 
 
 @pytest.mark.long
