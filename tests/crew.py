@@ -77,6 +77,10 @@ def standing_crew(crew, outlives_tests, request, tmp_path_factory):
             return crew(nproc, fn, *args, **settings)
         server = warm_server(request, outlives_tests)
         key = server.pid, nproc
+        if key in _standing and not _standing[key].is_there():
+            end_server()
+            server = warm_server(request, outlives_tests)
+            key = server.pid, nproc
         if key not in _standing:
             _standing[key] = StandingCrew(server, nproc, tmp_path_factory.mktemp("crew") / "private")
         fn, settings = arranged(nproc, fn, settings)

@@ -46,6 +46,18 @@ class StandingCrew:
             with theirs, self._log.open("a") as log, Path(os.devnull).open("w") as nowhere:
                 server.start_worker(path, rank, [theirs.fileno(), log.fileno(), log.fileno(), nowhere.fileno()])
 
+    def is_there(self):
+        """Whether all processes still wait to be asked: the server may have ended meanwhile, and they with it."""
+        for end in self._ends:
+            try:
+                if end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
+                    return False
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                return False
+        return True
+
     def run(self, spec, fn, args):
         """What ``fn(*args)`` returned in each process, by rank.
 

@@ -326,5 +326,5 @@ def test_an_unknown_result_lists_those_that_are_there():
     with evaluation(DataLoader(table(), 4)) as batches:
         for (values,) in batches:
             batches.add(loss=values, accuracy=1)
-    with pytest.raises(KeyError, match="there is: loss, accuracy"):
+    with pytest.raises(KeyError, match="available: loss, accuracy"):
         batches["acuracy"]

@@ -26,7 +26,9 @@ def walked(crew):
 @pytest.mark.usefixtures("horovod")
 def test_it_keeps_the_protocol_of_every_strategy(walked, nproc, shards):
     for weights in (None, conformance.WEIGHTS):
-        conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(walked, "horovod", nproc, shards, weights)
+        conformance.test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(
+            walked, "horovod", nproc, shards, weights
+        )
     conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(walked, "horovod", nproc, shards)
     conformance.test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(
         walked, "horovod", nproc, shards
