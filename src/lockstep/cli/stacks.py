@@ -61,7 +61,7 @@ def _show(reports: Sequence[RankReport], console: Console) -> None:
         pids = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
         title = f"{name_ranks([report.rank for report in group])} of {world_size} on {', '.join(hosts)}{pids}"
         say(console, printable(f"{title}: {group[0].describe()}"), "" if group[0].is_waiting else "bold")
-        for line in group[0].stack():
+        for line in group[0].stack() if group[0].record["ended"] is None else ():
             say(console, printable(f"  {line}"), "dim")
 
 
