@@ -158,7 +158,7 @@ def test_a_job_on_two_nodes_has_the_answer_of_one_process_and_says_what_does_not
     check_whole(jobs, job, undisturbed)
     said = jobs.output(job)
     assert re.search(
-        r"rank 0 serves the rendezvous store .* it listens at host0:\d+ \([\d.]+, eth0\)\. It has no password", said
+        r"rank 0 serves the rendezvous store.* it listens at host0:\d+ \([\d.]+, eth0\)\. It has no password", said
     )
     assert "lockstep: the job has 2 GPUs on host0, and the run is on the CPU" in said
     assert "lockstep: 2 cores for each process, and 2 loader workers beside it" in said
