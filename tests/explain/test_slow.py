@@ -32,6 +32,12 @@ def test_a_rank_that_is_always_slower_is_named_with_what_it_is_slow_in_within_50
     assert "rank 2 on node7 is slow, up to step 50: " in found.describe("node7", 50)
 
 
+@pytest.mark.parametrize("samples", range(1, 50))
+def test_a_slow_rank_is_found_with_any_number_of_samples(samples):
+    even, late = (float(samples), 0.0, 0.0101, 0.0203, 0.0007), (float(samples), 0.0, 0.0301, 0.0203, 0.0007)
+    assert [found.rank for found in told(phases(50, even, late))] == [1]
+
+
 def test_each_case_is_told_once_and_again_when_it_comes_back():
     late = (8.0, 0.0, 0.03, 0.02, 0.0)
     assert len(told(phases(400, EVEN, late))) == 1

@@ -33,11 +33,13 @@ class Answering:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
+            signal.signal(SIGNAL, signal.SIG_IGN)  # what ``close`` goes back to: one that comes late must not be deadly
         faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
     def close(self) -> None:
-        """Write no more. (A signal that comes now is ignored: not caught, it would be deadly.)"""
-        signal.signal(SIGNAL, signal.SIG_IGN) if threading.current_thread() is threading.main_thread() else None
+        """Write no more: before the file is closed, whose number may be another file's next."""
+        faulthandler.unregister(SIGNAL)
         os.close(self._fd)
 
 

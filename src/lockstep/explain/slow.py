@@ -90,13 +90,14 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
     for rows in window:
         if any(row[0] == 0 for row in rows):
             continue
-        rates = [(data + forward + backward + script) / samples for samples, data, forward, backward, script in rows]
+        busy = [data + forward + backward + script for _, data, forward, backward, script in rows]
+        rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
         ranked = sorted(rates)
         highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
-        longest = max([data + forward + backward + script for _, data, forward, backward, script in rows])
+        longest = max(busy)
         whole_s += longest
-        if highest > _SLOW * others and highest * rows[rank][0] == longest:
+        if highest > _SLOW * others and busy[rank] == longest:
             slowest[rank] += 1
             lost_s += (highest - others) * rows[rank][0]
     if not slowest:
