@@ -19,7 +19,7 @@ import _harness as harness
 import torch
 
 from lockstep.explain.slow import SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOGGING, Spent, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Spent, StepClock
 from lockstep.listener import Listeners
 from lockstep.plan.shards import plan_step
 
@@ -33,7 +33,7 @@ def turn(world_size: int, num_steps: int) -> float:
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
     clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, slow_ranks.add)
-    told = Listeners([Spent(clock, LOGGING), Spent(clock, CHECKPOINT), clock])
+    told = Listeners([Spent(clock, LOGGING, SAVING), Spent(clock, CHECKPOINT, LOADING), clock])
     (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
     optimizer = torch.optim.SGD([torch.zeros(1)])
     loss = torch.zeros(())

@@ -25,7 +25,7 @@ from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, DATA, LOGGING, Spent, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Loaded, Spent, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
@@ -152,12 +152,12 @@ class Parts:
         self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add)
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         active: list[Listener | None] = [
-            Spent(self.clock, DATA),
+            Loaded(self.clock),
             parted if world.world_size > 1 else None,
             unprepared,
             watch,
         ]
-        active += [self.log, Spent(self.clock, LOGGING), self.saver, Spent(self.clock, CHECKPOINT), meter]
+        active += [self.log, Spent(self.clock, LOGGING, SAVING), self.saver, Spent(self.clock, CHECKPOINT, LOADING), meter]
         active += [None if display is None else Shown(display), *trace, self.clock]
         if (steps := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*steps, profile_path(context.run_dir, world.rank), is_main=is_main))

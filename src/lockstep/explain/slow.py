@@ -88,10 +88,11 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
     slowest: Counter[int] = Counter()
     lost_s = whole_s = 0.0
     for rows in window:
-        if any(row[0] == 0 for row in rows):
-            continue
         busy = [data + forward + backward + script for _, data, forward, backward, script in rows]
-        rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
+        try:
+            rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
+        except ZeroDivisionError:  # a rank without samples is not judged
+            continue
         ranked = sorted(rates)
         highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)

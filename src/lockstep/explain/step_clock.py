@@ -22,7 +22,7 @@ from lockstep.plan.shards import MicroStep
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
-_LOADING = "getting a batch from the loader"
+LOADING, SAVING = "getting a batch from the loader", "saving a checkpoint"
 
 
 class Overlapping(Protocol):
@@ -91,7 +91,7 @@ class StepClock(Listener):
         self._held_s = self._held_so_far_s()
         self._begin_phase()
         self._now = self._step_began_s = perf_counter()
-        self.activity = _LOADING
+        self.activity = LOADING
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
@@ -161,7 +161,7 @@ class StepClock(Listener):
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""
         self.spent_on(SCRIPT)
-        self.activity = "logging and saving"
+        self.activity = "logging"
         took_s, self._step_began_s = self._now - self._step_began_s, self._now
         self.step_s += (took_s - self.step_s) / min(self.num_steps + 1, _USUAL)
         self.num_steps += 1
@@ -171,10 +171,6 @@ class StepClock(Listener):
         self.spent_on(SCRIPT)
         self._seconds[COMMUNICATION] += self._exposed_s
         self._begin_phase()
-
-    def tick(self, step: int) -> None:
-        """See Listener."""
-        self.activity = _LOADING
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """See Listener."""
@@ -206,16 +202,35 @@ class StepClock(Listener):
         self._exposed_s, self._num_samples, self._rows = 0.0, 0, ()
 
 
-class Spent(Listener):
-    """Counts what the listeners before it do between steps as one part of the time."""
+class Loaded(Listener):
+    """The first of the listeners: what comes before the end of a pass was spent on waiting for the loader."""
 
-    def __init__(self, clock: StepClock, part: int) -> None:
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+
+    def flush(self) -> None:
+        """See Listener."""
+        self._clock.spent_on(DATA)
+
+
+class Spent(Listener):
+    """Counts what the listeners before it do between steps as one part of the time.
+
+    Args:
+        clock: that counts.
+        part: of the time.
+        then: what the thread does next, for the user.
+    """
+
+    def __init__(self, clock: StepClock, part: int, then: str) -> None:
         self._clock = clock
         self._part = part
+        self._then = then
 
     def tick(self, step: int) -> None:
         """See Listener."""
         self._clock.spent_on(self._part)
+        self._clock.activity = self._then
 
     def flush(self) -> None:
         """See Listener."""
