@@ -97,9 +97,11 @@ def test_a_second_ctrl_c_kills_at_once(start_cold, tmp_path):
     assert launcher.returncode == 130
 
 
-def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, tmp_path):
+@pytest.mark.parametrize("imported_s", [0.0, 0.03, 0.06, 0.1, 0.2])
+def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, imported_s):
     launcher = start_cold("print('never')")
     server = until(lambda: psutil.Process(launcher.pid).children())[0]
+    time.sleep(imported_s)
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=100)
     assert (launcher.returncode, out, len(err.splitlines())) == (130, "", 1)

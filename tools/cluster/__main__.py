@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cluster.cluster import Cluster
-from cluster.host import Command, Host, HostError
+from cluster.host import Host, HostError
 
 INTRO = """
 {hosts}
@@ -35,13 +35,13 @@ class Prompt(cmd.Cmd):
     def do_run(self, line: str) -> None:
         """run HOST COMMAND: run a line of shell there until it ends, and tell a status but 0; with & behind it, beside it"""
         name, _, command = line.partition(" ")
-        status = self._wait(self._host(name).start(["sh", "-c", command]))
+        status = self._run(name, ["sh", "-c", command])
         if status:
             print(f"status {status}")
 
     def do_shell(self, name: str) -> None:
         """shell HOST: a shell on the host"""
-        self._wait(self._host(name).start([os.environ.get("SHELL", "sh")]))
+        self._run(name, [os.environ.get("SHELL", "sh")])
 
     def do_ps(self, _: str) -> None:
         """ps: what runs on the hosts"""
@@ -108,10 +108,13 @@ class Prompt(cmd.Cmd):
             print(f"{line!r} was not understood ({error}): try help {line.split()[0]}")
         return False
 
-    def _wait(self, command: Command) -> int:
+    def _run(self, name: str, command: list[str]) -> int:
+        host = self._host(name)
         before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command now
-        status = command.wait()
-        signal.signal(signal.SIGINT, before)
+        try:
+            status = host.start(command).wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
         if sys.stdin.isatty():
             # A shell takes the terminal for itself, and on a host cannot give it back: it does not see who had it.
             before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lockstep.errors import ConfigError, LaunchError, LockstepError, UsageError
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -19,21 +22,19 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         status = _run(arguments)
     except KeyboardInterrupt:  # outside of the commands' own handling: while modules are imported
         print("stopped by Ctrl-C", file=sys.stderr)
-        status = 130
-    if args is None:
-        _leave_threads(status)
+        status = _INTERRUPTED
+    if args is None and (status == _INTERRUPTED or any(thread.daemon for thread in threading.enumerate())):
+        _leave_at_once(status)
     sys.exit(status)
 
 
-def _leave_threads(status: int) -> None:
-    """End this process at once if a daemon thread is left.
+def _leave_at_once(status: int) -> NoReturn:
+    """End this process without what the interpreter does when it shuts down. All resources have been released by now.
 
-    Such a thread (torchelastic's or ours) waits for PyTorch's store on an unreachable machine. If its request returns
-    while the interpreter shuts down, it aborts the process with status 134 (up to Python 3.13, for threads returning from C++).
-    All other resources have been released by now.
+    A daemon thread (torchelastic's or ours) that waits for PyTorch's store on an unreachable machine aborts the process with
+    status 134 if its request returns meanwhile (up to Python 3.13, for threads returning from C++). And a Ctrl-C that passed
+    through ``exec`` of a text, as in ``dataclasses``, makes ``python -m`` end by SIGINT, although it was handled.
     """
-    if not any(thread.daemon for thread in threading.enumerate()):
-        return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader of a pipe is gone
             stream.flush()
@@ -65,7 +66,7 @@ def _run_group(args: list[str]) -> int:
         error.show()
         return error.exit_code
     except click.Abort:
-        return 130
+        return _INTERRUPTED
 
 
 def show_error(error: LockstepError) -> int:
