@@ -105,7 +105,7 @@ def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, imported_s):
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=100)
     assert (launcher.returncode, out, len(err.splitlines())) == (130, "", 1)
-    assert not is_running(server.pid)
+    until(lambda: not is_running(server.pid))
 
 
 def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_cold, tmp_path):

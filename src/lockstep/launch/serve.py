@@ -52,7 +52,9 @@ def main(control_fd: int) -> NoReturn:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
-    die_with_parent()  # should the launcher be gone already, the socket is at its end and serving ends at once
+    die_with_parent()
+    if _is_abandoned(control):  # the launcher was gone before that
+        os._exit(0)
     _preload(PRELOAD)
     guard_descendants()
     request = _serve(control)
@@ -60,6 +62,14 @@ def main(control_fd: int) -> NoReturn:
     for number, disposition in dispositions.items():
         signal.signal(number, disposition)
     _run_to_end(request)
+
+
+def _is_abandoned(control: socket.socket) -> bool:
+    """Whether the launcher has closed its end."""
+    try:
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _run_to_end(request: Request) -> NoReturn:
