@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+_FLOAT16_FLAGS = {"avx512_fp16", "amx_fp16", "asimdhp"}
+"""Of processors that compute in float16, as the kernel names them. Others emulate it, some five times slower than float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ def find_components(*, num_gpus: int) -> set[str]:
     """What this machine has of that which some methods need."""
     found = {
         "gpus": num_gpus > 0,
+        "float16": num_gpus > 0 or bool(_FLOAT16_FLAGS & {*_cpu_line("flags", "features").split()}),
         "horovod": importlib.util.find_spec("horovod") is not None,
         "mpirun": shutil.which("mpirun") is not None,
     }
@@ -68,10 +73,14 @@ def _version(distribution: str) -> str:
 
 
 def _cpu_name() -> str:
-    try:
+    return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_line(*names: str) -> str:
+    """The first line of /proc/cpuinfo with one of these names; empty if there is none."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+            name, _, value = line.partition(":")
+            if name.strip().lower() in names:
+                return value.strip()
+    return ""

@@ -12,14 +12,18 @@ STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 """``auto`` is left out: a row must say what it ran."""
 LAUNCHERS = ("lockstep", "torchrun", "python", "mpirun", "horovodrun")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
-_NARROW = tuple(f"ddp+{precision}" for precision in config.PRECISIONS if precision != "32-true")
+_NARROW = {
+    f"ddp+{precision}": "float16" if precision.startswith("16") else ""
+    for precision in config.PRECISIONS
+    if precision != "32-true"
+}
 _DEFAULTS = {
     **{name: config.STRATEGIES[name].needs for name in STRATEGIES},
     "single@python": "",
     "ddp@torchrun": "",
     "ddp@mpirun": "mpirun",
     "horovod@horovodrun": "horovod",
-    **dict.fromkeys(_NARROW, ""),
+    **_NARROW,
 }
 """Each strategy, each launcher, each precision; and what of the machine it needs."""
 
@@ -100,8 +104,13 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(found: Collection[str]) -> tuple[str, ...]:
-    """The names of those that a machine can run, of which ``found`` says what it has: GPUs, horovod, mpirun."""
+    """The names of those that a machine can run, of which ``found`` says what it has: gpus, float16, horovod, mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in found)
+
+
+def needing(component: str) -> tuple[str, ...]:
+    """The names of those that are left out by default where a machine does not have it."""
+    return tuple(name for name, needed in _DEFAULTS.items() if needed == component)
 
 
 def parse_nprocs(text: str) -> tuple[int, ...]:

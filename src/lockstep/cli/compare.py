@@ -85,6 +85,11 @@ def command(task: Task, here: Machine, out: Path, method_names: str | None, npro
         f"comparing {counted(len(planned.rows), 'run')} of {task.script}: V = {counted(planned.shards, 'shard')}, "
         f"{counted(planned.threads, 'thread')} a process"
     )
+    if method_names is None and "float16" not in found:
+        click.echo(
+            f"left out: {', '.join(methods.needing('float16'))}. This processor emulates float16, several times slower than "
+            "float32; --methods runs them."
+        )
     done = conduct(planned, out, what, compare.run, _report)
     if not any(result.status == "ok" for result in done.rows):
         raise click.ClickException("no method could be run: the lines above say why")
