@@ -247,8 +247,8 @@ def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> 
 def _release_iterator(error: Exception) -> None:
     """Have PyTorch's iterator end its workers now, although the frames of its error, which may be kept, refer to it.
 
-    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process that is forked meanwhile would
-    collect it too, and close files of others.
+    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process that is forked meanwhile
+    would collect it too, and close files of others.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == DataLoader.__module__:
