@@ -27,10 +27,11 @@ def _unused(found: re.Match[str], scene: Scene) -> str:
     else:
         which = f"{len(unused) or 'some'} parameters"
     return (
-        f"In the step before, the loss of {rank} did not depend on {which}. The other ranks wait for their gradients, and "
-        "DistributedDataParallel cannot begin another step. If they are not to be trained, set requires_grad=False before DDP "
-        "wraps the model; if they are used in some steps only, DistributedDataParallel(..., find_unused_parameters=True). Else "
-        "forward() makes an output that the loss leaves out, or hides it in an object that DDP does not look into."
+        f"In the step before, the loss of {rank} did not depend on {which}. "
+        "DistributedDataParallel still waits for their gradients, as the other ranks do, so this step cannot begin. If they "
+        "are not to be trained, set requires_grad=False before DDP wraps the model; if they are used in some steps only, "
+        "DistributedDataParallel(..., find_unused_parameters=True). Else forward() makes an output that the loss leaves out, "
+        "or hides it in an object that DDP does not look into."
     )
 
 

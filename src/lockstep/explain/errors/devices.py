@@ -102,7 +102,7 @@ def _no_gradient(found: re.Match[str], scene: Scene) -> str:
     if scene.user_frame is not None and loss is not None:
         name = next((name for name, value in list(scene.user_frame.f_locals.items()) if value is loss), "")
     model = scene.models[0] if scene.models else None
-    about = f"{name or 'a loss'} {shape(loss)}" if loss is not None else "a loss"
+    about = (name or "a loss") + (f" {shape(loss)}" if loss is not None and loss.dim() else "")
     begin = f"backward() was called on {about}, which depends on no parameter"
     if model is not None and not learning(model):
         return (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import resource
+import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from lockstep.explain.errors.row import row
 from lockstep.explain.errors.scene import Scene
@@ -86,16 +88,24 @@ _ENDS = {
 
 
 def _worker_gone(found: re.Match[str], scene: Scene) -> str:
-    """PyTorch tells of the signal in the error or, with another line around it, in the one underneath."""
+    """PyTorch tells of the signal in the error or in the one underneath, or not if the worker was gone early: it is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
-    signal = next((hit[1] for text in texts if (hit := re.search(r"killed by signal: (.+?)\. ", text + " "))), "")
-    how = _ENDS.get(
-        signal, f"by a signal ({signal})" if signal else "without a word, as by os._exit() or a crash of its interpreter"
-    )
+    told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
+    number, status = told[0].groups() if told else _end_of(scene.find("_try_get_data", "failed_workers"))
+    ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
+    how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
-        f"Loader worker {found['pid']} of this rank was ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
+        f"Loader worker {found['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
         "batch is lost, and with it the loader."
     )
+
+
+def _end_of(workers: Any) -> tuple[str | None, str | None]:
+    """The signal in words, or the status, of the first of these processes."""
+    code = workers[0].exitcode if workers else None
+    if code is None:
+        return None, None
+    return (signal.strsignal(-code), None) if code < 0 else (None, str(code))
 
 
 def _too_many_files(found: re.Match[str], scene: Scene) -> str:

@@ -79,8 +79,9 @@ class Scene:
         return issubclass(type(value), self.torch.Tensor)
 
     def find(self, function: str, name: str) -> Any:
-        """A local variable of the innermost frame of this function; None: there is none."""
-        return next((frame.f_locals.get(name) for frame in self.frames if frame.f_code.co_name == function), None)
+        """A local variable of the innermost frame of this function that has one; None: there is none."""
+        scopes = [frame.f_locals for frame in self.frames if frame.f_code.co_name == function]
+        return next((scope[name] for scope in scopes if name in scope), None)
 
     @cached_property
     def failing(self) -> tuple[Any, FrameType] | None:

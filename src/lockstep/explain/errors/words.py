@@ -32,7 +32,7 @@ def in_words(error: BaseException) -> str:
             return ""  # in words already
         for one in found:
             if words := _explained(one):
-                return words if one is error else f"(The {type(one).__name__} underneath.) {words}"
+                return words if one is error or _explained(error) else f"(The {type(one).__name__} underneath.) {words}"
     except Exception:  # whatever a user's classes do here: the error itself is what matters
         return ""
     return ""
