@@ -8,12 +8,11 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
-from lockstep.explain.errors.words import in_words
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 
@@ -80,8 +79,8 @@ class End:
     how: str
 
 
-def from_exception(rank: int, error: BaseException) -> Failure:
-    """A failure by an exception; to be called in the worker, when it was caught."""
+def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
+    """A failure by an exception; to be called in the worker, when it was caught, with what puts cryptic errors in words."""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -89,7 +88,7 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         kind=type(error).__qualname__,
         message=_NOISE.sub("", _message(error)),
         text=_NOISE.sub("", _traceback(error)),
-        explanation=in_words(error),
+        explanation=explain(error),
         is_consequence=_is_consequence(error),
         would_recur=isinstance(error, _RECURRING),
         exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,

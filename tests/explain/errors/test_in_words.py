@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.explain.errors import words
 from lockstep.explain.errors.words import ROWS, in_words
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,7 +62,7 @@ def test_a_model_on_another_device_than_its_input():
 def test_an_input_on_another_device_than_the_model():
     words = words_of(train, nn.Sequential(Net()), torch.randn(2, 4, device="meta"))
     assert words.startswith("Layer '0.fc1' (Linear) has its parameters (weight [5, 4] and bias [5]) on cpu")
-    assert "Move the data of each step to the model's device: input = input.to('cpu')" in words
+    assert "Move what the model is given there, .to('cpu')" in words
 
 
 def test_a_layer_that_was_moved_in_part():
@@ -68,6 +70,43 @@ def test_a_layer_that_was_moved_in_part():
     model.fc2.bias = nn.Parameter(torch.zeros(3, device="meta"))
     words = words_of(train, model, torch.randn(2, 4))
     assert words.startswith("Layer 'fc2' (Linear) is on several devices: weight [3, 5] on cpu; bias [3] on meta.")
+
+
+def test_a_tensor_that_a_layer_keeps_without_registering_it():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.mask = torch.ones(4, device="meta")
+
+        def forward(self, x):
+            return x * self.scale * self.mask
+
+    words = words_of(train, nn.Sequential(Masked()), torch.randn(2, 4))
+    assert "Layer '0' (Masked) has its parameters (scale [4]) on cpu, and computes with self.mask [4] on meta." in words
+    assert "register_buffer" in words
+
+
+def test_a_tensor_that_is_in_no_variable():
+    class Makes(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.ones(5, device="meta")
+
+    words = words_of(train, nn.Sequential(Makes(4, 5)), torch.randn(2, 4))
+    assert "Layer '0' (Makes) has its parameters" in words
+    assert "on cpu, and computes with a tensor that is in no variable on meta." in words
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_whose_state_is_elsewhere(foreach):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].to("meta")
+    words = words_of(optimizer.step)
+    assert words.startswith("The state of Adam is on meta, and the parameters are on cpu.")
 
 
 def test_tensors_of_two_devices_outside_of_any_layer():
@@ -363,6 +402,26 @@ def test_huge_locals_and_deep_stacks_take_little_time():
     began_s = time.monotonic()
     assert in_words(caught.value)
     assert time.monotonic() - began_s < 5
+
+
+def test_models_that_take_their_time_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(words, "_LIMIT_S", 0.1)
+    release = threading.Event()
+
+    class Slow(nn.Module):
+        def named_modules(self, *args, **kwargs):
+            release.wait(30)
+            yield from super().named_modules(*args, **kwargs)
+
+    def step():
+        model = Slow()
+        return model, torch.empty(10**15)
+
+    assert words_of(step) == ""
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "lockstep-in-words":
+            thread.join()
 
 
 def test_every_family_is_in_the_documentation():

@@ -185,6 +185,20 @@ def test_a_joined_script_has_its_layers_named_and_its_optimizer_counted(words_of
     assert "more than the whole machine has" in words
 
 
+def test_memory_that_a_limit_keeps_from_a_process(words_of):
+    words = words_of(
+        """
+        import resource
+        taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 2**27, taken + 2**27))
+        torch.empty(2**26)
+        """,
+        nproc=1,
+    )
+    assert words.startswith("This process may not have 256.00 MiB more, asked for at once, although "), words
+    assert ": ulimit -v allows it " in words
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -10,36 +10,48 @@ from typing import Any
 from lockstep.explain.errors.row import row
 from lockstep.explain.errors.scene import Scene, learning, listed, shape
 
+_DEVICE = re.compile(r"\b((?:cuda|xpu|mps):\d+|cpu|meta)\b")
+
 
 def _wrong_device(found: re.Match[str], scene: Scene) -> str:
     """Compares what the failing layer has with what it was given; outside of layers, the tensors of the script's line."""
+    if words := _of_optimizer(scene):
+        return words
     frame = scene.failing[1] if scene.failing is not None else scene.user_frame
     if frame is None:
         return ""
-    inputs = _by_device(scene.tensors({name: value for name, value in frame.f_locals.items() if name != "self"}))
+    met = list(scene.tensors({name: value for name, value in frame.f_locals.items() if name != "self"}))
     parameters: dict[str, list[str]] = {}
     if scene.failing is not None:
         module = scene.failing[0]
+        kept = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers")}
+        met += [(f"self.{name}", tensor) for name, tensor in scene.tensors(kept)]
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         parameters = _by_device(own or [*module.named_parameters(), *module.named_buffers()])
+    inputs = _by_device(met)
     if len(parameters) > 1:
         rare = min(parameters, key=lambda device: len(parameters[device]))
         return (
             f"{_capital(scene.where)} is on several devices: {_placed(parameters)}. It cannot compute with both. "
             f"Call model.to(device) once the last layer is made; {listed(parameters[rare])} may have been replaced after it."
         )
+    if parameters:
+        (home,) = parameters
+        others = set(_DEVICE.findall(scene.text)) - {home, *inputs}
+        inputs.update({device: ["a tensor that is in no variable"] for device in others if len({home, *inputs}) == 1})
     if len({*parameters, *inputs}) < 2:
         return ""
     if parameters:
-        (home,) = parameters
         has = f"{_capital(scene.where)} has its parameters ({listed(parameters[home], most=3)}) on {home}"
         strays = {device: names for device, names in inputs.items() if device != home}
         remedy = (
             "A model on meta has no data yet: model.to_empty(device=...), then initialize or load it"
             if home == "meta"
-            else f"Move the data of each step to the model's device: {_first(strays)} = {_first(strays)}.to({home!r})"
+            else f"Move what the model is given there, .to({home!r}), or the model to its data"
         )
-        remedy += "; a tensor that the model makes itself needs device=x.device, or to be a buffer (register_buffer)"
+        remedy += (
+            "; a tensor that it makes itself needs device=x.device, one that it keeps must be a buffer (register_buffer)"
+        )
         return f"{has}, and computes with {_placed(strays)}. PyTorch moves neither by itself. {remedy}."
     where = f"In {scene.where}" if scene.where else f"In {frame.f_code.co_name}, line {_line(scene, frame)}"
     return (
@@ -60,6 +72,8 @@ def _line(scene: Scene, frame: FrameType) -> int:
 def _by_device(tensors: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, tensor in tensors:
+        if not tensor.dim() and tensor.device.type == "cpu":
+            continue  # a single number may come from there
         found.setdefault(str(tensor.device), []).append(f"{name} {shape(tensor)}")
     return found
 
@@ -68,8 +82,25 @@ def _placed(found: Mapping[str, list[str]]) -> str:
     return "; ".join(f"{listed(names, most=4)} on {device}" for device, names in found.items())
 
 
-def _first(found: Mapping[str, list[str]]) -> str:
-    return next(iter(found.values()))[0].split(" ")[0]
+def _of_optimizer(scene: Scene) -> str:
+    """A step whose state is elsewhere than the parameters: mostly it was loaded before the model was moved."""
+    optimizer = scene.find("step", "self")
+    if not any(optimizer is one for one in scene.optimizers):
+        return ""
+    places = {
+        (str(parameter.device), str(value.device))
+        for parameter, state in optimizer.state.items()
+        for name, value in scene.tensors(state)
+        if name != "step" and value.device != parameter.device
+    }
+    if not places:
+        return ""
+    (parameters, state), *_ = sorted(places)
+    return (
+        f"The state of {type(optimizer).__name__} is on {state}, and the parameters are on {parameters}. A step needs both "
+        "in one place. Move the model before the optimizer is made, and load the optimizer's state after that: "
+        "load_state_dict() puts it where the parameters are at that time."
+    )
 
 
 def _capital(words: str) -> str:
@@ -120,7 +151,8 @@ ROWS = (
     row(
         "wrong devices",
         r"Expected all tensors to be on the same device|is not on the expected device|"
-        r"Input type \([^)]*\) and weight type \([^)]*\) should be the same|Unhandled FakeTensor Device Propagation",
+        r"Input type \([^)]*\) and weight type \([^)]*\) should be the same|"
+        r"Tensors of the same index must be on the same device",
         _wrong_device,
         ("RuntimeError",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,20 +114,25 @@ def _of_cpu(found: re.Match[str], scene: Scene) -> str:
     parts.append(("everything else of this process", max(0.0, own - sum(num for _, num in parts))))
     parts.append(("other processes, and the system", max(0.0, total - free - own)))
     where = f", in {scene.where}" if scene.where else ""
-    if asked > total > 0:
+    what = f"{size(asked)} more, asked for at once{where}"
+    if asked < free:
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limit = (
+            f"ulimit -v allows it {size(soft)}" if soft != resource.RLIM_INFINITY else "that of its job or container, likely"
+        )
+        begin = f"This process may not have {what}, although {size(free)} of the machine's {size(total)} are free: {limit}"
         remedy = (
-            "That is more than the whole machine has: one of the sizes is likely wrong (a shape, a product, a broadcast)"
+            "Raise that limit, or ask the scheduler for more memory; or use fewer samples at a time, or fewer loader workers"
         )
     else:
+        begin = f"The machine has no memory for {what}: {size(free)} of {size(total)} are free"
         remedy = (
-            "Use fewer samples at a time (a smaller batch for each process), fewer loader workers or ranks on this machine, or "
-            "ask the scheduler for more memory. Where memory seems to be left, a limit applies: see ulimit -v, and the job's "
-            "own"
+            "Use fewer samples at a time (a smaller batch for each process), and fewer loader workers or ranks on this machine"
+            if asked < total
+            else "That is more than the whole machine has: one of the sizes is likely wrong (a shape, a product, a broadcast)"
         )
-    return (
-        f"The machine has no memory for {size(asked)} more, asked for at once{where}: {size(free)} of {size(total)} are free. "
-        f"What took the rest:{_shown(part for part in sorted(parts, key=lambda part: -part[1]) if part[1])}\n{remedy}."
-    )
+    by_size = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
+    return f"{begin}. What took the rest:{_shown(by_size)}\n{remedy}."
 
 
 def _kilobytes(path: str) -> dict[str, float]:

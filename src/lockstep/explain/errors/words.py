@@ -5,6 +5,7 @@ Asked for by a worker whose script has failed, before it tells its launcher. Not
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 from lockstep.errors import LockstepError
@@ -15,6 +16,7 @@ from lockstep.explain.errors.scene import Scene
 ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS)
 """The first that knows an error explains it."""
 
+_LIMIT_S = 5.0
 _MOST_ERRORS = 20
 _MOST_CHARACTERS = 100_000
 
@@ -22,8 +24,19 @@ _MOST_CHARACTERS = 100_000
 def in_words(error: BaseException) -> str:
     """An explanation of an uncaught error, in one paragraph or more; empty: it is not known, or explains itself.
 
-    Never raises, and takes a second or two at most.
+    Never raises, and takes ``_LIMIT_S`` at most: a thread of its own asks the user's objects, and is left alone if they hang.
     """
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(_in_words(error)), name="lockstep-in-words", daemon=True)
+    try:
+        asking.start()
+    except (RuntimeError, MemoryError):  # there is no memory for a thread
+        return _in_words(error)
+    asking.join(_LIMIT_S)
+    return found[0] if found else ""
+
+
+def _in_words(error: BaseException) -> str:
     try:
         if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
             return ""  # Ctrl-C, whatever it has come into
