@@ -71,7 +71,7 @@ def _inode(link: Path) -> str:
 
 _ENDS = {
     "Bus error": (
-        "by SIGBUS: it wrote a batch into shared memory, and there was none left. {shm} Give it more (docker run "
+        "by SIGBUS: mostly it wrote a batch into shared memory when none was left. {shm} Give it more (docker run "
         "--shm-size=8g, or --ipc=host), use fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size), or "
         "torch.multiprocessing.set_sharing_strategy('file_system'), which needs it less"
     ),
@@ -150,8 +150,8 @@ ROWS = (
     row(
         "another rank is gone",
         r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
-        "The process of another rank has ended while this one waited for it, so this error is only the echo. The other "
-        "rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
+        "The process of another rank has ended, or left the group, while this one waited for it: this error is an echo. The "
+        "other rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
         "network.",
     ),
 )
