@@ -45,6 +45,7 @@ ASIDE = {
         "config",
         "option",
         "world",
+        "explain.errors",
     ),  # starts a run, and knows nothing of what it computes
     "analysis": (
         "atomic",
@@ -93,6 +94,7 @@ WITHOUT_TORCH = (
     "trace.differences",
     "diagnosis.experiments",
     "diagnosis.conclusion",
+    "explain.errors",
     "launch",
     "analysis",
     "slurm",

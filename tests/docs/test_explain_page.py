@@ -19,19 +19,23 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"\S*/(?=faults\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "faults.py").write_text(re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[1])
+    for name, source in zip(
+        ("faults.py", "unused.py"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True
+    ):
+        (tmp_path / name).write_text(source)
     return tmp_path
 
 
-def run(shown):
-    done = subprocess.run([*COMMAND, *shown.split()[1:]], capture_output=True, text=True, timeout=100, check=True)
+def run(shown, *, status=0):
+    done = subprocess.run([*COMMAND, *shown.split()[1:]], capture_output=True, text=True, timeout=100)
+    assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
 
 
@@ -68,3 +72,10 @@ def test_a_stuck_rank(where):
     finally:
         os.kill(process.pid, signal.SIGINT)
         process.wait()
+
+
+def test_an_error_in_words(where):
+    command = "lockstep run --nproc 2 unused.py"
+    shown = plain(SHOWN[command].removesuffix("...\n"))
+    printed = plain(run(command, status=1))
+    assert printed[: len(shown)] == shown

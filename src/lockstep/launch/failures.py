@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class Failure:
     message: str
     text: str = ""
     """The whole traceback, or what faulthandler wrote."""
+    explanation: str = ""
+    """What it means, if it is one of PyTorch's cryptic errors."""
     exit_status: int = 1
     """What the launcher should end with if this is the first failure."""
     is_consequence: bool = False
@@ -77,8 +79,8 @@ class End:
     how: str
 
 
-def from_exception(rank: int, error: BaseException) -> Failure:
-    """A failure by an exception; to be called in the worker, when it was caught."""
+def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
+    """A failure by an exception; to be called in the worker, when it was caught, with what puts cryptic errors in words."""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -86,6 +88,7 @@ def from_exception(rank: int, error: BaseException) -> Failure:
         kind=type(error).__qualname__,
         message=_NOISE.sub("", _message(error)),
         text=_NOISE.sub("", _traceback(error)),
+        explanation=explain(error),
         is_consequence=_is_consequence(error),
         would_recur=isinstance(error, _RECURRING),
         exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,
@@ -239,6 +242,8 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
     first, *others = failures
     parts = [headline(first, nproc)]
+    if first.explanation:
+        parts.append(f"In words: {first.explanation}")
     if first.text:
         parts.append(first.text.rstrip())
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
@@ -261,7 +266,12 @@ def headline(first: Failure, nproc: int) -> str:
 
 def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     """What belongs into each failed rank's own log."""
-    return {failure.rank: (failure.text.rstrip() or failure.summary()) + "\n" for failure in failures}
+    return {failure.rank: _in_log(failure) + "\n" for failure in failures}
+
+
+def _in_log(failure: Failure) -> str:
+    text = failure.text.rstrip() or failure.summary()
+    return f"{text}\n\nIn words: {failure.explanation}" if failure.explanation else text
 
 
 def _message(error: object) -> str:

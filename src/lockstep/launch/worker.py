@@ -20,6 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
+from lockstep.explain.errors.words import in_words
 from lockstep.launch import ending, failures
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
@@ -85,7 +86,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if spec is None:
         raise error
-    failure = failures.from_exception(request.rank, error)
+    failure = failures.from_exception(request.rank, error, in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.

@@ -1,0 +1,157 @@
+"""Processes that cannot meet, and loader workers that are gone."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from lockstep.explain.errors.row import row
+from lockstep.explain.errors.scene import Scene
+from lockstep.explain.errors.shared_memory import described
+
+_LIMIT_S = 1.0
+_LISTENS = "0A"
+
+
+def _no_group(found: re.Match[str], scene: Scene) -> str:
+    called = "DistributedDataParallel(...)" if scene.called == "__init__" else f"{scene.called or 'a collective'}()"
+    return (
+        f"{called} needs the other ranks, and this process has not met them: init_process_group() was not called before it, or "
+        "destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
+        "no more arguments; lockstep.join() does it by itself. What should also run without a launcher can ask "
+        "torch.distributed.is_initialized() first."
+    )
+
+
+def _address_in_use(found: re.Match[str], scene: Scene) -> str:
+    port = int(found["port"])
+    return (
+        f"Rank 0 cannot listen on port {port}, where the ranks are to meet: {_holder(port)}. So no rank can start. Mostly "
+        "that is another run on this machine with the same MASTER_PORT, or one that was killed and has left a process "
+        "behind. Let `lockstep run` or `torchrun --standalone` choose the port, set MASTER_PORT to a free one, or end that "
+        "process."
+    )
+
+
+def _holder(port: int) -> str:
+    """Who listens there, as far as this user may see it."""
+    try:
+        inodes = {
+            fields[9]
+            for table in ("tcp", "tcp6")
+            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
+            if (fields := line.split())[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port
+        }
+    except OSError:
+        inodes = set()
+    until_s = time.monotonic() + _LIMIT_S
+    for process in Path("/proc").glob("[0-9]*"):
+        if not inodes or time.monotonic() > until_s:
+            break
+        try:
+            if any(_inode(link) in inodes for link in (process / "fd").iterdir()):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f"process {process.name} on {socket.gethostname()} does already ({words[:120]})"
+        except OSError:  # not ours, or gone
+            continue
+    return "another process does already"
+
+
+def _inode(link: Path) -> str:
+    try:
+        return str(link.readlink()).removeprefix("socket:[").removesuffix("]")
+    except OSError:
+        return ""
+
+
+_ENDS = {
+    "Bus error": (
+        "by SIGBUS: mostly it wrote a batch into shared memory when none was left. {shm} Give it more (docker run "
+        "--shm-size=8g, or --ipc=host), use fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size), or "
+        "torch.multiprocessing.set_sharing_strategy('file_system'), which needs it less"
+    ),
+    "Killed": (
+        "by SIGKILL: nearly always the system's out-of-memory killer (`dmesg` says so, or the scheduler's log). Each worker "
+        "has its own copy of what the data set holds in Python objects: use fewer workers, NumPy arrays or memory-mapped "
+        "files in place of lists, or ask for more memory"
+    ),
+    "Segmentation fault": (
+        "by SIGSEGV: a crash in native code that the data set uses. Try num_workers=0 with `python -X faulthandler` to see "
+        "where; libraries that use threads or GPUs may not survive the fork: multiprocessing_context='spawn'"
+    ),
+}
+
+
+def _worker_gone(found: re.Match[str], scene: Scene) -> str:
+    """PyTorch tells of the signal in the error or in the one underneath, or not if the worker was gone early: it is asked."""
+    texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
+    told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
+    number, status = told[0].groups() if told else _end_of(scene.find("_try_get_data", "failed_workers"))
+    ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
+    how = _ENDS.get(number or "", ended if number or status else "without a word")
+    return (
+        f"Loader worker {found['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
+        "batch is lost, and with it the loader."
+    )
+
+
+def _end_of(workers: Any) -> tuple[str | None, str | None]:
+    """The signal in words, or the status, of the first of these processes."""
+    code = workers[0].exitcode if workers else None
+    if code is None:
+        return None, None
+    return (signal.strsignal(-code), None) if code < 0 else (None, str(code))
+
+
+def _too_many_files(found: re.Match[str], scene: Scene) -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"This process may have {soft} files open at a time, and has. Each tensor that a loader worker hands over is one "
+        f"until it is deleted. Raise the limit (ulimit -n {hard if hard > soft else 65536}), keep no batches in lists, or call "
+        "torch.multiprocessing.set_sharing_strategy('file_system')."
+    )
+
+
+def _no_shared_memory(found: re.Match[str], scene: Scene) -> str:
+    return (
+        f"A batch did not fit into shared memory. {described()} Give it more (docker run --shm-size=8g, or --ipc=host), or use "
+        "fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size)."
+    )
+
+
+ROWS = (
+    row(
+        "no process group",
+        r"Default process group has not been initialized",
+        _no_group,
+        ("ValueError", "RuntimeError"),
+    ),
+    row("address in use", r"port: (?P<port>\d+),.*EADDRINUSE", _address_in_use),
+    row(
+        "loader workers",
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)",
+        _worker_gone,
+    ),
+    row(
+        "open files",
+        r"received 0 items of ancdata|torch_\S+: Too many open files|Too many open files.*ulimit -n",
+        _too_many_files,
+    ),
+    row(
+        "shared memory",
+        r"unable to (?:write|open|allocate|resize|mmap).*(?:shared memory|/torch_).*(?:No space left|Cannot allocate|\(28\))",
+        _no_shared_memory,
+    ),
+    row(
+        "another rank is gone",
+        r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
+        "The process of another rank has ended, or left the group, while this one waited for it: this error is an echo. The "
+        "other rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
+        "network.",
+    ),
+)

@@ -1,0 +1,81 @@
+"""PyTorch's cryptic errors in words: what happened, with the names that the error lacks, the consequence and the remedy.
+
+Asked for by a worker whose script has failed, before it tells its launcher. Nothing here talks to other ranks or to a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from lockstep.errors import LockstepError
+from lockstep.explain.errors import ddp, devices, memory, nccl, processes
+from lockstep.explain.errors.row import Row
+from lockstep.explain.errors.scene import Scene
+
+ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS)
+"""The first that knows an error explains it."""
+
+_LIMIT_S = 5.0
+_MOST_ERRORS = 20
+_MOST_CHARACTERS = 100_000
+
+
+def in_words(error: BaseException) -> str:
+    """An explanation of an uncaught error, in one paragraph or more; empty: it is not known, or explains itself.
+
+    Never raises, and takes ``_LIMIT_S`` at most: a thread of its own asks the user's objects, and is left alone if they hang.
+    """
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(_in_words(error)), name="lockstep-in-words", daemon=True)
+    try:
+        asking.start()
+    except (RuntimeError, MemoryError):  # there is no memory for a thread
+        return _in_words(error)
+    asking.join(_LIMIT_S)
+    return found[0] if found else ""
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
+            return ""  # Ctrl-C, whatever it has come into
+        found = list(_related(error))
+        if any(isinstance(one, LockstepError) for one in found):
+            return ""  # in words already
+        for one in found:
+            if words := _explained(one):
+                return words if one is error or _explained(error) else f"(The {type(one).__name__} underneath.) {words}"
+    except Exception:  # whatever a user's classes do here: the error itself is what matters
+        return ""
+    return ""
+
+
+def _explained(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return ""
+    scene = Scene(error)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    for row in ROWS:
+        found = row.pattern.search(scene.text[:_MOST_CHARACTERS]) if kinds & row.kinds else None
+        if found is not None and (words := row.words(found, scene)):
+            return words
+    return ""
+
+
+def _related(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it comes from: the deepest cause first, then what was being handled when that was raised."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < _MOST_ERRORS:
+        causes = [waiting.pop(0)]
+        while causes[-1].__cause__ is not None and len(causes) < _MOST_ERRORS:
+            causes.append(causes[-1].__cause__)
+        for one in reversed(causes):
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield one
+                parts = getattr(one, "exceptions", ())  # of a group
+                waiting += [part for part in parts if isinstance(part, BaseException)] if isinstance(parts, tuple) else []
+        last = causes[-1]
+        if last.__context__ is not None and not last.__suppress_context__ and id(last.__context__) not in seen:
+            waiting.append(last.__context__)

@@ -1,0 +1,212 @@
+"""What ranks do to each other, in plain scripts: PyTorch's own errors, as they are raised here, with names."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def test_unused_parameters_are_named(words_of):
+    words = words_of(
+        """
+        class Skips(Net):
+            def forward(self, x):
+                return self.fc1(x)
+
+        def main():
+            dist.init_process_group("gloo")
+            model = Skips()
+            model.fc1.bias.requires_grad_(False)  # DDP does not count it
+            ddp = DistributedDataParallel(model)
+            for _ in range(2):
+                ddp(torch.randn(2, 4)).sum().backward()
+
+        main()
+        """
+    )
+    assert "did not depend on fc2.weight [3, 5] and fc2.bias [3] (2 of 3 parameters)" in words
+    assert "the loss of rank " in words
+    assert "find_unused_parameters=True" in words
+
+
+def test_unused_parameters_are_named_by_the_text_where_the_model_is_not_found(words_of):
+    words = words_of(
+        """
+        dist.init_process_group("gloo")
+        error = (
+            "Expected to have finished reduction in the prior iteration before starting a new one.\\n"
+            "Parameters which did not receive grad for rank 0: a.weight, a.bias\\n"
+            "Parameter indices which did not receive grad for rank 0: 2 3"
+        )
+        raise RuntimeError(error)
+        """,
+        nproc=1,
+    )
+    assert "the loss of rank 0 did not depend on a.weight, a.bias." in words
+
+
+def test_a_parameter_used_twice_is_named(words_of):
+    words = words_of(
+        """
+        from torch.utils.checkpoint import checkpoint
+
+        class Twice(Net):
+            def forward(self, x):
+                for _ in range(2):
+                    x = checkpoint(self.fc1, x[:, :4], use_reentrant=True)
+                return x
+
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+        model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+        """,
+        nproc=1,
+    )
+    assert "The gradient of parameter fc1.bias was ready twice" in words
+    assert "use_reentrant=False" in words
+
+
+def test_models_of_different_sizes(words_of):
+    words = words_of('dist.init_process_group("gloo")\nDistributedDataParallel(Net(out=3 + rank))')
+    assert "parameter fc2.weight is [4, 5] on rank 1, and has another shape on rank 0" in words
+
+
+def test_models_of_different_numbers_of_parameters(words_of):
+    words = words_of(
+        """
+        dist.init_process_group("gloo")
+        DistributedDataParallel(nn.Linear(2, 1) if rank else Net())
+        """
+    )
+    own = {
+        "that of rank 0 has 4 parameters that get gradients: fc1.weight [5, 4], fc1.bias [5], fc2.weight [3, 5] and "
+        "fc2.bias [3]. That of rank 1 has 2",
+        "that of rank 1 has 2 parameters that get gradients: weight [1, 2] and bias [1]. That of rank 0 has 4",
+    }
+    assert any(text in words for text in own), words
+
+
+def test_a_model_half_of_which_was_moved(words_of):
+    words = words_of(
+        """
+        dist.init_process_group("gloo")
+        model = Net()
+        model.fc2.to("meta")
+        DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), model))
+        """,
+        nproc=1,
+    )
+    assert "different kinds of devices: 1.fc2.weight and 1.fc2.bias on meta, 4 on cpu" in words
+
+
+def test_device_ids_without_a_gpu(words_of):
+    words = words_of('dist.init_process_group("gloo")\nDistributedDataParallel(Net(), device_ids=[0])', nproc=1)
+    assert "All parameters of Net are on cpu, and device_ids=[0] asks for a GPU" in words
+
+
+def test_a_frozen_model(words_of):
+    words = words_of('dist.init_process_group("gloo")\nDistributedDataParallel(Net().requires_grad_(False))', nproc=1)
+    assert words.startswith("All parameters of Net have requires_grad=False")
+
+
+def test_a_collective_without_a_group(words_of):
+    assert words_of("dist.all_reduce(torch.ones(1))", nproc=1).startswith("all_reduce() needs the other ranks")
+    assert words_of("DistributedDataParallel(Net())", nproc=1).startswith(
+        "DistributedDataParallel(...) needs the other ranks"
+    )
+
+
+def test_a_port_in_use_with_who_has_it(words_of):
+    words = words_of(
+        """
+        import socket
+        taken = socket.create_server(("", 0))
+        port = taken.getsockname()[1]
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        """,
+        nproc=1,
+    )
+    assert "Rank 0 cannot listen on port " in words
+    assert "where the ranks are to meet: process " in words
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            "os.kill(os.getpid(), signal.SIGBUS)",
+            "ended by SIGBUS: mostly it wrote a batch into shared memory when none was left. ",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL: nearly always the system's out-of-memory killer"),
+        ("os._exit(3)", "ended with status 3, as by os._exit()"),
+    ],
+)
+def test_a_loader_worker_that_is_gone(words_of, end, said):
+    words = words_of(
+        f"""
+        import signal
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                {end}
+
+        list(torch.utils.data.DataLoader(Data(), num_workers=1))
+        """,
+        nproc=1,
+    )
+    assert words.startswith("Loader worker ")
+    assert said in words
+    if "SIGBUS" in end:
+        assert "/dev/shm has " in words
+        assert "free now" in words
+
+
+def test_a_joined_script_has_its_layers_named_and_its_optimizer_counted(words_of):
+    words = words_of(
+        """
+        import lockstep
+
+        team = lockstep.join()
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+        data = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+        model, optimizer, loader = team.prepare(model, optimizer, data)
+        for batch in loader:
+            for x in batch.shards:
+                team.backward(model(x).mean())
+            optimizer.step()
+            torch.empty(10**15)
+        """
+    )
+    assert "The machine has no memory for 3.55 PiB more, asked for at once: " in words
+    assert " bytes  parameters and buffers" in words
+    assert " bytes  state of Adam" in words
+    assert "more than the whole machine has" in words
+
+
+def test_memory_that_a_limit_keeps_from_a_process(words_of):
+    words = words_of(
+        """
+        import resource
+        taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 2**27, taken + 2**27))
+        torch.empty(2**26)
+        """,
+        nproc=1,
+    )
+    assert words.startswith("This process may not have 256.00 MiB more, asked for at once, although "), words
+    assert ": ulimit -v allows it " in words
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise RuntimeError('the data are gone')",
+        "raise ValueError('NCCL error in: my own words')",
+        "import lockstep\nraise lockstep.UsageError('NCCL error in: lockstep says so')",
+        "try:\n    torch.randn(2, 3) @ torch.randn(2, 3)\nexcept RuntimeError as error:\n    raise error",
+    ],
+)
+def test_what_is_not_known_or_has_words_is_left_alone(words_of, source):
+    assert words_of(source, nproc=1) == ""
