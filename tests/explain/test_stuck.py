@@ -46,9 +46,9 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     reduce, gather = {"text": "all_reduce number 7"}, {"text": "all_gather number 7"}
     text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")
     assert text.splitlines()[:3] == [
-        "no progress for 20 s: the ranks wait for each other in different collectives.",
-        "  rank 0: all_reduce number 7",
-        "  rank 1: all_gather number 7",
+        "no progress for 20 s: the ranks have called different collectives, and all of them wait.",
+        "  rank 0: all_reduce number 7, at /home/me/train.py:20 in <module>",
+        "  rank 1: all_gather number 7, at /home/me/train.py:20 in <module>",
     ]
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 

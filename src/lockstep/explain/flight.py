@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST_SHAPES = 3
+_RECENT = 16
+_OF_ALL = "default_pg"
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,20 @@ class Collective:
     """Since 1970."""
 
     def __str__(self) -> str:
+        return f"{self.name} number {self.number}{self._tensors}".lower()
+
+    @property
+    def what(self) -> str:
+        """Without its number."""
+        return f"{self.name}{self._tensors}".lower()
+
+    @property
+    def _tensors(self) -> str:
         if not self.shapes:
-            return f"{self.name} number {self.number}".lower()
+            return ""
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:_MOST_SHAPES])
         more = ", ..." if len(self.shapes) > _MOST_SHAPES else ""
-        return f"{self.name} number {self.number} (shape {shapes}{more} of {'/'.join(sorted(set(self.dtypes)))})".lower()
+        return f" (shape {shapes}{more} of {'/'.join(sorted(set(self.dtypes)))})"
 
 
 @dataclass(frozen=True)
@@ -46,17 +57,29 @@ class Counts:
     """By group: the number of the newest one that was begun."""
 
 
-def pending() -> Collective | None:
-    """The oldest collective that this process has begun and not ended; None: there is none, or nobody has recorded it."""
+@dataclass(frozen=True)
+class Recorded:
+    """What the recorder remembers of this process."""
+
+    pending: Collective | None
+    """The oldest collective that was begun and has not ended."""
+    recent: tuple[tuple[int, str], ...]
+    """Those that it has begun last in the process group of all ranks, oldest first: their numbers, and what they are."""
+
+
+def recorded() -> Recorded:
+    """What is remembered; nothing where nobody records."""
     try:
         dump = _dumper()
         if dump is None:
-            return None
-        entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ())
+            return Recorded(None, ())
+        entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ())
         active = [entry for entry in entries if not entry["retired"]]
-        return _collective(active[0]) if active else None
-    except (RuntimeError, ValueError, KeyError, TypeError):  # another generation of the recorder
-        return None
+        of_all = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _OF_ALL]
+        recent = map(_collective, of_all[-_RECENT:])
+        return Recorded(_collective(active[0]) if active else None, tuple((one.number, one.what) for one in recent))
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError):  # another generation of the recorder
+        return Recorded(None, ())
 
 
 def counts() -> Counts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from lockstep.explain.asking import ask_for, can_answer
@@ -38,7 +39,7 @@ class LoaderWorker:
         if self.facts.state == "D":
             held_in = f" (in {self.facts.held_in})" if self.facts.held_in else ""
             return f"which the kernel holds{held_in}: a file system or a driver that does not answer"
-        return "which is here:" if self.frames else "which does not answer"
+        return "at:" if self.frames else "which does not answer"
 
 
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
@@ -65,7 +66,7 @@ def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:
 
 
 def _is_busy(frames: Sequence[Frame]) -> bool:
-    for called, (file, _, name) in zip(frames, frames[1:], strict=False):
+    for called, (file, _, name) in pairwise(frames):
         if file.endswith(_WORKER) and name == _WORKS:
             return _IDLE not in called[0]
     return False  # no loader worker

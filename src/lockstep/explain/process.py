@@ -74,10 +74,6 @@ def own_memory() -> dict[str, int]:
 
 def in_words(num_bytes: float) -> str:
     """As in ``1.5 GB``."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            break
-        num_bytes /= 1000
-    else:
-        unit = "GB"
-    return f"{num_bytes:.1f} {unit}" if unit == "GB" else f"{num_bytes:.0f} {unit}"
+    if num_bytes < 1e9:
+        return f"{num_bytes / 1e6:.0f} MB"
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -79,7 +79,9 @@ class RankReport:
     def idle_s(self) -> float:
         """The same, less the time since it has read or written much: a checkpoint, say, at one line for minutes."""
         record = self.record
-        if self.facts is not None and self.facts.io_bytes - record.get("io_bytes", math.inf) > BUSY_BYTES * (1 + self.late_s):
+        if self.facts is not None and self.facts.io_bytes - record.get("io_bytes", math.inf) > BUSY_BYTES * (
+            1 + self.late_s
+        ):
             return 0.0
         return min(self.still_s, float(record["time_s"]) - float(record.get("worked_s", 0.0)) + self.late_s)
 

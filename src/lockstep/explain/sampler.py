@@ -24,7 +24,7 @@ from typing import Any
 
 from lockstep.explain.asking import Answering
 from lockstep.explain.black_box import BlackBox
-from lockstep.explain.flight import counts, pending
+from lockstep.explain.flight import counts, recorded
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.stopping import say
 
@@ -98,6 +98,7 @@ class Sampler:
         self._io_bytes = 0
         self._collective: dict[str, Any] | None = None
         self._begun: Mapping[str, int] = {}
+        self._recent: Sequence[tuple[int, str]] = ()
         self._asked_at_s = 0.0
         """When the recorder was last asked for the collective that is waited in."""
         self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
@@ -175,9 +176,9 @@ class Sampler:
             self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._asked_at_s >= _WAITS_AFTER_S:
-            found, self._asked_at_s = pending(), now
-            self._collective = None if found is None else {**asdict(found), "text": str(found)}
-            self._begun = counts().begun
+            found, self._asked_at_s = recorded(), now
+            self._collective = None if found.pending is None else {**asdict(found.pending), "text": str(found.pending)}
+            self._begun, self._recent = counts().begun, found.recent
         if did_bytes - self._io_bytes > BUSY_BYTES:
             self._worked_s = now
         self._io_bytes = did_bytes
@@ -193,6 +194,7 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             "begun": self._begun,
+            "recent": self._recent,
             "ended": ended,
         }
         self._box.write(self._last)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.asking import ask, look_up
+from lockstep.explain.differing import first_difference
 from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
 from lockstep.explain.sampler import meets_at
 
@@ -108,23 +109,24 @@ def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool
 
 
 def _differing(reports: Sequence[RankReport], still_s: float, last: str) -> str | None:
-    """All wait: in different collectives?"""
+    """All wait: in different collectives, or behind one that was not the same on all ranks?"""
     begun: dict[str, list[RankReport]] = {}
     for report in reports:
         if report.record["collective"] is not None:
             begun.setdefault(report.record["collective"]["text"], []).append(report)
-    if len(begun) < 2:
+    first = first_difference([report.record for report in reports])
+    if len(begun) < 2 and first is None:
         return None
-    same = len({collective.partition(" (")[0] for collective in begun}) == 1  # name and number
-    what = "with different tensors in the same collective" if same else "in different collectives"
-    lines = [f"no progress for {still_s:.0f} s: the ranks wait for each other {what}."]
+    lines = [f"no progress for {still_s:.0f} s: the ranks have called different collectives, and all of them wait."]
     for collective, group in begun.items():
-        lines.append(f"  {name_ranks([report.rank for report in group])}: {collective}")
-        lines += [f"    {line}" for line in group[0].stack()[-2:]]
+        places = [line for line in group[0].stack() if not line.startswith(" ")]
+        where = f", at {places[-1]}" if places else ""
+        lines.append(f"  {name_ranks([report.rank for report in group])}: {collective}{where}")
+    if first is not None:
+        lines.append(f"  The first that differs, of the newest ones: {first}.")
     lines.append(
-        "Every rank must give tensors of the same shape and type: do the last batch, or a filter, differ between ranks?"
-        if same
-        else "Every rank must call the same ones in the same order: is one called on some ranks only, behind an `if`?"
+        "Every rank must call the same ones in the same order, with tensors of the same shape and type: is one called on some "
+        "ranks only, behind an `if`?"
     )
     return "\n".join([*lines, *([last] if last else [])])
 
@@ -136,9 +138,10 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
     begun = report.record.get("begun") or {}
     for other in reports:
         collective = other.record["collective"]
-        if other is not report and collective is not None and collective.get("group") in begun:
-            if int(begun[collective["group"]]) < int(collective["number"]):
-                return True
+        if other is report or collective is None or collective.get("group") not in begun:
+            continue
+        if int(begun[collective["group"]]) < int(collective["number"]):
+            return True
     return False
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import statistics
 import time
 from collections import deque
 from pathlib import Path
@@ -42,7 +41,7 @@ class Pace:
     @property
     def usual_s(self) -> float:
         """The median of the newest."""
-        return round(statistics.median(self._gaps), 3) if self._gaps else 0.0
+        return sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
 
 
 class WorkerBox:

@@ -25,7 +25,9 @@ class Causes:
         """What is likely to have ended this worker, and the remedy; empty: nothing is known beyond its own words."""
         loader = _LOADER.search(failure.text or failure.message)
         whose = f"loader worker {loader[1]} of rank {failure.rank}" if loader else f"rank {failure.rank}"
-        if (loader[2] == "Bus error" if loader else failure.kind == signal.Signals.SIGBUS.name) and (free := _shared_memory()):
+        if (loader[2] == "Bus error" if loader else failure.kind == signal.Signals.SIGBUS.name) and (
+            free := _shared_memory()
+        ):
             return (
                 f"{free}: {whose} found it full. Loader workers hand batches over there. Use fewer of them (num_workers=, or "
                 "--workers), smaller batches or a smaller prefetch_factor, or enlarge it: docker run --shm-size=8g (or "

@@ -270,7 +270,7 @@ class _Watch:
             self._on(Event.FAILED)
 
     def _explained(self, failure: Failure) -> Failure:
-        """With what the black boxes tell. To be asked before the others are: what they do now is what this rank has waited for."""
+        """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
         rank = failure.rank
         if failures.has_waited_in_vain(failure):
             echoes = [other for other, known in self.failures.items() if failures.has_waited_in_vain(known)]

@@ -1,7 +1,7 @@
 """Who waits for whom among this machine's workers, from their black boxes: said while they wait, and kept for their end.
 
-The launcher says it, for it is no rank: it can speak where all of them hang in C code, it knows who is gone, and there is one of
-it. Ranks that have joined a run say it themselves, as they do under other launchers, for of them it is known how long a step
+The launcher says it, for it is no rank: it can speak where all of them hang in C code, it knows who is gone, and there is one
+of it. Ranks that have joined a run say it themselves, as they do under other launchers, for of them it is known how long a step
 takes. On several machines each launcher sees its own workers; who waits for one of another machine is not told here.
 """
 
