@@ -90,7 +90,7 @@ def until(condition, process, limit_s=80):
 
 
 def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
-    process = start("time.sleep(100)", timeout=5)
+    process = start("time.sleep(100)", timeout=4)
     until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
     shown = ask(process)
     assert re.match(
@@ -106,18 +106,21 @@ def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
     )
     before, _, after = error.partition("rank 0 of 2 on ")
     assert "plain.py:6 in fault" in before
-    assert "Timed out waiting 5000ms" in after
+    assert "Timed out waiting 4000ms" in after
 
 
 @pytest.mark.long
-def test_a_rank_that_waits_for_its_loader_worker_is_shown_with_what_that_one_does(start, said):
-    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(100)", workers=2, timeout=8)
-    process.wait()
+def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, said):
+    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(100)", workers=2)
+    until(lambda: "no progress" in said(), process)
     text = said()
+    assert re.match(r"lockstep: WARNING: no progress for 1\d s: rank 0 waits for rank 1\.\n", text)
     assert re.search(
         r"rank 1 on \S+ \(pid \d+\): waiting for its loader worker \d+, after \d+ collectives, for \d+ s\n", text
     )
     assert re.search(r"its loader worker \d+, at:\n.*plain.py:13 in __getitem__\n", text)
+    time.sleep(3)
+    assert said().count("no progress") == 1
 
 
 @pytest.mark.long
@@ -129,32 +132,19 @@ def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_rem
 
 @pytest.mark.long
 def test_ranks_that_call_different_collectives_are_told_which_and_where_they_parted(start, said):
-    start("dist.all_reduce(torch.ones(1))", timeout=8).wait()
+    start("dist.all_reduce(torch.ones(1))", timeout=4).wait()
     text = said()
     assert "the ranks have called different collectives, and all of them wait" in text
     assert "shape [1, 4] of float) on rank 0, all_reduce (shape [1] of float) on rank 1" in text
 
 
 def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said):
-    start("time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)").wait()
+    start("time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)").wait()
     text = said()
     assert re.match(r"error: rank 1 of 2 on \S+ failed: SIGKILL: ", text)
     assert re.search(
         r"It was last seen in the script, after 12 collectives, .* with \d+ MB of memory .*:\n.*\n.*\n.*in fault", text
     )
-
-
-@pytest.mark.long
-def test_who_is_waited_for_is_said_while_they_wait_and_not_of_those_that_write(start, said):
-    writes = "t = time.time()\n        with open('big', 'wb') as f:\n            while time.time() < t + 13: f.write(b'x' * 4000000); f.seek(0)"
-    process = start(f"{writes}\n        open('saved', 'w'); time.sleep(100)")
-    until(lambda: "no progress" in said(), process)
-    text = said()
-    assert re.match(r"lockstep: WARNING: no progress for (1[3-9]|[2-9]\d) s: rank 0 waits for rank 1\.\n", text)
-    assert "in fault" in text
-    assert "f.write" not in text
-    time.sleep(3)
-    assert said().count("no progress") == 1
 
 
 ODD = """
@@ -170,34 +160,24 @@ ODD = """
     mine = [os.open(f"mine-{number}", os.O_RDWR | os.O_CREAT) for number in range(30)]
     time.sleep(2)
     print("mine", sum(os.fstat(fd).st_size for fd in mine), flush=True)
-    time.sleep(float(sys.argv[1]))
-    if sys.argv[2] == "exec":
-        os.execv(sys.executable, [sys.executable, "-c", "print('another')"])
-    os._exit(0)
+    time.sleep(3)
+    os.execv(sys.executable, [sys.executable, "-c", "print('another')"])
 """
 
 
-@pytest.mark.parametrize("end", ["exec", "exit"])
-def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_not_disturbed(run_script, end):
-    done = run_script(ODD, "--nproc", "1", args=("0", end))
-    another = ["another"] if end == "exec" else []
-    assert (done.stdout.split("\n")[:-1], done.stderr) == (["threads 1 1", "mine 0", *another], "")
-
-
-def test_a_process_whose_script_handles_all_signals_is_shown_and_not_sent_one(tmp_path):
+def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_shown_and_not_disturbed(tmp_path):
     (tmp_path / "odd.py").write_text(textwrap.dedent(ODD))
-    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "1", "odd.py", "100", "exit"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
+    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "1", "odd.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(lambda: "odd.py:14 in <module>" in ask(process), process)
         (pid,) = [rank["pid"] for rank in ranks(process)]
         os.kill(pid, signal.SIGSTOP)
         until(lambda: "stopped by a signal" in ask(process), process)
+        time.sleep(4)  # now it is late, too
+        ask(process)
         os.kill(pid, signal.SIGCONT)
-    finally:
-        os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate()
-    assert "called" not in out
+    assert out.replace("called\n", "", 1).splitlines() == ["threads 1 1", "mine 0", "another"]  # once: for SIGCONT
 
 
 def test_how_long_a_script_may_wait_follows_from_how_far_apart_its_collectives_are():

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.explain.rank_reports import name_ranks
 
-_SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base", "all_gather")
+_SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base")
 """Those whose tensors must be alike on all ranks. (Others may have what each rank has to give, or be told by one.)"""
 
 

@@ -221,7 +221,7 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     groups: dict[Any, list[RankReport]] = {}
     for report in reports:
         collective = report.record["collective"]
-        what = collective and (collective["name"], collective["number"])
+        what = collective and collective["text"]
         groups.setdefault((report.state, tuple(report.frames), what), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 

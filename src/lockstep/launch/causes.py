@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.launch.failures import Failure
@@ -21,39 +21,33 @@ class Causes:
     def __init__(self) -> None:
         self._kills_before = oom_kills()
 
-    def remark(self, failure: Failure) -> str:
-        """What is likely to have ended this worker, and the remedy; empty: nothing is known beyond its own words."""
+    def name(self, failure: Failure) -> Failure:
+        """The failure with what is likely to have ended this worker, and the remedy, if more is known than its own words."""
         loader = _LOADER.search(failure.text or failure.message)
         whose = f"loader worker {loader[1]} of rank {failure.rank}" if loader else f"rank {failure.rank}"
-        if (loader[2] == "Bus error" if loader else failure.kind == signal.Signals.SIGBUS.name) and (
-            free := _shared_memory()
-        ):
-            return (
-                f"{free}: {whose} found it full. Loader workers hand batches over there. Use fewer of them (num_workers=, or "
-                "--workers), smaller batches or a smaller prefetch_factor, or enlarge it: docker run --shm-size=8g (or "
-                "--ipc=host), mount -o remount,size=8g /dev/shm"
+        signalled = {"Bus error": "SIGBUS", "Killed": "SIGKILL"}[loader[2]] if loader else failure.kind
+        if signalled == "SIGBUS" and (free := _shared_memory()):
+            return replace(
+                failure,
+                remark=f"{free}: {whose} found it full. Loader workers hand batches over there. Use fewer of them "
+                "(num_workers=, or --workers), smaller batches or a smaller prefetch_factor, or enlarge it: docker run "
+                "--shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm",
             )
-        was_killed = loader[2] == "Killed" if loader else failure.kind == signal.Signals.SIGKILL.name
-        if was_killed and (kills := oom_kills() - self._kills_before) > 0:
+        if signalled == "SIGKILL" and (kills := oom_kills() - self._kills_before) > 0:
             many = "a process" if kills == 1 else f"{kills} processes"
-            return (
-                f"Memory ran out: the kernel killed {many} for it during this run, and most likely {whose}. Use smaller "
+            remark = (
+                f"The kernel has killed {many} during this run because memory ran out, and most likely {whose}. Use smaller "
                 f"batches, fewer loader workers or fewer processes on this machine{_limit()}"
             )
-        return ""
+            message = failure.message if loader else "killed by the kernel, because memory ran out"
+            return replace(failure, message=message, remark=remark)
+        return failure
 
 
 def oom_kills(cgroups: Path = _CGROUPS, proc: Path = Path("/proc")) -> int:
     """How many processes the kernel has killed for want of memory: those of this process's control group, where it counts
     them, else all of the machine."""
-    counters = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if not kinds:
-                counters.append(cgroups / path.lstrip("/") / "memory.events")
-            elif "memory" in kinds.split(","):
-                counters.append(cgroups / "memory" / path.lstrip("/") / "memory.oom_control")
+    counters = (group / name for group in _groups(cgroups, proc) for name in ("memory.events", "memory.oom_control"))
     for counter in (*counters, proc / "vmstat"):
         with contextlib.suppress(OSError):
             if (found := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:
@@ -61,11 +55,23 @@ def oom_kills(cgroups: Path = _CGROUPS, proc: Path = Path("/proc")) -> int:
     return 0
 
 
+def _groups(cgroups: Path, proc: Path) -> list[Path]:
+    """The directories of this process's control group for memory: of the second version of control groups, or the first."""
+    groups = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds or "memory" in kinds.split(","):
+                groups.append(cgroups / ("memory" if kinds else "") / path.lstrip("/"))
+    return groups
+
+
 def _limit() -> str:
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            if (limit := int((_CGROUPS / name).read_text())) < 1 << 60:
-                return f", or raise its limit ({limit / 1e9:.1f} GB for this container)"
+    for group in _groups(_CGROUPS, Path("/proc")):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                if (limit := int((group / name).read_text())) < 1 << 60:
+                    return f", or raise the limit of this container or job: {limit / 1e9:.1f} GB"
     return ""
 
 

@@ -275,9 +275,10 @@ class _Watch:
         if failures.has_waited_in_vain(failure):
             echoes = [other for other, known in self.failures.items() if failures.has_waited_in_vain(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
+        failure = self._causes.name(failure)
         was_killed = failure.exit_status > 128 and not failure.text
         last_seen = self._watching.last_seen(rank) if was_killed else ""
-        return replace(failure, remark="\n\n".join(filter(None, (self._causes.remark(failure), last_seen))))
+        return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
 
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids
