@@ -19,14 +19,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"\S*/(?=faults\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"\S*/(?=(faults|plain)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "faults.py").write_text(re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[1])
+    for name, source in zip(("faults.py", "plain.py"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True):
+        (tmp_path / name).write_text(source)
     return tmp_path
 
 
@@ -68,3 +69,11 @@ def test_a_stuck_rank(where):
     finally:
         os.kill(process.pid, signal.SIGINT)
         process.wait()
+
+
+def test_a_script_that_knows_nothing_of_lockstep(where):
+    command = "lockstep run --nproc 3 plain.py"
+    done = subprocess.run([*COMMAND, *command.split()[1:]], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    printed = plain(done.stdout + done.stderr)
+    assert [line for line in plain(SHOWN[command]) if line not in printed] == []

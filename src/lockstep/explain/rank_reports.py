@@ -28,6 +28,8 @@ ENDING = "in its exit handlers"
 _STILL_S = 2.0
 """Of a rank that has not moved for so long it is asked what it waits for."""
 _MOST_LOADERS = 3
+_OUTERMOST, _INNERMOST = 4, 6
+"""Lines of a stack in a report."""
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
@@ -140,6 +142,13 @@ class RankReport:
             for frame in reversed(worker.frames):
                 lines += [f"  {text}" for text in _shown(*frame)]
         return lines
+
+
+def brief(lines: Sequence[str]) -> list[str]:
+    """A stack for a report: of a deep one where it begins, in the script, and where it ends."""
+    if len(lines) <= _OUTERMOST + 1 + _INNERMOST:
+        return list(lines)
+    return [*lines[:_OUTERMOST], "...", *lines[-_INNERMOST:]]
 
 
 def _where(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -143,6 +143,7 @@ class Sampler:
 
     def _run(self) -> None:
         with self._at_work:
+            self._halted.wait(self._last.get("time_s", 0.0) + EVERY_S - time.time())
             while not self._halted.is_set():
                 began_s = time.time()
                 self._try(self._look)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.explain.asking import ask, look_up
 from lockstep.explain.differing import first_difference
-from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
+from lockstep.explain.rank_reports import RankReport, brief, grouped, name_ranks, read_reports
 from lockstep.explain.sampler import meets_at
 
 LEAST_S = 10.0
@@ -26,8 +26,6 @@ _FIRST_S = 60.0
 _KNOWN_AFTER = 3
 _TO_SET_UP = 5
 """Collectives: DistributedDataParallel compares the ranks' models and sends rank 0's to all."""
-_INNERMOST = 8
-"""Lines of a stack in the report."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -104,7 +102,7 @@ def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool
         hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
         pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
         lines.append(f"  {name_ranks([report.rank for report in group])} on {hosts}{pid}: {group[0].describe()}")
-        lines += [f"    {line}" for line in group[0].stack()[-_INNERMOST:]]
+        lines += [f"    {line}" for line in brief(group[0].stack())]
     return "\n".join([*lines, *([last] if last else [])])
 
 

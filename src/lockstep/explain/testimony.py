@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.process import in_words
-from lockstep.explain.rank_reports import RankReport, read_records
-
-_INNERMOST = 8
+from lockstep.explain.rank_reports import RankReport, brief, read_records
 
 
 def testimony(where: Path, rank: int) -> str:
@@ -23,7 +21,7 @@ def testimony(where: Path, rank: int) -> str:
         if record["rank"] == rank and record["stack"]:
             report = RankReport(record, "running", 0.0)
             lines = [f"It was last seen {report.describe()}{memory_of(record)}:"]
-            return "\n".join([*lines, *(f"  {line}" for line in report.stack()[-_INNERMOST:])])
+            return "\n".join([*lines, *(f"  {line}" for line in brief(report.stack()))])
     return ""
 
 

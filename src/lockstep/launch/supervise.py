@@ -285,7 +285,7 @@ class _Watch:
         for rank, stopped_s in self._standstill.look(pids).items():
             if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
                 found = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(found, waited=self._watching.explain(self.failures))
+                self.failures[rank] = replace(found, remark=self._watching.last_seen(rank))
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
