@@ -45,8 +45,8 @@ ASIDE = {
         "config",
         "option",
         "world",
-        "explain.errors",
-    ),  # starts a run, and knows nothing of what it computes
+        "explain",
+    ),  # starts a run, and knows nothing of what it computes: it can only look who waits
     "analysis": (
         "atomic",
         "errors",

@@ -19,16 +19,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|unused)\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, source in zip(
-        ("faults.py", "unused.py"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True
-    ):
+    sources = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    for name, source in zip(("faults.py", "plain.py", "unused.py"), sources, strict=True):
         (tmp_path / name).write_text(source)
     return tmp_path
 
@@ -72,6 +71,14 @@ def test_a_stuck_rank(where):
     finally:
         os.kill(process.pid, signal.SIGINT)
         process.wait()
+
+
+def test_a_script_that_knows_nothing_of_lockstep(where):
+    command = "lockstep run --nproc 3 plain.py"
+    done = subprocess.run([*COMMAND, *command.split()[1:]], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    printed = plain(done.stdout + done.stderr)
+    assert [line for line in plain(SHOWN[command]) if line not in printed] == []
 
 
 def test_an_error_in_words(where):

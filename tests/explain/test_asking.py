@@ -10,7 +10,7 @@ from lockstep.stopping import catches
 def test_a_process_answers_each_time_that_it_has_joined_and_lives_on_in_between(tmp_path):
     for name in ("first", "second"):
         answering = Answering(tmp_path / f"{name}.stacks")
-        record = {"stack_file": str(answering.path), "pid": os.getpid(), "thread": threading.get_ident()}
+        record = {**answering.where(), "pid": os.getpid(), "thread": threading.get_ident()}
         frames = ask(record)
         assert any(file == __file__ for file, _, _ in frames)
         answering.close()

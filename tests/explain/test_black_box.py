@@ -19,7 +19,6 @@ def test_the_newest_record_is_read(tmp_path):
     for number in range(5):
         box.write({"number": number, "text": "ä" * number})
         assert read_box(path) == {"number": number, "text": "ä" * number}
-    box.close()
     assert read_box(path)["number"] == 4
 
 
@@ -28,7 +27,6 @@ def test_a_record_that_was_being_written_leaves_the_one_before(tmp_path):
     box = BlackBox(path)
     box.write({"number": 1})
     box.write({"number": 2})
-    box.close()
     content = bytearray(path.read_bytes())
     content[content.index(b'"number": 2') + 10] ^= 1
     path.write_bytes(content)
@@ -42,7 +40,6 @@ def test_a_record_that_is_too_long_leaves_the_one_before_and_the_file_its_size(t
     box.write({"number": 1})
     with pytest.raises(ValueError, match="a record of"):
         box.write({"text": "x" * size})
-    box.close()
     assert read_box(path) == {"number": 1}
     assert path.stat().st_size == size
 
@@ -54,7 +51,6 @@ def test_a_file_that_is_cut_or_gone_does_no_harm(tmp_path):
     box.write({"number": 1})
     path.unlink()
     box.write({"number": 2})
-    box.close()
 
 
 def test_it_survives_sigkill(tmp_path):

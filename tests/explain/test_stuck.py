@@ -8,7 +8,7 @@ from lockstep.explain.stuck import BUSY_S, limit_s, who_waits
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
 
-def rank(number, stack, state="running", collective=None, since_s=30.0):
+def rank(number, stack, state="running", collective=None, since_s=30.0, **more):
     record = {
         "rank": number,
         "world_size": 4,
@@ -19,6 +19,7 @@ def rank(number, stack, state="running", collective=None, since_s=30.0):
         "doing": {"step": 5, "in_step": True, "activity": "in the forward pass"},
         "stack": stack,
         "collective": collective,
+        **more,
     }
     return RankReport(record, state, 0.0)
 
@@ -46,9 +47,9 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     reduce, gather = {"text": "all_reduce number 7"}, {"text": "all_gather number 7"}
     text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")
     assert text.splitlines()[:3] == [
-        "no progress for 20 s: the ranks wait for each other in different collectives.",
-        "  rank 0: all_reduce number 7",
-        "  rank 1: all_gather number 7",
+        "no progress for 20 s: the ranks have called different collectives, and all of them wait.",
+        "  rank 0: all_reduce number 7, at /home/me/train.py:20 in <module>",
+        "  rank 1: all_gather number 7, at /home/me/train.py:20 in <module>",
     ]
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 
@@ -69,3 +70,37 @@ def test_it_is_said_after_10_seconds_or_5_steps_and_later_while_nobody_knows_how
     assert limit_s(0.1, 100) == 10
     assert limit_s(4.0, 100) == 20
     assert limit_s(0.1, 1) == 60
+
+
+def test_one_that_reads_or_writes_all_the_time_is_at_work_at_whatever_line():
+    saving = [["/home/me/train.py", 7, "save"]]
+    assert who_waits([rank(0, saving, worked_s=49.5), rank(1, WAITING)], "run") is None
+    assert who_waits([rank(0, saving, worked_s=35.0), rank(1, WAITING)], "run") is not None
+
+
+def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others_are_ahead():
+    item = [["/home/me/train.py", 7, "loss"]]  # loss.item(), or work.wait(), has no frame
+
+    def at(number):
+        return {"text": f"all_reduce number {number}", "group": "0", "number": number}
+
+    begun = {"0": 7}
+    text = who_waits([rank(0, item, collective=at(7), begun=begun), rank(1, [["/home/me/train.py", 9, "load"]])])
+    assert "rank 0 waits for rank 1." in text
+    text = who_waits([rank(0, item, collective=at(7), begun=begun), rank(1, WAITING, collective=at(8), begun={"0": 8})])
+    assert "rank 1 waits for rank 0." in text
+
+
+def test_when_the_run_is_over_for_it_the_one_that_was_waited_for_is_named_however_long_it_was():
+    reports = [rank(0, WAITING), rank(1, [["/home/me/train.py", 7, "loss"]], since_s=49.0)]
+    assert who_waits(reports) is None
+    assert "rank 0 waits for rank 1." in who_waits(reports, is_over=True)
+
+
+def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_now():
+    now = {"text": "all_reduce number 9 (shape [5] of float)"}
+    mine = [[7, "all_reduce (shape [5] of float)"], [8, "all_gather (shape [5] of float)"]]
+    other = [[7, "all_reduce (shape [1] of float)"], [8, "all_gather (shape [2] of float)"]]
+    text = who_waits([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
+    assert "number 7 was all_reduce (shape [5] of float) on rank 0, all_reduce (shape [1] of float) on rank 1." in text
+    assert who_waits([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None

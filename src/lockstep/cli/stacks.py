@@ -15,13 +15,16 @@ from lockstep.cli.tables import printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.errors import ConfigError
 from lockstep.explain.asking import ask, look_up
-from lockstep.explain.rank_reports import DIRECTORY, RankReport, grouped, name_ranks, read_reports
+from lockstep.explain.rank_reports import DIRECTORY, RankReport, grouped, name_ranks, read_reports, run_joined
+from lockstep.launch.private import live_launches
 
 _EPILOG = """
 \b
 Examples:
   lockstep stacks runs/train-2
       who waits, who is missing, and where in the code
+  lockstep stacks
+      the same of what `lockstep run` has started here and that still runs: also of scripts that know nothing of lockstep
   watch lockstep stacks runs/train-2
       the same every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
@@ -33,22 +36,55 @@ outlives the process, so a rank that was killed can be asked as well.
 
 
 @click.command("stacks", epilog=_EPILOG, context_settings=CONTEXT)
-@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="[RUN_DIR]", type=click.Path(path_type=Path), required=False)
+@click.option("--pid", type=int, metavar="PID", help="Of the `lockstep run` process, if there are several.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a rank.")
-def command(run_dir: Path, as_json: bool) -> None:
+def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
-    Ranks that do the same at the same line of code are shown together. The stack is that of each rank's main thread,
-    outermost call first.
+    Without RUN_DIR: of what `lockstep run` has started on this machine, and that still runs. Ranks that do the same at the same
+    line of code are shown together. The stack is that of each rank's main thread, outermost call first.
     """
-    reports = read_reports(run_dir, time.time(), look_up, ask)
-    if not reports:
+    if run_dir is not None and pid is not None:
+        raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
+    found = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time(), look_up, ask)}
+    if run_dir is not None and not found[""]:
         why = "no rank of it has reported" if run_dir.is_dir() else "there is no such directory"
         raise ConfigError(f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs of a directory")
     if as_json:
-        click.echo(json.dumps([_as_json(report) for report in reports], indent=1))
+        click.echo(json.dumps([_as_json(report) for reports in found.values() for report in reports], indent=1))
         return
-    _show(reports, open_console())
+    console = open_console()
+    for title, reports in found.items():
+        if title:
+            say(console, title, "bold")
+        _show(reports, console)
+
+
+def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
+    """What the ranks of this user's launches on this machine do, by what each launch is called.
+
+    Raises:
+        ConfigError: there is none, or not the one of this process.
+    """
+    launches = live_launches()
+    if pid is not None and pid not in launches:
+        known = f"; it is one of {', '.join(map(str, sorted(launches)))}" if launches else ", nor is any other of yours here"
+        raise ConfigError(f"--pid {pid}: that is no `lockstep run` of yours that runs on this machine{known}")
+    found = {}
+    for launcher in sorted(launches) if pid is None else [pid]:
+        # Each start of the workers has a directory of its own, and the newest is the one that runs.
+        starts = sorted(launches[launcher].glob("start-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        where = (run_joined(starts[-1]) or starts[-1]) if starts else launches[launcher]
+        if reports := read_reports(where, time.time(), look_up, ask):
+            what = f", run {where}" if not starts or where != starts[-1] else f", {reports[0].record.get('program')}"
+            found[f"lockstep run (process {launcher}){what}"] = reports
+    if not found:
+        raise ConfigError(
+            "no worker of a `lockstep run` of yours has reported on this machine. Give the directory of a run, if it is "
+            "elsewhere or is over: `lockstep runs` lists those of a directory"
+        )
+    return found
 
 
 def _show(reports: Sequence[RankReport], console: Console) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -28,19 +29,43 @@ _CLOCK_S = 1.0
 
 
 class Answering:
-    """Has this process write its stacks into a file when it is asked, until it is closed. One at a time."""
+    """Has this process write its stacks into a file when it is asked, until it is closed. One at a time.
+
+    Processes that it forks answer as well, into the same file.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = os.fstat(self._fd)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
             signal.signal(SIGNAL, signal.SIG_IGN)  # what ``close`` goes back to: one that comes late must not be deadly
         faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
+    def where(self) -> dict[str, Any]:
+        """For ``ask``. Empty once the script has a handler of its own for the signal: it is not to be called by us."""
+        if signal.getsignal(SIGNAL) not in (signal.SIG_IGN, signal.SIG_DFL):
+            return {}
+        return {"stack_file": str(self.path), "stack_fd": self._fd}
+
     def close(self) -> None:
         """Write no more: before the file is closed, whose number may be another file's next."""
         faulthandler.unregister(SIGNAL)
-        os.close(self._fd)
+        with contextlib.suppress(OSError):  # a script may have closed all files, and opened its own under this number
+            if os.path.samestat(os.fstat(self._fd), self._file):
+                os.close(self._fd)
+
+
+def can_answer(record: Mapping[str, Any], pid: int) -> bool:
+    """Whether a process still catches the signal and has the file open that it is to write to.
+
+    Not so one that has put another program in its place, or whose script has closed all files.
+    """
+    try:
+        there = os.path.samestat(Path(f"/proc/{pid}/fd/{record['stack_fd']}").stat(), Path(record["stack_file"]).stat())
+    except (OSError, KeyError):
+        return False
+    return there and catches(pid, SIGNAL)
 
 
 def ask(record: Mapping[str, Any]) -> list[tuple[str, int, str]] | None:
@@ -48,11 +73,16 @@ def ask(record: Mapping[str, Any]) -> list[tuple[str, int, str]] | None:
 
     None: it does not answer (it is stopped, or the kernel holds it).
     """
-    path, pid = Path(record["stack_file"]), int(record["pid"])
+    return ask_for(record, int(record["pid"]))
+
+
+def ask_for(record: Mapping[str, Any], pid: int) -> list[tuple[str, int, str]] | None:
+    """The same of that process, or of one that it has forked."""
+    if not can_answer(record, pid):
+        return None
+    path = Path(record["stack_file"])
     try:
         before = path.stat().st_size
-        if not catches(pid, SIGNAL):
-            return None
         os.kill(pid, SIGNAL)
         deadline = time.monotonic() + _WAIT_S
         size = before

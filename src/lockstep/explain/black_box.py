@@ -1,12 +1,14 @@
 """What a rank is doing, in a file of fixed size that outlives it: whoever was killed can still be asked.
 
 What was written is with the kernel, so it is there even if the process gets SIGKILL in the next moment. (It is not mapped
-into memory: there a full disk or a file that has vanished would kill the process.) The file has two places, written in turn: a
-reader always finds one that is whole.
+into memory: there a full disk or a file that has vanished would kill the process. And it is not kept open: a script may close
+all files, as daemons do, and get the number for one of its own.) The file has two places, written in turn: a reader always
+finds one that is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -32,10 +34,10 @@ class BlackBox:
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         path.parent.mkdir(exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path.absolute()
         self._is_shared = is_shared
         self._number = 0
-        os.pwrite(self._fd, bytes(2 * SLOT_BYTES), 0)
+        self._put(bytes(2 * SLOT_BYTES), 0, os.O_CREAT)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Put a record of JSON values in the place of the last but one.
@@ -49,13 +51,17 @@ class BlackBox:
             raise ValueError(f"a record of {len(data)} bytes")
         self._number += 1
         header = _HEADER.pack(_MARK, self._number, len(data), zlib.crc32(data))
-        os.pwrite(self._fd, header + data, self._number % 2 * SLOT_BYTES)
-        if self._is_shared:
-            os.fdatasync(self._fd)
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+            self._put(header + data, self._number % 2 * SLOT_BYTES)
 
-    def close(self) -> None:
-        """Write no more."""
-        os.close(self._fd)
+    def _put(self, data: bytes, at: int, flags: int = 0) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        try:
+            os.pwrite(fd, data, at)
+            if self._is_shared:
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
 
 def read_box(path: Path) -> dict[str, Any] | None:

@@ -2,11 +2,17 @@
 
 Nothing is asked of that thread, so a step pays nothing for it. One that holds Python's interpreter lock in C code, or
 was stopped, cannot be looked at: then the newest record is what it did before that began (see ``asking``).
+
+A process has one sampler at most: that of its run takes over from the one that its launcher has given it (``worker_box``). The
+thread is none of ``threading``'s, so that a script sees no more threads than it has made, and it rests while the process forks:
+Python warns of forking beside threads.
 """
 
 from __future__ import annotations
 
+import _thread
 import math
+import os
 import sys
 import threading
 import time
@@ -18,7 +24,8 @@ from typing import Any
 
 from lockstep.explain.asking import Answering
 from lockstep.explain.black_box import BlackBox
-from lockstep.explain.flight import pending
+from lockstep.explain.flight import counts, recorded
+from lockstep.explain.process import io_bytes, own_memory
 from lockstep.stopping import say
 
 EVERY_S = 0.5
@@ -28,6 +35,10 @@ _SUSPENDED_S = 5.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MOST_FRAMES = 40
 _CLOSE_S = 2.0
+_FORK_S = 0.2
+"""For how long a fork waits for the thread to rest."""
+BUSY_BYTES = 1 << 18
+"""Who reads or writes more than this between two looks is at work, at whatever line: it saves a checkpoint, say."""
 
 _PACKAGE = Path(__file__).parents[1]
 _MEETING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
@@ -37,12 +48,18 @@ Frame = tuple[str, int, str]
 """File, line, and function."""
 
 
+def meets_at(stack: Sequence[Sequence[Any]]) -> bool:
+    """Whether a thread with these frames, innermost first, is where ranks wait for each other."""
+    return bool(stack) and any(part in str(stack[0][0]) for part in _MEETING)
+
+
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
-    """Whether a thread with these frames, innermost first, waits for other ranks, with this collective begun or None."""
-    if not stack:
-        return False
-    file = str(stack[0][0])
-    return any(part in file for part in _MEETING) or (collective is not None and "/torch/" in file)
+    """Whether a thread with these frames, innermost first, waits for other ranks, with this collective begun or None.
+
+    One that has begun a collective and does not move waits for it wherever it is: ``work.wait()`` and, on a GPU,
+    ``loss.item()`` have no frame of their own.
+    """
+    return meets_at(stack) or (bool(stack) and collective is not None)
 
 
 class Sampler:
@@ -53,7 +70,8 @@ class Sampler:
         about: what does not change: ``rank``, ``world_size``, ``host``, ``pid``, ...
         doing: what the thread does, as far as it is known without its stack: called from another thread.
         limit_s: for how long the thread may wait for other ranks: the same.
-        stuck: called when it has, again and again until it returns True: the same.
+        stuck: called when it has, again and again until it returns True: the same. None: that is somebody else's task, and
+            nothing is ever said.
     """
 
     def __init__(
@@ -61,46 +79,78 @@ class Sampler:
         path: Path,
         about: Mapping[str, Any],
         doing: Callable[[], Mapping[str, Any]],
-        limit_s: Callable[[], float],
-        stuck: Callable[[], bool],
+        limit_s: Callable[[], float] = lambda: math.inf,
+        stuck: Callable[[], bool] | None = None,
     ) -> None:
+        global _current
+        if _current is not None:
+            _current.hand_over(path)
         self._limit_s = limit_s
         self._stuck = stuck
         self._doing = doing
-        self._box = BlackBox(path, is_shared=about["num_nodes"] > 1)
+        self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._answering = Answering(path.with_suffix(".stacks"))
         self._thread_id = threading.get_ident()
-        self._about = {**about, "stack_file": str(self._answering.path.absolute()), "thread": self._thread_id}
+        self._about = {**about, "thread": self._thread_id}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
-        self._same_since_s = time.time()
+        self._same_since_s = self._worked_s = time.time()
+        self._io_bytes = 0
         self._collective: dict[str, Any] | None = None
+        self._begun: Mapping[str, int] = {}
+        self._recent: Sequence[tuple[int, str]] = ()
         self._asked_at_s = 0.0
         """When the recorder was last asked for the collective that is waited in."""
         self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         """Before ``stuck`` is called again, and when that is."""
-        self._has_failed = False
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lockstep-black-box", daemon=True)
-        self._thread.start()
+        self._last: dict[str, Any] = {}
+        self._has_failed = stuck is None
+        self._halted = threading.Event()
+        self._at_work = threading.Lock()
+        """Held by the thread."""
+        self.resume()
+        _current = self
+
+    def hand_over(self, path: Path) -> None:
+        """Another box is this process's from now on."""
+        self._about["joined"] = str(path.absolute())
+        self.close("joined")
 
     def close(self, how: str) -> None:
-        """The run is over for this process: ``finished``, or ``failed``."""
-        self._closed.set()
-        self._thread.join(_CLOSE_S)
-        if not self._thread.is_alive():
-            self._try(lambda: self._look(ended=how))
+        """The run is over for this process: ``finished``, or ``failed``: then what it did before that stays in the box."""
+        global _current
+        if self.halt(_CLOSE_S):
+            if how == "failed" and self._last:
+                self._try(lambda: self._box.write({**self._last, "ended": how}))
+            else:
+                self._try(lambda: self._look(ended=how))
             self._answering.close()
-            self._box.close()
+        if _current is self:
+            _current = None
+
+    def halt(self, most_s: float) -> bool:
+        """Have the thread rest; whether it does so in time."""
+        self._halted.set()
+        if self._at_work.acquire(timeout=most_s):
+            self._at_work.release()
+            return True
+        return False
+
+    def resume(self) -> None:
+        """Have it look again."""
+        self._halted.clear()
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        while not self._closed.is_set():
-            began_s = time.time()
-            self._try(self._look)
-            self._try(self._watch)
-            self._closed.wait(EVERY_S)
-            if time.time() - began_s > _SUSPENDED_S:  # the whole launch was stopped for a while, or the machine slept
-                self._same_since_s = time.time()
+        with self._at_work:
+            self._halted.wait(self._last.get("time_s", 0.0) + EVERY_S - time.time())
+            while not self._halted.is_set():
+                began_s = time.time()
+                self._try(self._look)
+                self._try(self._watch)
+                self._halted.wait(EVERY_S)
+                if time.time() - began_s > _SUSPENDED_S:  # the whole launch was stopped for a while, or the machine slept
+                    self._same_since_s = time.time()
 
     def _try(self, act: Callable[[], None]) -> None:
         """Nothing that goes wrong here may matter to the training."""
@@ -114,34 +164,41 @@ class Sampler:
     def _watch(self) -> None:
         """If this rank has waited for too long, see for whom: now, and then less and less often."""
         now = time.time()
-        if now - self._same_since_s <= self._limit_s() or not self._is_waiting() or now < self._next_s:
+        if self._stuck is None or now < self._next_s or not waits_at(self._stack, self._collective):
             return
-        self._pause_s = math.inf if self._stuck() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        self._next_s = now + self._pause_s
-
-    def _is_waiting(self) -> bool:
-        return waits_at(self._stack, self._collective)
+        if now - self._same_since_s > self._limit_s():
+            self._pause_s = math.inf if self._stuck() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_s = now + self._pause_s
 
     def _look(self, ended: str | None = None) -> None:
-        now = time.time()
+        now, did_bytes = time.time(), io_bytes()
         stack, at = _stack_of(sys._current_frames().get(self._thread_id)), self._doing()
         if stack != self._stack or at != self._at:
             self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._asked_at_s >= _WAITS_AFTER_S:
-            found, self._asked_at_s = pending(), now
-            self._collective = None if found is None else {**asdict(found), "text": str(found)}
-        self._box.write(
-            {
-                **self._about,
-                "time_s": now,
-                "since_s": self._same_since_s,
-                "doing": at,
-                "stack": stack,
-                "collective": self._collective,
-                "ended": ended,
-            }
-        )
+            found, self._asked_at_s = recorded(), now
+            self._collective = None if found.pending is None else {**asdict(found.pending), "text": str(found.pending)}
+            self._begun, self._recent = counts().begun, found.recent
+        if did_bytes - self._io_bytes > BUSY_BYTES:
+            self._worked_s = now
+        self._io_bytes = did_bytes
+        self._last = {
+            **self._about,
+            **self._answering.where(),
+            "time_s": now,
+            "since_s": self._same_since_s,
+            "worked_s": self._worked_s,
+            "io_bytes": did_bytes,
+            "memory": own_memory(),
+            "doing": at,
+            "stack": stack,
+            "collective": self._collective,
+            "begun": self._begun,
+            "recent": self._recent,
+            "ended": ended,
+        }
+        self._box.write(self._last)
 
 
 def _stack_of(frame: FrameType | None) -> list[Frame]:
@@ -151,3 +208,31 @@ def _stack_of(frame: FrameType | None) -> list[Frame]:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
+
+
+_current: Sampler | None = None
+"""Of this process."""
+
+
+def fail_current() -> None:
+    """The program of this process has failed: what it did before that is to stay in its box."""
+    if _current is not None:
+        _current.close("failed")
+
+
+def _before_fork() -> None:
+    if _current is not None:
+        _current.halt(_FORK_S)
+
+
+def _in_parent() -> None:
+    if _current is not None:
+        _current.resume()
+
+
+def _in_child() -> None:
+    global _current
+    _current = None
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

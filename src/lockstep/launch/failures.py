@@ -63,6 +63,10 @@ class Failure:
     """Whether the same program, started again, could only fail like this again."""
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
+    waited: str = ""
+    """Who waited for whom when this rank had done so in vain, and what those did (``watching``)."""
+    remark: str = ""
+    """What else is known: the likely cause and a remedy (``causes``), and what it was last seen at."""
 
     def summary(self) -> str:
         """One line."""
@@ -227,6 +231,11 @@ def early_end(
 def _may_be_echo(failure: Failure, ends: Collection[int]) -> bool:
     if failure.rank in ends and not failure.kind and failure.exit_status == 1:
         return True  # it waited for the others in its exit handlers, in vain
+    return has_waited_in_vain(failure)
+
+
+def has_waited_in_vain(failure: Failure) -> bool:
+    """Whether a rank seems to have failed only because others did not take part: within the timeout, or any more."""
     # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
     # thread that was running only if it is one of Python's.
     is_native = failure.kind == "SIGABRT" and "Current thread" not in failure.text
@@ -241,11 +250,9 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
     first, *others = failures
-    parts = [headline(first, nproc)]
-    if first.explanation:
-        parts.append(f"In words: {first.explanation}")
-    if first.text:
-        parts.append(first.text.rstrip())
+    explained = f"In words: {first.explanation}" if first.explanation else ""
+    parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
+    parts += [text.rstrip() for text in (explained, first.text, first.remark) if text]
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
         parts.append(
             f"A breakpoint() or input() of a worker has no terminal to read from; "

@@ -32,6 +32,20 @@ def private_directory() -> Iterator[str]:
         _remove(Path(path))
 
 
+def live_launches() -> dict[int, Path]:
+    """The private directories of this user's launches on this machine whose launcher lives, by its process id."""
+    found = {}
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError, ValueError):
+                if not entry.name.startswith(_PREFIX) or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                    continue
+                host, _, pid = Path(entry.path, _LOCK).read_text().partition("\n")
+                if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
+                    found[int(pid)] = Path(entry.path)
+    return found
+
+
 def remove_abandoned(parent: str) -> None:
     """Remove the private directories in ``parent`` whose launcher no longer lives. What cannot be removed is left."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:

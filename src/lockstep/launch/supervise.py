@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from lockstep import stopping
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
+from lockstep.launch.causes import Causes
 from lockstep.launch.failures import Failure
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
@@ -24,6 +25,7 @@ from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
+from lockstep.launch.watching import Watching
 from lockstep.stopping import catches
 
 GRACE_S = 3.0
@@ -105,10 +107,13 @@ class _Watch:
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
+        self._watching = Watching(spec.private_dir, spec.world_size)
+        self._causes = Causes()
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
+        self._watching.close()
         self._selector.close()
         for receiver in self._receivers.values():
             receiver.close()
@@ -256,7 +261,7 @@ class _Watch:
             return  # our own doing (as a program tells of it, or a shell for it)
         if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
             return  # the same
-        self.failures[rank] = failure or failures.from_status(rank, status, self._spec.private_dir)
+        self.failures[rank] = self._explained(failure or failures.from_status(rank, status, self._spec.private_dir))
         if all(known.is_consequence for known in self.failures.values()):
             self._on(Event.ECHOED)
             # Perhaps one is stopped, and the script lets the others wait for less long than the launcher knows of.
@@ -264,11 +269,23 @@ class _Watch:
         else:
             self._on(Event.FAILED)
 
+    def _explained(self, failure: Failure) -> Failure:
+        """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
+        rank = failure.rank
+        if failures.has_waited_in_vain(failure):
+            echoes = [other for other, known in self.failures.items() if failures.has_waited_in_vain(known)]
+            return replace(failure, waited=self._watching.explain((*echoes, rank)))
+        failure = self._causes.name(failure)
+        was_killed = failure.exit_status > 128 and not failure.text
+        last_seen = self._watching.last_seen(rank) if was_killed else ""
+        return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
+
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids
         for rank, stopped_s in self._standstill.look(pids).items():
             if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
-                self.failures[rank] = failures.from_standstill(rank, pids[rank], stopped_s)
+                found = failures.from_standstill(rank, pids[rank], stopped_s)
+                self.failures[rank] = replace(found, remark=self._watching.last_seen(rank))
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
 from lockstep.explain.errors.words import in_words
+from lockstep.explain.sampler import fail_current
+from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
@@ -45,6 +47,7 @@ class Request:
 def run_worker(request: Request) -> int:
     """Be the worker; returns its exit code. ``SystemExit`` of the user's program goes through."""
     spec: LaunchSpec | None = None
+    box: WorkerBox | None = None
     sender = request.sender
     try:
         spec = _settle(request)
@@ -53,13 +56,16 @@ def run_worker(request: Request) -> int:
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
                 _become_program(spec.program, spec.local_rank(request.rank))
+            box = _open_box(spec, request.rank)
             _run_script(spec.program, spec.local_rank(request.rank))
         else:
+            box = _open_box(spec, request.rank)
             _run_call(spec.program, request.rank, spec.private_dir)
     except SystemExit as error:
         if spec is None:
             raise
         if failures.is_well(error.code):
+            _note_end(box)
             sender.send(end=failures.end_of(error))
             raise
         if isinstance(error, Stopped):
@@ -74,8 +80,22 @@ def run_worker(request: Request) -> int:
             return _fail(error, spec, request)
         except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
             return _fail(error, spec, request)
+    _note_end(box)
     sender.send(end=failures.end_of())
     return 0
+
+
+def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:
+    """What this process does can be asked from now on. Not of one that starts the processes of its ranks itself."""
+    if isinstance(spec.program, Script) and spec.program.starter is not None:
+        return None
+    program = spec.program.target if isinstance(spec.program, Script) else "a function call"
+    return WorkerBox(spec.private_dir, rank, spec.world_size, program)
+
+
+def _note_end(box: WorkerBox | None) -> None:
+    if box is not None:
+        box.ends()
 
 
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
@@ -86,6 +106,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if spec is None:
         raise error
+    fail_current()
     failure = failures.from_exception(request.rank, error, in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):

@@ -1,0 +1,81 @@
+"""The black box that each worker of ``lockstep run`` has from its start, in the launch's private directory.
+
+It is for scripts that never call ``lockstep.join``, and for what comes before that. Nothing is known there of steps: how far a
+process is, is told by the collectives that it has finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from lockstep.explain.flight import counts
+from lockstep.explain.rank_reports import ENDING, box_path
+from lockstep.explain.sampler import Sampler
+from lockstep.machine.identity import shared_by
+
+_REMEMBERED = 20
+_IN_SCRIPT = "in the script"
+
+
+class Pace:
+    """How far apart the moments are, usually, at which a process finishes collectives, to half a second."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed_s: float | None = None
+        self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def note(self, count: int, now_s: float) -> None:
+        """So many were finished up to now."""
+        if count != self._count:
+            if self._changed_s is not None:
+                self._gaps.append(now_s - self._changed_s)
+            self._count, self._changed_s = count, now_s
+
+    @property
+    def usual_s(self) -> float:
+        """The median of the newest."""
+        return sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
+
+
+class WorkerBox:
+    """Of this process, from now on: to be made by its main thread.
+
+    Args:
+        private_dir: of the launch.
+        rank: of this process.
+        world_size: of the launch.
+        program: what is run, for the user.
+    """
+
+    def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
+        self._activity = _IN_SCRIPT
+        self._pace = Pace()
+        about = {
+            "rank": rank,
+            "world_size": world_size,
+            "host": socket.gethostname(),
+            "machine": shared_by("pid"),
+            "pid": os.getpid(),
+            "launch": Path(private_dir).name,
+            "began_s": time.time(),
+            "program": program,
+        }
+        with contextlib.suppress(OSError):  # the script can do without
+            Sampler(box_path(Path(private_dir), rank), about, self._doing)
+
+    def ends(self) -> None:
+        """The program has come to its end, and exit handlers follow."""
+        self._activity = ENDING
+
+    def _doing(self) -> dict[str, Any]:
+        """Called from another thread."""
+        done = counts().num_done
+        self._pace.note(done, time.time())
+        return {"activity": self._activity, "num_done": done, "usual_s": self._pace.usual_s}

@@ -1,0 +1,191 @@
+"""Scripts that never call ``lockstep.join``: who waits for whom is said, and shown, all the same."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from lockstep.cli import stacks
+from lockstep.explain.stuck import limit_of_script_s
+from lockstep.explain.worker_box import Pace
+
+pytestmark = pytest.mark.timeout(100)
+
+# Plain torch.distributed. ``fault()`` is called on rank 1 only, before its step 12.
+SCRIPT = """
+    import datetime, os, re, signal, sys, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={timeout}))
+
+    def fault():
+        {fault}
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2400
+
+        def __getitem__(self, index):
+            {read}
+            return torch.ones(4)
+
+    model = torch.nn.Linear(4, 1)
+    for step, x in enumerate(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers={workers})):
+        if step == 12 and dist.get_rank() == 1:
+            fault()
+        model(x).sum().backward()
+        dist.all_reduce(model.weight.grad)
+        time.sleep(0.02)
+"""
+
+
+def source(fault="pass", read="pass", workers=0, timeout=600):
+    return textwrap.dedent(SCRIPT.format(fault=fault, read=read, workers=workers, timeout=timeout))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the script in two processes; ``said()`` is what was written up to now."""
+    started = []
+
+    def start(*args, **kwargs):
+        (tmp_path / "plain.py").write_text(source(*args, **kwargs))
+        command = [sys.executable, "-m", "lockstep", "run", "--nproc", "2", "plain.py"]
+        with (tmp_path / "said").open("w") as said:
+            started.append(subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+@pytest.fixture
+def said(tmp_path):
+    return (tmp_path / "said").read_text
+
+
+def ask(process, *options):
+    return CliRunner().invoke(stacks.command, ["--pid", str(process.pid), *options]).output
+
+
+def ranks(process):
+    try:
+        return json.loads(ask(process, "--json"))
+    except ValueError:  # nobody has reported yet
+        return []
+
+
+def until(condition, process, limit_s=80):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, ask(process)
+        time.sleep(0.2)
+
+
+def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
+    process = start("time.sleep(100)", timeout=4)
+    until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
+    shown = ask(process)
+    assert re.match(
+        r"lockstep run \(process \d+\), plain.py\nrank 1 of 2 on \S+ \(pid \d+\): in the script, after 12 coll", shown
+    )
+    assert re.search(
+        r"plain.py:6 in fault\n +time.sleep\(100\)\nrank 0 of 2 on \S+ \(pid \d+\): waiting in all_reduce numb", shown
+    )
+    process.wait()
+    error = said()
+    assert re.match(
+        r"error: no progress for \d s: rank 0 waits for rank 1\.\n  rank 1 on \S+ \(pid \d+\): in the script, ", error
+    )
+    before, _, after = error.partition("rank 0 of 2 on ")
+    assert "plain.py:6 in fault" in before
+    assert "Timed out waiting 4000ms" in after
+
+
+@pytest.mark.long
+def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, said):
+    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(100)", workers=2)
+    until(lambda: "no progress" in said(), process)
+    text = said()
+    assert re.match(r"lockstep: WARNING: no progress for 1\d s: rank 0 waits for rank 1\.\n", text)
+    assert re.search(
+        r"rank 1 on \S+ \(pid \d+\): waiting for its loader worker \d+, after \d+ collectives, for \d+ s\n", text
+    )
+    assert re.search(r"its loader worker \d+, at:\n.*plain.py:13 in __getitem__\n", text)
+    time.sleep(3)
+    assert said().count("no progress") == 1
+
+
+@pytest.mark.long
+def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_remedy(start, said):
+    process = start(read="index == 60 and dist.get_rank() == 1 and os.kill(os.getpid(), signal.SIGBUS)", workers=2)
+    process.wait()
+    assert re.search(r"/dev/shm of this machine has \d+ MB, \d+ MB .*: loader worker \d+ of rank 1 found it full", said())
+
+
+@pytest.mark.long
+def test_ranks_that_call_different_collectives_are_told_which_and_where_they_parted(start, said):
+    start("dist.all_reduce(torch.ones(1))", timeout=4).wait()
+    text = said()
+    assert "the ranks have called different collectives, and all of them wait" in text
+    assert "shape [1, 4] of float) on rank 0, all_reduce (shape [1] of float) on rank 1" in text
+
+
+def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said):
+    start("time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)").wait()
+    text = said()
+    assert re.match(r"error: rank 1 of 2 on \S+ failed: SIGKILL: ", text)
+    assert re.search(
+        r"It was last seen in the script, after 12 collectives, .* with \d+ MB of memory .*:\n.*\n.*\n.*in fault", text
+    )
+
+
+ODD = """
+    import os, signal, sys, threading, time
+    before = threading.active_count()
+    time.sleep(0.7)  # a look has passed
+    for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, lambda *_: print("called", flush=True))
+    if (child := os.fork()) == 0:
+        os._exit(threading.active_count())
+    print("threads", before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os.closerange(3, 64)
+    mine = [os.open(f"mine-{number}", os.O_RDWR | os.O_CREAT) for number in range(30)]
+    time.sleep(2)
+    print("mine", sum(os.fstat(fd).st_size for fd in mine), flush=True)
+    time.sleep(3)
+    os.execv(sys.executable, [sys.executable, "-c", "print('another')"])
+"""
+
+
+def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_shown_and_not_disturbed(tmp_path):
+    (tmp_path / "odd.py").write_text(textwrap.dedent(ODD))
+    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "1", "odd.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        until(lambda: "odd.py:14 in <module>" in ask(process), process)
+        (pid,) = [rank["pid"] for rank in ranks(process)]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: "stopped by a signal" in ask(process), process)
+        time.sleep(4)  # now it is late, too
+        ask(process)
+        os.kill(pid, signal.SIGCONT)
+        out, _ = process.communicate()
+    assert out.replace("called\n", "", 1).splitlines() == ["threads 1 1", "mine 0", "another"]  # once: for SIGCONT
+
+
+def test_how_long_a_script_may_wait_follows_from_how_far_apart_its_collectives_are():
+    pace = Pace()
+    for second in range(0, 100, 4):
+        pace.note(second // 4 + 1, float(second))
+        pace.note(second // 4 + 1, second + 0.5)
+    assert pace.usual_s == 4
+    assert limit_of_script_s({"doing": {"num_done": 25, "usual_s": pace.usual_s}}) == 20
+    assert limit_of_script_s({"doing": {"num_done": 25, "usual_s": 0.5}}) == 10
+    assert limit_of_script_s({"doing": {"num_done": 4, "usual_s": 0.5}}) == 60

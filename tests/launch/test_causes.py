@@ -1,0 +1,42 @@
+"""What the launcher adds where a worker's own words do not name the cause."""
+
+import pytest
+
+from lockstep.launch import causes
+from lockstep.launch.causes import Causes, oom_kills
+from lockstep.launch.failures import from_exception, from_status, report
+
+V1 = "4:memory:/job\n0::/\n"
+V2 = "0::/job\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"), [(V2, "job/memory.events"), (V1, "memory/job/memory.oom_control"), (V1, "../proc/vmstat")]
+)
+def test_what_the_kernel_has_killed_for_want_of_memory_is_counted_where_it_counts(tmp_path, cgroup, file):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    for path, text in ((proc / "self/cgroup", cgroup), (cgroups / file, "oom 9\noom_kill 3\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert oom_kills(cgroups, proc) == 3
+    assert oom_kills(tmp_path / "none", tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("is_loader", [True, False])
+def test_memory_that_ran_out_is_named_only_if_the_kernel_has_killed_for_it_meanwhile(monkeypatch, is_loader):
+    killed = from_status(1, -9, "")
+    if is_loader:
+        killed = from_exception(1, RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. "))
+    kills = [5, 5, 6]
+    monkeypatch.setattr(causes, "oom_kills", lambda: kills.pop(0))
+    found = Causes()
+    assert found.name(killed) == killed
+    named = found.name(killed)
+    whose = "loader worker 77 of rank 1" if is_loader else "rank 1"
+    assert f"killed a process during this run because memory ran out, and most likely {whose}. Use" in report([named], 2)
+    assert ("because memory ran out" in named.summary()) != is_loader
+
+
+def test_a_failure_that_speaks_for_itself_gets_no_remark():
+    failure = from_exception(0, ValueError("no such file"))
+    assert Causes().name(failure) == failure
