@@ -73,6 +73,11 @@ class StepClock(Listener):
         self.spent_on(SCRIPT)
         return dict(zip(PARTS, self._seconds, strict=True))
 
+    @property
+    def so_far(self) -> dict[str, float]:
+        """The same up to the newest event. May be read by another thread."""
+        return {part: round(seconds, 6) for part, seconds in zip(PARTS, self._seconds, strict=True)}
+
     def spent_on(self, part: int) -> None:
         """The time since the last event was spent on this."""
         now = perf_counter()

@@ -19,7 +19,7 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
-from lockstep.launch.server import ForkServer
+from lockstep.launch.server import ForkServer, put_back, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.stopping import SIGNALS, Stopped, is_left_alone
@@ -107,6 +107,21 @@ def stop_server() -> None:
     global _server
     if _server is not None:
         _server.close()
+        _server = None
+
+
+def share_server() -> None:
+    """Have ``launch`` use the command line's server, which has begun to import torch. ``return_server`` ends that."""
+    global _server
+    if _server is None:
+        _server = take_server()
+
+
+def return_server() -> None:
+    """Leave the server to the command line again."""
+    global _server
+    if _server is not None and _server.is_alive():
+        put_back(_server)
         _server = None
 
 
