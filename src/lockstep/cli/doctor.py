@@ -47,9 +47,11 @@ SCRIPT really runs, in a run directory that is thrown away: what else it writes,
 Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
-_START_S = 60.0
-_SHOWN = ("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir", "nnodes", "node_rank")
-_SHOWN += ("master_addr", "master_port", "rdzv_endpoint")
+_START_S = _MEETING_S = 60.0
+_SHOWN = (
+    *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
+    *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
+)
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
@@ -147,7 +149,7 @@ def _with_other_launchers(
         max_restarts=0,
         attach=None,
     )
-    of_hosts = {name: value for name, value in settings.items() if name in _OF_HOSTS}
+    of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
         path.write_text(json.dumps([dataclasses.asdict(finding) for finding in own]))

@@ -24,7 +24,6 @@ _LITTLE, _NONE = 2_000 * _MB, 100 * _MB
 _FEW_FILES = 1000
 _SLOW_BYTES_S = 20 * _MB
 _SKEW_S = 1.0
-_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "squashfs")
 _ELSEWHERE = "give another with --run-dir"
 
 
@@ -52,17 +51,15 @@ def look_at_run_dir(situation: Situation) -> dict[str, Any]:
         error = failed.strerror or str(failed)
     mounts = [one for one in psutil.disk_partitions(all=True) if directory.is_relative_to(one.mountpoint)]
     kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else "unknown"
-    return {"directory": str(directory), "error": error, "kind": kind, "has_several_hosts": situation.has_several_hosts}
+    return {"directory": str(directory), "error": error, "kind": kind}
 
 
-def judge_run_dir(*, directory: str, error: str, kind: str, has_several_hosts: bool) -> Finding:
-    """Whether a run may live there."""
+def judge_run_dir(*, directory: str, error: str, kind: str) -> Finding:
+    """Whether a run may live there. (Whether other hosts see it, they find out together.)"""
     if error:
         return fail(f"{directory}: {error}", _ELSEWHERE)
     if kind in ("tmpfs", "ramfs"):
         return warn(f"{directory} is in memory ({kind}): checkpoints are lost with the machine", _ELSEWHERE)
-    if has_several_hosts and kind in _LOCAL:
-        return warn(f"{directory} is on {kind}, a file system of one machine", f"{_ELSEWHERE}, that all machines share")
     return ok(f"{directory} ({kind}) can be written")
 
 

@@ -27,7 +27,8 @@ from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
 from lockstep.world import read_environment
 
 MEETING = "meeting"
-_TIMEOUT_S = 60.0
+_MEETING_S = 60.0
+"""For how long hosts wait for each other."""
 
 
 def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding]) -> list[Finding]:
@@ -116,7 +117,7 @@ def meet(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], i
     Raises:
         LockstepError: they did not meet, or one was lost meanwhile.
     """
-    with exchange.join(_TIMEOUT_S) as member:
+    with exchange.join(min(situation.config.timeout_s, _MEETING_S)) as member:
         situation = replace(situation, world=member.world)
         return compare(member, situation, own), member.world.rank
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import re
@@ -16,7 +17,7 @@ from typing import Any
 from lockstep.doctor.finding import Finding, Situation, fail, ok, warn
 from lockstep.launch import gpus
 
-_DISTRIBUTION = "torch-lockstep"
+_DISTRIBUTION, _TORCH = "torch-lockstep", "torch>=2.11"
 _REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)$")
 _QUERY = ("index", "name", "driver_version", "memory.total", "memory.used")
 _NVIDIA_SMI_S = 4.0
@@ -29,10 +30,9 @@ _SLOWING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
 
 def look_at_versions(situation: Situation) -> dict[str, Any]:
     """Versions of what lockstep needs, and what it requires of them."""
-    try:
-        lines = metadata.requires(_DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # a checkout
-        lines = ["torch>=2.11"]
+    lines = [_TORCH]
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout
+        lines += metadata.requires(_DISTRIBUTION) or []
     least = {match[1]: match[2] for line in lines if (match := _REQUIREMENT.match(line))}
     installed = {name: _version(name) for name in (_DISTRIBUTION, *least)}
     return {"python": platform.python_version(), "installed": installed, "least": least}
