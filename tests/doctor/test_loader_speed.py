@@ -1,11 +1,13 @@
 """``lockstep doctor SCRIPT``: whether the script's loader keeps up is measured by running it."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from lockstep.doctor.finding import FAIL, OK, WARN
+from lockstep.doctor.loader import judge, look
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.long]
 
@@ -37,50 +39,58 @@ OTHER = "import time\nfor _ in range(5): time.sleep(0.01)\n"
 FAILS = "import lockstep\nteam = lockstep.join()\nraise ValueError('no such data')\n"
 
 
-@pytest.fixture
-def loader(tmp_path):
-    """``loader(source, *args)``: the exit status, and what the doctor says of a script's loader."""
+class Silent:
+    """An Observer."""
 
-    def examine(source, *args, options=()):
+    def started(self, what):
+        pass
+
+    waiting = ended = started
+
+
+@pytest.fixture
+def finding(tmp_path, monkeypatch):
+    """``finding(source, *args, nproc=1, **settings)``: what is found of a script."""
+    monkeypatch.chdir(tmp_path)
+
+    def examine(source, *args, nproc=1, **settings):
         (tmp_path / "script.py").write_text(source)
-        command = [sys.executable, "-m", "lockstep", "doctor", "--json", "--seconds", "1.5", *options, "script.py"]
-        done = subprocess.run(
-            [*command, *map(str, args)], cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=300
-        )
-        findings = json.loads(done.stdout)
+        program = ["script.py", *map(str, args)]
+        found = judge(**look(program, nproc, settings, 0.7, 100.0, Silent()))
         assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
-        assert findings[-1]["check"] == "loader"
-        return done.returncode, findings[-1]
+        return found
 
     return examine
 
 
-def test_a_slow_loader_is_said_to_be_slow_and_workers_help(loader):
-    status, found = loader(TRAIN, 0.004, 0, 0.001, options=("--nproc", "2"))
-    assert (status, found["state"]) == (0, "warn"), found
-    assert "for the loader, in " in found["found"]
-    assert found["remedy"].startswith("more loader workers")
-    assert len(found["values"]["splits"]) == 2
+def test_a_slow_loader_is_said_to_be_slow_and_workers_help(finding):
+    found = finding(TRAIN, 0.004, 0, 0.001, nproc=2)
+    assert found.state == WARN, found
+    assert " for the loader, in " in found.found
+    assert found.remedy.startswith("more loader workers")
 
 
-def test_a_loader_that_keeps_up_is_well_and_settings_reach_the_script(loader):
-    status, found = loader(TRAIN, 0.004, 0, 0.1, options=("--workers", "2"))
-    assert (status, found["state"]) == (0, "ok"), found
+def test_a_loader_that_keeps_up_is_well_and_settings_reach_the_script(finding):
+    found = finding(TRAIN, 0.004, 0, 0.1, workers=2)
+    assert found.state == OK, found
 
 
-def test_a_script_that_is_over_at_once_is_measured_whole(loader):
-    _, found = loader(SHORT, 0.004, 0, 0.0)
-    assert found["state"] == "warn", found
-    assert found["values"]["num_steps"] == 12
+def test_a_script_that_is_over_at_once_is_measured_whole(finding):
+    found = finding(SHORT, 0.004, 0, 0.0)
+    assert found.state == WARN, found
+    assert found.found.endswith(" for the loader, in 12 steps")
 
 
-def test_a_script_that_knows_nothing_of_lockstep_is_not_measured_and_that_is_said(loader):
-    status, found = loader(OTHER)
-    assert (status, found["state"]) == (0, "warn")
+def test_a_script_that_fails_is_a_failure_with_its_error(finding):
+    found = finding(FAILS)
+    assert (found.state, found.found) == (FAIL, "the script failed: ValueError: no such data")
+
+
+def test_the_command_adds_the_script_and_says_of_one_that_knows_nothing_of_lockstep_that_it_was_not_measured(tmp_path):
+    (tmp_path / "script.py").write_text(OTHER)
+    command = [sys.executable, "-m", "lockstep", "doctor", "--json", "--seconds", "1", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)[-1]
+    assert (found["check"], found["state"]) == ("loader", WARN)
     assert found["found"].startswith("not measured: the script has not called lockstep.join()")
-
-
-def test_a_script_that_fails_is_a_failure_with_its_error(loader):
-    status, found = loader(FAILS)
-    assert (status, found["state"]) == (1, "fail")
-    assert found["found"] == "the script failed: ValueError: no such data"

@@ -25,6 +25,7 @@ _FEW_FILES = 1000
 _SLOW_BYTES_S = 20 * _MB
 _SKEW_S = 1.0
 _ELSEWHERE = "give another with --run-dir"
+_UNWRITABLE = "nothing can be written there"
 
 
 @contextmanager
@@ -67,15 +68,15 @@ def look_at_disk(situation: Situation) -> dict[str, Any]:
     """Room for bytes and for files, and the speed of writing a checkpoint to the disk."""
     directory = situation.run_dir
     stats = os.statvfs(directory)
-    free, written, began_s = shutil.disk_usage(directory).free, 0, time.perf_counter()
+    free, written, took_s = shutil.disk_usage(directory).free, 0, 0.0
     if free > _NONE:
-        with _probe(directory) as path, path.open("wb", buffering=0) as file:
-            piece = os.urandom(_PIECE)  # file systems that compress shall not
+        piece = os.urandom(_PIECE)  # file systems that compress shall not
+        with contextlib.suppress(OSError), _probe(directory) as path, path.open("wb", buffering=0) as file:
             began_s = time.perf_counter()
-            while written < _SPEED_BYTES and time.perf_counter() - began_s < _SPEED_S:
+            while written < _SPEED_BYTES and took_s < _SPEED_S:
                 written += file.write(piece)
                 os.fsync(file.fileno())
-    took_s = time.perf_counter() - began_s
+                took_s = time.perf_counter() - began_s
     return {
         "directory": str(directory),
         "free_bytes": free,
@@ -85,7 +86,14 @@ def look_at_disk(situation: Situation) -> dict[str, Any]:
 
 
 def judge_disk(*, directory: str, free_bytes: int, free_files: int | None, speed_bytes_s: float | None) -> Finding:
-    """Whether checkpoints find room, and are written in seconds. ``free_files``: None where there is no limit."""
+    """Whether checkpoints find room, and are written in seconds.
+
+    Args:
+        directory: that was looked at.
+        free_bytes: there.
+        free_files: None where there is no limit.
+        speed_bytes_s: None where nothing could be written.
+    """
     room = "remove old runs (lockstep runs --prune), or give another disk with --run-dir"
     found = f"{free_bytes / 1e9:,.1f} GB free in {directory}"
     if free_bytes <= _NONE:
@@ -94,7 +102,8 @@ def judge_disk(*, directory: str, free_bytes: int, free_files: int | None, speed
         return (warn if free_files > 100 else fail)(f"room for {free_files} more files in {directory}", room)
     if free_bytes < _LITTLE:
         return warn(f"{found}: room for few checkpoints", room)
-    assert speed_bytes_s is not None
+    if speed_bytes_s is None:
+        return ok(f"{found} ({_UNWRITABLE})")
     speed = f"written at {speed_bytes_s / _MB:,.0f} MB/s"
     if speed_bytes_s < _SLOW_BYTES_S:
         return warn(
@@ -106,14 +115,17 @@ def judge_disk(*, directory: str, free_bytes: int, free_files: int | None, speed
 
 def look_at_clock(situation: Situation) -> dict[str, Any]:
     """This machine's clock, and that of the run directory's file server."""
-    with _probe(situation.run_dir) as path:
+    with contextlib.suppress(OSError), _probe(situation.run_dir) as path:
         before_s = time.time()
         path.write_bytes(b"x")
         return {"ahead_s": (before_s + time.time()) / 2 - path.stat().st_mtime}
+    return {"ahead_s": None}
 
 
-def judge_clock(*, ahead_s: float) -> Finding:
-    """Whether both tell the same time."""
+def judge_clock(*, ahead_s: float | None) -> Finding:
+    """Whether both tell the same time. None: nothing can be written there."""
+    if ahead_s is None:
+        return ok(f"not compared: {_UNWRITABLE}")
     if abs(ahead_s) > _SKEW_S:
         return warn(
             f"this machine's clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} that of the run "

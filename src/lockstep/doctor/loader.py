@@ -119,7 +119,7 @@ def look(
         except FileNotFoundError:
             events = []
         passes = [event for event in events if event["event"] == "epoch" and event["num_steps"]]
-        if num_steps < _LEAST_STEPS and passes:  # over before it could be watched
+        if passes:  # whole ones say more
             splits, num_steps = passes[-1]["split"], passes[-1]["num_steps"]
     error = record.reason or "" if record.status == "failed" else ""
     return {"error": error, "joined": joined, "num_steps": num_steps, "splits": splits, "limit_s": limit_s}
