@@ -13,7 +13,16 @@ from lockstep.doctor.table import CHECKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
-ON_EVERY_MACHINE = ("check ", "versions ", "NCCL ", "OMP and BLAS ", "run directory ", "all-reduce ", "loader ", "warn: ")
+ON_EVERY_MACHINE = (
+    "check ",
+    "versions ",
+    "NCCL ",
+    "OMP and BLAS ",
+    "run directory ",
+    "loader ",
+    "warn: OMP",
+    "warn: loader",
+)
 SLOW = """
 import time, torch, lockstep
 class Images(torch.utils.data.Dataset):

@@ -24,7 +24,6 @@ from lockstep.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.doctor.table import examine
 from lockstep.errors import LockstepError
 from lockstep.launch.function import share_server, stop_server
-from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
@@ -110,12 +109,13 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
         else:
             progress.started(processes.NAME)
             share_server()
-            findings.append(processes.CHECK.examine(situation))
+            # Two are enough to exchange something.
+            exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
+            findings.append(processes.CHECK.examine(exchange))
             stop_server()
         if script is not None and speaks:
             program = [*(["-m"] if options.is_module else []), script, *args]
-            count = 1 if options.nproc_per_node is None and num_gpus_here() < 2 else situation.num_processes
-            seen = loader.look(program, count, settings, seconds, _START_S + seconds, progress)
+            seen = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
             finding = loader.judge(**seen)
             findings.append(dataclasses.replace(finding, check=loader.NAME, values=seen))
     if speaks and as_json:
@@ -127,12 +127,8 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
 
 def _situation(options: LaunchOptions, config: RunConfig) -> Situation:
     world, nodes = read_environment().world, options.nodes()
-    if nodes is None and world.world_size > 1:
-        count = world.local_world_size
-    elif options.nproc_per_node is None and nodes is None:
-        count = max(2, resolve_nproc(None, config))  # two are enough to exchange something
-    else:
-        count = resolve_nproc(options.nproc_per_node, config)
+    is_one_of_several = nodes is None and world.world_size > 1
+    count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
     return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
 
 

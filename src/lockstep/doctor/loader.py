@@ -89,6 +89,9 @@ def look(
 
     Returns:
         What ``judge`` takes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
     """
     options = options_of(RunConfig)
     passed = {
@@ -112,6 +115,8 @@ def look(
             kill_when=watch.is_done,
         )
         record = run_trial(trial, observer)
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
         splits, num_steps, joined = watch.splits, watch.num_steps, False
         try:
             events = list(read_events(trial.run_dir))

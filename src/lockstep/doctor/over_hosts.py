@@ -24,6 +24,7 @@ from lockstep.doctor.network import judge_names, own_addresses, resolve
 from lockstep.doctor.software import judge_same, look_at_versions
 from lockstep.machine.addresses import is_loopback
 from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.startup.allotment import counted
 from lockstep.world import read_environment
 
 MEETING = "meeting"
@@ -57,7 +58,7 @@ def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding
     clocks = {there["host"]: ahead_s[rank] for rank, there in hosts.items()}
     blind = _blind(member, situation.run_dir)
     measured = exchange.measure(member)
-    met = ok(f"{len(hosts)} hosts have met, with {world.world_size} processes")
+    met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
     together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
         (MEETING, met, {}),
         ("same versions", same, {}),
