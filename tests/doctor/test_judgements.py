@@ -7,7 +7,7 @@ from lockstep.doctor.disk import judge_clock, judge_clocks
 from lockstep.doctor.finding import FAIL, OK, WARN
 from lockstep.doctor.limits import judge_files, judge_processes
 from lockstep.doctor.network import judge_interface, judge_name
-from lockstep.doctor.processes import judge_speed
+from lockstep.doctor.processes import judge, judge_speed
 from lockstep.doctor.software import judge_gpus, judge_nccl, judge_same
 
 pytestmark = pytest.mark.timeout(20)
@@ -85,6 +85,13 @@ def test_nccl_is_expected_to_be_faster_than_gloo():
     assert judge_speed(backend="nccl", bandwidth_bytes_s=0.3e9, **usual).state == WARN
     assert judge_speed(backend="gloo", bandwidth_bytes_s=0.3e9, **usual).state == OK
     assert judge_speed(backend="gloo", bandwidth_bytes_s=0.3e9, **{**usual, "latency_s": 0.1}).state == WARN
+
+
+def test_gpus_that_pytorch_does_not_see():
+    usual = {"backend": "gloo", "interface": "lo", "world_size": 2, "latency_s": 0.0003, "bandwidth_bytes_s": 1e9}
+    found = judge(num_gpus=2, torch_gpus=0, **usual)
+    assert (found.state, found.found[:51]) == (FAIL, "the driver shows 2 GPU(s), and PyTorch sees none in")
+    assert judge(num_gpus=2, torch_gpus=2, **usual).state == OK
 
 
 def test_clocks():

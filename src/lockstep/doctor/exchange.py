@@ -65,7 +65,8 @@ def measure(member: Member) -> dict[str, Any]:
     """Latency (the median of an all-reduce of one number) and bandwidth (of a large tensor), the slowest rank's.
 
     Returns:
-        ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``.
+        ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``,
+        ``torch_gpus`` (that PyTorch sees in this process).
     """
     device = member.device if member.transport.backend == "nccl" else torch.device("cpu")
     number = torch.zeros(1, device=device)
@@ -85,6 +86,7 @@ def measure(member: Member) -> dict[str, Any]:
         "world_size": member.collectives.size,
         "backend": member.transport.backend,
         "interface": member.transport.interface,
+        "torch_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
     }
 
 

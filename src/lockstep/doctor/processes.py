@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.doctor.finding import Check, Finding, Situation, fail, ok, warn
 from lockstep.errors import LockstepError
+from lockstep.launch import gpus
 from lockstep.launch.function import launch
 
 NAME = "all-reduce"
@@ -22,17 +23,30 @@ def look(situation: Situation) -> dict[str, Any]:
     config = situation.config
     settings = {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) != "auto"}
     try:
-        return {"error": "", **launch(_measure, nproc=situation.num_processes, **settings)[0]}
+        num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
+        return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or ["no word"]
         return {"error": lines[-1].strip()}
 
 
-def judge(*, error: str = "", **measured: Any) -> Finding:
-    """Whether latency and bandwidth are such as this kind of communication has. ``measured``: see ``exchange.Measured``."""
+def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured: Any) -> Finding:
+    """Whether latency and bandwidth are such as this kind of communication has.
+
+    Args:
+        error: why nothing could be measured; empty: it was.
+        num_gpus: that the driver shows, and are meant to be used.
+        torch_gpus: that PyTorch saw in the processes.
+        measured: see ``exchange.measure``.
+    """
     if error:
         return fail(
             f"processes could not exchange anything: {error}", "the message tells what is wrong; or try --backend gloo"
+        )
+    if num_gpus and not torch_gpus:
+        return fail(
+            f"the driver shows {num_gpus} GPU(s), and PyTorch sees none in the processes: training runs on the CPU",
+            "python -c 'import torch; torch.cuda.init()' tells why; or ask for --device cpu",
         )
     return judge_speed(**measured)
 
