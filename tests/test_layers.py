@@ -57,6 +57,20 @@ ASIDE = {
         "diagnosis",
         "launch",
     ),  # reads events and traces, the seams of running and reading
+    "doctor": (
+        "errors",
+        "machine",
+        "config",
+        "option",
+        "world",
+        "comm",
+        "explain",
+        "measure.events",
+        "rundir",
+        "startup.allotment",
+        "launch",
+        "analysis.trial",
+    ),  # looks at machines before they train
     "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
@@ -66,8 +80,8 @@ ASIDE = {
 NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "startup.allotment", "trace", "analysis", "slurm", "cli")
 
 # Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
-# processes that they start or are.
-BUILD_ENVIRONMENTS = ("launch", "analysis")
+# processes that they start or are; the doctor judges a copy.
+BUILD_ENVIRONMENTS = ("launch", "analysis", "doctor")
 # And these read one variable, for the reason given.
 READ_ENVIRONMENT = {
     "world": "the one place",
@@ -97,12 +111,13 @@ WITHOUT_TORCH = (
     "explain.errors",
     "launch",
     "analysis",
+    "doctor",
     "slurm",
     "job",
     "startup.allotment",
     "cli",
 )
-WITH_TORCH = ("launch.serve", "launch.worker", "launch.elastic")
+WITH_TORCH = ("launch.serve", "launch.worker", "launch.elastic", "doctor.exchange", "doctor.over_hosts")
 
 
 def within(module: str, prefixes: tuple[str, ...]) -> bool:

@@ -221,6 +221,7 @@ class Parts:
             "phase": phases.num_done,
             "shard": shard,
             "activity": self.clock.activity,
+            "split": self.clock.so_far,
         }
 
     def _say_start(self) -> None:

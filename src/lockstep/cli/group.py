@@ -14,6 +14,7 @@ VERBS = {
     "slurm": ("lockstep.cli.slurm:command", "Write a Slurm batch file that runs a script, check it, and submit it."),
     "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
+    "doctor": ("lockstep.cli.doctor:command", "Examine this machine, or several together, before they train."),
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
     "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),

@@ -65,6 +65,10 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     options = LaunchOptions(**given(LaunchOptions, values))
     if options.tee:
         _check_tee(script)
+    if options.preflight:
+        from lockstep.cli.findings import preflight  # takes a tenth of a second to import
+
+        preflight(options, given(RunConfig, values))
     interruption = run_script(script, args, options, given(RunConfig, values))
     if interruption is None:
         return 0

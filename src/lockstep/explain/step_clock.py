@@ -90,6 +90,11 @@ class StepClock(Listener):
             seconds = [max(0.0, there + moved) for there, moved in zip(self._device.seconds, self._moved, strict=True)]
         return dict(zip(PARTS, seconds, strict=True))
 
+    @property
+    def so_far(self) -> dict[str, float]:
+        """The same up to the newest event. May be read by another thread."""
+        return {part: round(seconds, 6) for part, seconds in zip(PARTS, self._seconds, strict=True)}
+
     def spent_on(self, part: int) -> None:
         """The time since the last event was spent on this."""
         now = perf_counter()

@@ -19,7 +19,7 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
-from lockstep.launch.server import ForkServer
+from lockstep.launch.server import ForkServer, put_back, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.stopping import SIGNALS, Stopped, is_left_alone
@@ -27,6 +27,8 @@ from lockstep.stopping import SIGNALS, Stopped, is_left_alone
 T = TypeVar("T")
 
 _server: ForkServer | None = None
+_is_shared = False
+"""Whether it is the command line's, which knows what else it is to import."""
 
 
 def launch(
@@ -89,7 +91,7 @@ def launch(
             binding=binding,
         )
         outcome = run_workers(spec, server, plan, interrupts)
-        if server.is_alive():
+        if server.is_alive() and not _is_shared:
             server.warm()  # for the next call
         if outcome.failures:
             raise restarts.last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
@@ -108,6 +110,21 @@ def stop_server() -> None:
     if _server is not None:
         _server.close()
         _server = None
+
+
+def share_server() -> None:
+    """Have ``launch`` use the command line's server, which has begun to import torch. ``return_server`` ends that."""
+    global _server, _is_shared
+    if _server is None:
+        _server, _is_shared = take_server(), True
+
+
+def return_server() -> None:
+    """Leave the server to the command line again."""
+    global _server, _is_shared
+    if _server is not None and _server.is_alive():
+        put_back(_server)
+        _server, _is_shared = None, False
 
 
 def _ready_server() -> ForkServer:

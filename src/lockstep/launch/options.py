@@ -41,6 +41,11 @@ class LaunchOptions:
         metavar=one_of(BINDINGS),
         help="Bind each process and its loader workers to separate cores, or to a NUMA node.  [default: none]",
     )
+    preflight: bool = option(
+        False,
+        group=PROCESSES,
+        help="First examine this machine as lockstep doctor does, in a few seconds; after a failure nothing is started.",
+    )
     pass_local_rank: str = option(
         "auto",
         group=PROCESSES,

@@ -140,6 +140,13 @@ def take_server() -> ForkServer:
     return server or ForkServer()
 
 
+def put_back(server: ForkServer) -> None:
+    """Leave a server, which nothing runs under, for the next ``take_server``."""
+    global _early
+    drop_early()
+    _early = server
+
+
 def drop_early() -> None:
     """End the early server if nobody took it."""
     global _early

@@ -1,0 +1,207 @@
+"""``lockstep doctor``: whether this machine, or several together, are fit for a run, and what to do if not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.status import Status
+from rich.text import Text
+
+from lockstep.cli.findings import show
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.config import RunConfig
+from lockstep.doctor import loader, processes
+from lockstep.doctor.finding import FAIL, Finding, Situation, fail
+from lockstep.doctor.table import examine
+from lockstep.errors import LockstepError
+from lockstep.launch.function import share_server, stop_server
+from lockstep.launch.local import resolve_nproc
+from lockstep.launch.options import LaunchOptions
+from lockstep.launch.program import find_script
+from lockstep.launch.script import run_script
+from lockstep.world import read_environment
+
+_EPILOG = """\
+Examples:
+  lockstep doctor                                  this machine, and the exchange between two of its processes
+  lockstep doctor --nproc 4 --run-dir /data/run1   for four processes, and a run in that directory
+  lockstep doctor train.py --epochs 1              also: does the loader of train.py keep up?
+  lockstep doctor --json | jq '.[] | select(.state != "ok")'
+  lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0   on host0; on the other, with --node-rank 1
+  srun --nodes 2 --ntasks-per-node 1 lockstep doctor             all machines of a Slurm job, and between them
+  lockstep run --preflight --nproc 4 train.py      the same for this machine, before training; no start after a failure
+
+All options of lockstep run are accepted, so that its command line can be examined with one word changed.
+SCRIPT really runs, in a run directory that is thrown away: what else it writes, it writes.
+
+Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
+"""
+_LOCAL_S = 20.0
+_START_S = _MEETING_S = 60.0
+_SHOWN = (
+    *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
+    *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
+)
+_OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
+
+
+class _ShortHelp(GroupedCommand):
+    """Shows the options that matter here; the others of ``lockstep run`` are accepted."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
+        own = [name for name in records if name not in self._groups]
+        for title, names in (("Options", own), ("Options of lockstep run, such as", _SHOWN)):
+            with formatter.section(title):
+                formatter.write_dl([records[name] for name in names])
+
+
+@click.command(
+    "doctor",
+    cls=_ShortHelp,
+    kinds=(LaunchOptions, RunConfig),
+    examples=_EPILOG,
+    context_settings=CONTEXT_OF_SCRIPTS,
+    options_metavar="[OPTIONS]",
+)
+@options_from(LaunchOptions, RunConfig)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a finding, with all values.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    metavar="S",
+    help="How long steps of SCRIPT are measured.  [default: 5]",
+)
+@click.argument("script", required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: float, **values: Any) -> int:
+    """Examine this machine, or several together, before they train; with SCRIPT, also whether its loader keeps up.
+
+    Each check answers one question: ok; warn, it works but slowly or not for long; fail, a run will not work. Every answer has
+    the values that were found, and a remedy.
+    """
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
+    began_s = time.monotonic()
+    situation = _situation(options, RunConfig.merge(settings, {}))
+    if script is not None:
+        find_script(script, is_module=options.is_module, is_executable=options.is_executable)
+    with sigterm_interrupts(), _Progress(is_shown=not as_json) as progress:
+        findings = examine(situation, _LOCAL_S, progress.started)
+        speaks = True
+        if situation.nodes is not None:
+            progress.started("the other hosts")
+            findings, speaks = _with_other_launchers(options, settings, situation, findings)
+        elif situation.world.world_size > 1:
+            progress.started("the other processes")
+            findings, speaks = _with_other_processes(situation, findings)
+        else:
+            progress.started(processes.NAME)
+            share_server()
+            # Two are enough to exchange something.
+            exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
+            findings.append(processes.CHECK.examine(exchange))
+            stop_server()
+        if script is not None and speaks:
+            program = [*(["-m"] if options.is_module else []), script, *args]
+            seen = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
+            finding = loader.judge(**seen)
+            findings.append(dataclasses.replace(finding, check=loader.NAME, values=seen))
+    if speaks and as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+    elif speaks:
+        show(findings, time.monotonic() - began_s, open_console())
+    return int(any(finding.state == FAIL for finding in findings))
+
+
+def _situation(options: LaunchOptions, config: RunConfig) -> Situation:
+    world, nodes = read_environment().world, options.nodes()
+    is_one_of_several = nodes is None and world.world_size > 1
+    count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
+    return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
+
+
+def _with_other_launchers(
+    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, own: Sequence[Finding]
+) -> tuple[list[Finding], bool]:
+    """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
+    how = dataclasses.replace(
+        options,
+        nproc_per_node=str(situation.num_processes),
+        is_module=True,
+        is_executable=False,
+        spawns="no",
+        max_restarts=0,
+        attach=None,
+    )
+    of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
+    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
+        path = Path(directory, "findings.json")
+        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in own]))
+        try:
+            interruption = run_script("lockstep.doctor.over_hosts", [str(path)], how, of_hosts)
+        except LockstepError as error:
+            return [*own, _apart(error)], True
+        if interruption is not None:
+            click.echo(interruption.message, err=True)
+            sys.exit(interruption.status)
+        told = json.loads(path.read_text())
+    return [Finding(**fields) for fields in told["findings"]], told["rank"] == 0
+
+
+def _with_other_processes(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], bool]:
+    """The same where srun, torchrun or mpirun has started this command several times."""
+    from lockstep.doctor.over_hosts import meet  # imports torch
+
+    try:
+        findings, rank = meet(situation, own)
+    except LockstepError as error:
+        return [*own, _apart(error)], True
+    return findings, rank == 0
+
+
+def _apart(error: LockstepError) -> Finding:
+    verdict = fail(f"the processes did not meet: {error}", "the message tells who is missing, or what is in the way")
+    return dataclasses.replace(verdict, check="meeting")
+
+
+class _Progress:
+    """Shows on a terminal what is waited for. An ``analysis.trial.Observer``."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        console = open_console()
+        self._status = Status("", console=console) if is_shown and console.is_terminal else None
+        self._what = ""
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def started(self, what: str) -> None:
+        """Something begins."""
+        self._what = what
+        self.waiting(0.0)
+
+    def waiting(self, elapsed_s: float) -> None:
+        """See Observer."""
+        if self._status is not None:
+            self._status.update(Text(f"{self._what or 'the script runs'} {f'{elapsed_s:.0f} s' if elapsed_s else ''}"))
+
+    def ended(self, outcome: str) -> None:
+        """See Observer."""

@@ -1,0 +1,77 @@
+"""Findings of ``lockstep doctor`` and ``lockstep run --preflight``, for the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from lockstep.cli import tables
+from lockstep.cli.tables import Page, printable, say
+from lockstep.cli.words import counted
+from lockstep.config import RunConfig
+from lockstep.doctor import processes
+from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
+from lockstep.doctor.table import examine
+from lockstep.errors import ConfigError
+from lockstep.launch.function import return_server, share_server
+from lockstep.launch.local import resolve_nproc
+from lockstep.launch.options import LaunchOptions
+from lockstep.world import read_environment
+
+PREFLIGHT_S = 3.0
+"""For the checks of this machine together, which take a tenth of that; the all-reduce takes as long as torch's import."""
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
+    """What ``run --preflight`` checks of this machine before anything is started. Warnings go to standard error.
+
+    Raises:
+        ConfigError: a check failed.
+    """
+    config = RunConfig.merge(settings, {})
+    situation = Situation(
+        num_processes=resolve_nproc(options.nproc_per_node, config),
+        config=config,
+        world=read_environment().world,
+        nodes=options.nodes(),
+        master_port=options.master_port,
+    )
+    findings = examine(situation, PREFLIGHT_S)
+    if situation.num_processes > 1:
+        share_server()  # the run's own: torch is imported once
+        findings.append(processes.CHECK.examine(situation))
+        return_server()
+    for finding in findings:
+        if finding.state != OK:
+            line = f"lockstep: preflight: {finding.state}: {finding.check}: {finding.found}. Remedy: {finding.remedy}"
+            print(printable(line), file=sys.stderr, flush=True)
+    failed = [finding.check for finding in findings if finding.state == FAIL]
+    if failed:
+        raise ConfigError(
+            f"--preflight: {counted(len(failed), 'check')} of {len(findings)} failed ({', '.join(failed)}), so nothing was "
+            "started. Remedies are above; to start all the same, leave --preflight out"
+        )
+
+
+def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:
+    """Print a table of findings, then what to do."""
+    num_hosts = len({finding.host for finding in findings if finding.host})
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        rows.setdefault((finding.check, finding.state, finding.found), []).append(finding.host)
+    order = list(dict.fromkeys(check for check, _, _ in rows))
+    lines = [
+        (check, state, found if len(hosts) == num_hosts or not hosts[0] else f"{', '.join(hosts)}: {found}")
+        for (check, state, found), hosts in sorted(rows.items(), key=lambda row: order.index(row[0][0]))
+    ]
+    page = Page(headings=("check", "", "found"), rows=lines, styles=[_STYLES[state] for _, state, _ in lines])
+    tables.show(console, page)
+    remedies = dict.fromkeys((one.state, one.check, one.remedy) for one in findings if one.state != OK and one.remedy)
+    for state, check, remedy in sorted(remedies, key=lambda one: STATES.index(one[0]), reverse=True):
+        say(console, printable(f"{state}: {check}: {remedy}"), _STYLES[state])
+    counts = ", ".join(f"{sum(one == state for _, one, _ in lines)} {state}" for state in STATES)
+    say(console, f"{counts}, in {took_s:.1f} s{f' on {num_hosts} hosts' if num_hosts > 1 else ''}")

@@ -1,0 +1,118 @@
+"""What processes find out together. Every function here is a collective: each rank must call it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.comm.collectives import Collectives
+from lockstep.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
+from lockstep.comm.store import open_store
+from lockstep.config import RunConfig
+from lockstep.world import World, read_environment
+
+_LATENCY_ROUNDS = 30
+_FIRST_BYTES, _MOST_BYTES = 1 << 18, {"cpu": 1 << 25, "cuda": 1 << 28}
+_BANDWIDTH_S = 0.3
+"""How long one all-reduce of the largest tensor may take, by what a small one took."""
+_CLOCK_ROUNDS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """This process, among those that have met."""
+
+    world: World
+    device: torch.device
+    transport: Transport
+    collectives: Collectives
+
+
+@contextmanager
+def join(timeout_s: float) -> Iterator[Member]:
+    """Meet the others as ``lockstep.join`` does, but for no run: there is no run directory.
+
+    Raises:
+        LockstepError: see ``lockstep.join``.
+    """
+    environment = read_environment()
+    config = replace(RunConfig.merge(environment.settings, {}), timeout_s=timeout_s)
+    try:
+        opened = open_store(config, environment.world)
+        devices = choose_devices(config, opened.world)
+        transport = choose_transport(config, opened.world, devices, opened.host)
+        if devices[0].type == "cuda":
+            torch.cuda.set_device(devices[0])
+        open_group(opened, transport, devices)
+        collectives = Collectives(default_group(), transport)
+        try:
+            yield Member(world=opened.world, device=devices[0], transport=transport, collectives=collectives)
+            collectives.barrier()  # no rank closes what another still uses
+        finally:
+            collectives.release()
+    finally:
+        close_group()
+
+
+def measure(member: Member) -> dict[str, Any]:
+    """Latency (the median of an all-reduce of one number) and bandwidth (of a large tensor), the slowest rank's.
+
+    Returns:
+        ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``,
+        ``torch_gpus`` (that PyTorch sees in this process).
+    """
+    device = member.device if member.transport.backend == "nccl" else torch.device("cpu")
+    number = torch.zeros(1, device=device)
+    _time(number)
+    latency_s = _slowest(statistics.median(_time(number) for _ in range(_LATENCY_ROUNDS)))
+    small = torch.zeros(_FIRST_BYTES // 4, device=device)
+    _time(small)
+    small_s = _slowest(min(_time(small) for _ in range(2)))
+    num_bytes = min(_MOST_BYTES[device.type], max(_FIRST_BYTES, int(_FIRST_BYTES * _BANDWIDTH_S / small_s)))
+    large = torch.zeros(num_bytes // 4, device=device)
+    rounds = 1 if num_bytes == _FIRST_BYTES else 3
+    took_s = _slowest(min(_time(large) for _ in range(rounds)))
+    return {
+        "latency_s": latency_s,
+        "bandwidth_bytes_s": num_bytes / took_s,
+        "num_bytes": num_bytes,
+        "world_size": member.collectives.size,
+        "backend": member.transport.backend,
+        "interface": member.transport.interface,
+        "torch_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+    }
+
+
+def clock_ahead_s(member: Member) -> list[float]:
+    """By rank, how far its clock is ahead of rank 0's: to the time that a collective takes, or better."""
+    rounds = []
+    for _ in range(_CLOCK_ROUNDS):
+        member.collectives.barrier()
+        rounds.append(member.collectives.all_gather_object(time.time()))
+    return [statistics.median(times[rank] - times[0] for times in rounds) for rank in range(member.collectives.size)]
+
+
+def _time(tensor: torch.Tensor) -> float:
+    _wait(tensor)
+    began_s = time.perf_counter()
+    dist.all_reduce(tensor)
+    _wait(tensor)
+    return time.perf_counter() - began_s
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def _slowest(seconds: float) -> float:
+    found = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.item()

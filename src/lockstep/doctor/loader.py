@@ -1,0 +1,151 @@
+"""Whether the loader of the user's script keeps up: the script runs for a while, and says where its time goes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.analysis.trial import Observer, Trial, run_trial
+from lockstep.config import RunConfig
+from lockstep.doctor.finding import Finding, fail, ok, warn
+from lockstep.explain.black_box import read_box
+from lockstep.explain.rank_reports import box_path
+from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
+from lockstep.measure.events import read_events
+from lockstep.option import options_of
+
+NAME = "loader"
+QUESTION = "does the loader keep up with the training?"
+_LOOK_EVERY_S = 0.5
+_WARM_UP_STEPS = 3
+"""Workers start, and libraries choose their kernels."""
+_LEAST_STEPS = 5
+_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress")
+"""Settings that a trial of ours does not take over."""
+
+Split = Mapping[str, float]
+
+
+class Watch:
+    """Reads from the black boxes of a running script where its time goes, without its warm-up.
+
+    Args:
+        run_dir: of the run.
+        num_processes: of the run.
+        long_s: for how long its steps are measured.
+    """
+
+    def __init__(self, run_dir: Path, num_processes: int, long_s: float) -> None:
+        self._run_dir, self._num_processes, self._long_s = run_dir, num_processes, long_s
+        self._next_s = self._began_s = 0.0
+        self._first: tuple[int, list[Split]] | None = None
+        self.num_steps, self.splits = 0, list[Split]()
+        """What has been measured so far: the seconds of each rank."""
+
+    def is_done(self) -> bool:
+        """Look, if it is time to; whether enough was seen."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return False
+        self._next_s = now + _LOOK_EVERY_S
+        records = [read_box(box_path(self._run_dir, rank)) for rank in range(self._num_processes)]
+        doing = [record["doing"] for record in records if record is not None]
+        if len(doing) < self._num_processes:
+            return False
+        step, splits = doing[0]["step"], [one["split"] for one in doing]
+        if step < _WARM_UP_STEPS:
+            return False
+        if self._first is None or sum(splits[0].values()) < sum(self._first[1][0].values()):  # another pass has begun
+            self._first, self._began_s = (step, splits), now
+            return False
+        first_step, first = self._first
+        if step > first_step:
+            self.num_steps = step - first_step
+            pairs = zip(splits, first, strict=True)
+            self.splits = [{part: new[part] - old[part] for part in PARTS} for new, old in pairs]
+        return self.num_steps >= _LEAST_STEPS and now - self._began_s >= self._long_s
+
+
+def look(
+    program: Sequence[str],
+    num_processes: int,
+    settings: Mapping[str, Any],
+    long_s: float,
+    limit_s: float,
+    observer: Observer,
+) -> dict[str, Any]:
+    """Run a script for a while, in a run directory that is thrown away.
+
+    Args:
+        program: as it follows ``lockstep run``.
+        num_processes: how many.
+        settings: of the run, as they were asked for.
+        long_s: for how long steps are measured.
+        limit_s: for how long it may run, from the start.
+        observer: told how it goes on.
+
+    Returns:
+        What ``judge`` takes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+    """
+    options = options_of(RunConfig)
+    passed = {
+        name: value
+        for name, value in settings.items()
+        if name not in _OWN
+        and not options[name].names
+        and isinstance(value, (int, float, str))
+        and not isinstance(value, bool)
+    }
+    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
+        watch = Watch(Path(directory, "run"), num_processes, long_s)
+        trial = Trial(
+            directory=Path(directory),
+            name="run",
+            program=tuple(program),
+            launcher="lockstep",
+            num_processes=num_processes,
+            settings={**passed, "run_dir": str(Path(directory, "run")), "checkpoint_every": "off", "progress": "off"},
+            timeout_s=limit_s,
+            kill_when=watch.is_done,
+        )
+        record = run_trial(trial, observer)
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
+        splits, num_steps, joined = watch.splits, watch.num_steps, False
+        try:
+            events = list(read_events(trial.run_dir))
+            joined = bool(events)
+        except FileNotFoundError:
+            events = []
+        passes = [event for event in events if event["event"] == "epoch" and event["num_steps"]]
+        if passes:  # whole ones say more
+            splits, num_steps = passes[-1]["split"], passes[-1]["num_steps"]
+    error = record.reason or "" if record.status == "failed" else ""
+    return {"error": error, "joined": joined, "num_steps": num_steps, "splits": splits, "limit_s": limit_s}
+
+
+def judge(*, error: str, joined: bool, num_steps: int, splits: Sequence[Split], limit_s: float) -> Finding:
+    """Whether steps wait for the loader. ``splits``: by rank, the seconds of each part over ``num_steps`` steps."""
+    if error:
+        return fail(f"the script failed: {error}", "run it with lockstep run, which shows the error in full")
+    if not joined:
+        return warn(
+            "not measured: the script has not called lockstep.join(), so nothing tells where its time goes",
+            "port it (docs/loop.md), or see torch.profiler",
+        )
+    if num_steps == 0:
+        return warn(f"not measured: the script took too few steps within {limit_s:g} s", "give it longer: --seconds")
+    shares = shares_of(splits)
+    waits_s = sum(split["data"] for split in splits) / len(splits) / num_steps
+    step_s = sum(sum(split.values()) for split in splits) / len(splits) / num_steps
+    waits = f"waits {1e3 * waits_s:.1f} ms ({shares['data']:.0%}) for the loader"
+    found = f"a step of {1e3 * step_s:.1f} ms {waits}, in {num_steps} steps"
+    if bound_of(shares) == "data":
+        return warn(found, sentence(shares).partition("; ")[2])
+    return ok(f"{found}; {sentence(shares).partition(';')[0]}")

@@ -1,0 +1,186 @@
+"""Checks of this machine's place in the network: its name, ports and interface."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lockstep.comm.interface import choose_interface
+from lockstep.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep.errors import ConfigError
+from lockstep.machine.addresses import addresses_of, is_loopback
+
+_RESOLVE_S = 2.0
+_SLOW_S = 1.0
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FEW_PORTS, _LEAST_PORTS = 2000, 50
+_SLOW_MBIT = 1000
+_SETS_NAME = "put it into /etc/hosts or DNS, with an address that the other machines reach"
+
+
+def resolve(name: str) -> tuple[list[str], str]:
+    """The addresses of a host, and what is wrong with it, or nothing. Takes no longer than ``_RESOLVE_S``."""
+    found, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
+
+    def ask() -> None:
+        try:
+            found.extend(addresses_of(name))
+            error[0] = ""
+        except OSError as failed:
+            error[0] = str(failed)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_S)
+    return list(found), error[0]
+
+
+def own_addresses() -> list[str]:
+    """All addresses of this machine."""
+    return [entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries]
+
+
+def look_at_name(situation: Situation) -> dict[str, Any]:
+    """What this machine's name means here, and the name at which the machines meet."""
+    name = socket.gethostname()
+    addresses, error = resolve(name)
+    meeting = situation.nodes.host if situation.nodes else None
+    return {
+        "name": name,
+        "addresses": addresses,
+        "error": error,
+        "own": own_addresses(),
+        "meeting": meeting,
+        "meeting_error": resolve(meeting)[1] if meeting else "",
+        "has_several_hosts": situation.has_several_hosts,
+    }
+
+
+def judge_name(
+    *,
+    name: str,
+    addresses: Sequence[str],
+    error: str,
+    own: Sequence[str],
+    meeting: str | None,
+    meeting_error: str,
+    has_several_hosts: bool,
+) -> Finding:
+    """Whether the name resolves to an address of this machine; one machine alone can do without."""
+    verdict = fail if has_several_hosts else warn
+    if meeting_error:
+        return fail(f"{meeting}, where the machines meet, does not resolve here: {meeting_error}", _SETS_NAME)
+    if error:
+        return verdict(f"{name} does not resolve here: {error}; Gloo and PyTorch's store look it up", _SETS_NAME)
+    foreign = [address for address in addresses if address not in own and not is_loopback(address)]
+    if foreign:
+        return verdict(f"{name} resolves to {foreign[0]}, which is no address of this machine", f"correct it: {_SETS_NAME}")
+    if has_several_hosts and all(map(is_loopback, addresses)):
+        return warn(
+            f"{name} resolves to {addresses[0]} here, which others cannot reach", f"take that line away: {_SETS_NAME}"
+        )
+    return ok(f"{name} is {', '.join(addresses)}")
+
+
+def look_at_ports(situation: Situation) -> dict[str, Any]:
+    """The port at which others will meet here, if it is known, and how many are left for connections."""
+    port, error = situation.master_port, ""
+    if situation.nodes is not None:
+        port = situation.nodes.port if situation.nodes.node_rank in (0, None) else None
+    if port is not None:
+        try:
+            with socket.socket() as holder:
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                holder.bind(("", port))
+        except OSError as failed:
+            error = failed.strerror or str(failed)
+    first, last = map(int, _PORTS.read_text().split())
+    lines = [line for name in ("tcp", "tcp6") for line in _lines(Path(f"/proc/net/{name}"))]
+    used = {int(line.split()[1].rpartition(":")[2], 16) for line in lines}
+    return {
+        "port": port,
+        "error": error,
+        # Without a number, only one of the machines keeps the port; the others may have given it to another launcher.
+        "is_ours": situation.nodes is None or situation.nodes.node_rank == 0,
+        "first": first,
+        "last": last,
+        "num_free": sum(number not in used for number in range(first, last + 1)),
+        "num_processes": situation.num_processes,
+    }
+
+
+def judge_ports(
+    *, port: int | None, error: str, is_ours: bool, first: int, last: int, num_free: int, num_processes: int
+) -> Finding:
+    """Whether there are ports for the meeting and for connections."""
+    if error:
+        return (fail if is_ours else warn)(
+            f"port {port} cannot be had: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"
+        )
+    found = f"{num_free:,} of ports {first} to {last} are free"
+    wider = 'sysctl -w net.ipv4.ip_local_port_range="32768 60999", or end what holds so many connections'
+    if num_free < _LEAST_PORTS + 4 * num_processes:
+        return fail(f"{found}: connections between processes will fail", wider)
+    if num_free < _FEW_PORTS:
+        return warn(found, wider)
+    return ok(found if port is None else f"{port} is free, and {found}")
+
+
+def look_at_interface(situation: Situation) -> dict[str, Any]:
+    """What Gloo will listen on."""
+    name, error = "", ""
+    towards = situation.nodes.host if situation.nodes else None
+    try:
+        name = choose_interface(on_one_machine=not situation.has_several_hosts, towards=towards)
+    except ConfigError as failed:
+        error = str(failed)
+    stats = psutil.net_if_stats().get(name.partition(",")[0])
+    return {
+        "name": name,
+        "error": error,
+        "is_up": None if stats is None else stats.isup,
+        "speed_mbit": stats.speed if stats is not None else 0,
+        "has_several_hosts": situation.has_several_hosts,
+    }
+
+
+def judge_interface(*, name: str, error: str, is_up: bool | None, speed_mbit: int, has_several_hosts: bool) -> Finding:
+    """Whether it is there, up, and fast enough for gradients. ``speed_mbit``: 0 if the kernel does not know."""
+    if error:
+        found, _, remedy = error.rpartition(". ")
+        return fail(found, remedy)
+    if name == "auto":
+        return warn(
+            "no route leads to other machines: Gloo takes the interface of this machine's name",
+            "set GLOO_SOCKET_IFNAME, or see `ip route`",
+        )
+    if is_up is False:
+        return fail(f"{name} is down", f"ip link set {name} up, or name another in GLOO_SOCKET_IFNAME")
+    if has_several_hosts and 0 < speed_mbit < _SLOW_MBIT:
+        return warn(
+            f"{name} has {speed_mbit} Mbit/s: gradients of 100 MB take {1600 / speed_mbit:.0f} s a step",
+            "a faster one in GLOO_SOCKET_IFNAME, or check its cable and switch",
+        )
+    speed = f", {speed_mbit / 1000:g} Gbit/s" if speed_mbit > 0 else ""
+    return ok(f"{name}{speed}" if has_several_hosts else f"{name}: no port is open to the network")
+
+
+def judge_names(unknown: Sequence[tuple[str, str, str]]) -> Finding:
+    """Whether each host knows the others' names. ``unknown``: who, whom, and why not."""
+    if not unknown:
+        return ok("each host knows the others by name")
+    who, whom, why = unknown[0]
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    return fail(f"{who} does not know {whom}: {why}{more}", _SETS_NAME)
+
+
+def _lines(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return path.read_text().splitlines()[1:]
+    return []

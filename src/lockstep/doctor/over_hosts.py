@@ -1,0 +1,137 @@
+"""``python -m lockstep.doctor.over_hosts FILE``: the part of one process in examining several hosts together.
+
+``lockstep doctor --nnodes N`` starts it with ``lockstep run``'s own launcher on each host, so that what is examined is what a
+run would use. FILE holds the findings of its host; the process of each host that is the first there replaces them by those of
+all hosts. Every function here that takes a ``Member`` is a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import RunConfig
+from lockstep.doctor import exchange, processes
+from lockstep.doctor.disk import judge_clocks
+from lockstep.doctor.finding import Finding, Situation, fail, ok
+from lockstep.doctor.network import judge_names, own_addresses, resolve
+from lockstep.doctor.software import judge_same, look_at_versions
+from lockstep.machine.addresses import is_loopback
+from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.startup.allotment import counted
+from lockstep.world import read_environment
+
+MEETING = "meeting"
+_MEETING_S = 60.0
+"""For how long hosts wait for each other."""
+
+
+def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding]) -> list[Finding]:
+    """All hosts' findings, then those about the hosts together. The same on every rank.
+
+    Args:
+        member: this process.
+        situation: of this host.
+        own: this host's findings; those of its first process count.
+    """
+    world, collectives = member.world, member.collectives
+    is_first = world.local_rank == 0
+    about = {
+        "host": socket.gethostname(),
+        "findings": list(own),
+        "versions": look_at_versions(situation) if is_first else {},
+        "addresses": own_addresses(),
+    }
+    everyone = collectives.all_gather_object(about if is_first else None)
+    hosts = {rank: there for rank, there in enumerate(everyone) if there is not None}
+    findings = [finding for there in hosts.values() for finding in there["findings"]]
+    same = judge_same({there["host"]: there["versions"] for there in hosts.values()})
+    strangers = _strangers([(there["host"], there["addresses"]) for there in hosts.values()]) if is_first else []
+    unknown = [one for found in collectives.all_gather_object(strangers) for one in found]
+    ahead_s = exchange.clock_ahead_s(member)
+    clocks = {there["host"]: ahead_s[rank] for rank, there in hosts.items()}
+    blind = _blind(member, situation.run_dir)
+    measured = exchange.measure(member)
+    met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
+    together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
+        (MEETING, met, {}),
+        ("same versions", same, {}),
+        ("host names", judge_names(unknown), {"unknown": unknown}),
+        ("clocks", judge_clocks(clocks), {"ahead_s": clocks}),
+        ("shared run directory", judge_shared(str(situation.run_dir), blind), {"blind": blind}),
+        (processes.NAME, processes.judge(**measured), measured),
+    )
+    return [*findings, *(replace(finding, check=name, values=values) for name, finding, values in together)]
+
+
+def judge_shared(directory: str, blind: Sequence[str]) -> Finding:
+    """Whether all hosts see a file that one of them wrote. ``blind``: those that do not."""
+    if blind:
+        return fail(
+            f"{', '.join(blind)} cannot see in {directory} what rank 0 wrote there {PATIENCE_S:g} s before",
+            "give a directory of a file system that is mounted at the same path on all hosts: --run-dir",
+        )
+    return ok(f"all hosts see {directory}")
+
+
+def _blind(member: exchange.Member, directory: Path) -> list[str]:
+    world, collectives = member.world, member.collectives
+    directory, token = collectives.broadcast_object((directory, f"doctor-{secrets.token_hex(4)}"))
+    error = ""
+    if world.rank == 0:
+        try:
+            leave_mark(directory, token)
+        except OSError:
+            error = f"{world.host} (which cannot write there)"
+    if error := collectives.broadcast_object(error):
+        return [error]
+    sees = world.local_rank > 0 or sees_mark(directory, token)
+    found = collectives.all_gather_object(None if sees else world.host)
+    if world.rank == 0:
+        remove_mark(directory, token)
+    return list(dict.fromkeys(host for host in found if host is not None))
+
+
+def _strangers(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str, str]]:
+    """Of the hosts, those whose names mean nothing here, or something else."""
+    here, found = socket.gethostname(), []
+    for host, addresses in hosts:
+        if host == here:
+            continue
+        resolved, error = resolve(host)
+        if not error and not any(address in addresses and not is_loopback(address) for address in resolved):
+            error = f"it resolves to {', '.join(resolved)}, which is no address of it"
+        if error:
+            found.append((here, host, error))
+    return found
+
+
+def meet(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], int]:
+    """Meet the other processes, and compare; returns all findings, and this process's rank.
+
+    Raises:
+        LockstepError: they did not meet, or one was lost meanwhile.
+    """
+    with exchange.join(min(situation.config.timeout_s, _MEETING_S)) as member:
+        situation = replace(situation, world=member.world)
+        return compare(member, situation, own), member.world.rank
+
+
+def main(path: Path) -> None:
+    """See the module."""
+    environment = read_environment()
+    config = RunConfig.merge(environment.settings, {})
+    own = [Finding(**fields) for fields in json.loads(path.read_text())]
+    findings, rank = meet(Situation(num_processes=environment.world.local_world_size, config=config), own)
+    if environment.world.local_rank == 0:
+        path.write_text(json.dumps({"rank": rank, "findings": [asdict(finding) for finding in findings]}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

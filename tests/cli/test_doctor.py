@@ -1,0 +1,83 @@
+"""``lockstep doctor`` and ``lockstep run --preflight`` on the command line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.doctor.processes import NAME
+from lockstep.doctor.table import CHECKS
+
+pytestmark = pytest.mark.timeout(90)
+
+HELLO = "print('hello')\n"
+OTHERS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}
+
+
+@pytest.fixture
+def doctor(tmp_path):
+    def call(*options, env=None):
+        command = [sys.executable, "-m", "lockstep", "doctor", *options]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300
+        )
+
+    return call
+
+
+def test_a_table_for_people_with_remedies_below(doctor):
+    done = doctor("--nproc", "2", env=OTHERS)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["check", "found"]
+    for check in (*(check.name for check in CHECKS), NAME):
+        assert len([line for line in lines[1:] if line.startswith(f"{check}  ")]) == 1, check
+    assert "warn: OMP and BLAS: set OMP_NUM_THREADS alone, or --threads: it holds for all of them" in lines
+    assert " warn, 0 fail, in " in lines[-1]
+
+
+def test_json_for_programs_and_status_1_after_a_failure(doctor, tmp_path):
+    (tmp_path / "file").touch()
+    done = doctor("--json", "--run-dir", "file/run")
+    assert (done.returncode, done.stderr) == (1, "")
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert set(found) == {NAME, *(check.name for check in CHECKS)}
+    assert found["run directory"]["state"] == "fail"
+    assert found["run directory"]["values"]["error"] == "Not a directory"
+    assert found[NAME]["values"]["world_size"] >= 2
+    assert found[NAME]["values"]["latency_s"] > 0
+
+
+def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
+    done = doctor("nosuch.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nosuch.py: no such script" in done.stderr
+
+
+def test_preflight_warns_in_a_line_each_and_starts(run_script):
+    done = run_script(HELLO, "--preflight", "--nproc", "2", env=OTHERS)
+    assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
+    said = [line for line in done.stderr.splitlines() if "OMP and BLAS" in line]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "lockstep: preflight: warn: OMP and BLAS: OMP_NUM_THREADS=1, MKL_NUM_THREADS=2: they contradict"
+    )
+    assert all(line.startswith("lockstep: preflight: warn: ") for line in done.stderr.splitlines())
+
+
+def test_preflight_does_not_start_after_a_failure_and_says_how_to(run_script, tmp_path):
+    (tmp_path / "file").touch()
+    done = run_script(HELLO, "--preflight", "--run-dir", "file/run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"lockstep: preflight: fail: run directory: {tmp_path}/file: Not a directory. Remedy: " in done.stderr
+    assert "(run directory), so nothing was started. " in done.stderr
+    assert "leave --preflight out" in done.stderr
+
+
+def test_preflight_measures_between_the_processes_that_are_to_be_started(run_script):
+    done = run_script(HELLO, "--preflight", "--nproc", "2", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "lockstep: preflight: fail: interface: " in done.stderr
+    assert "lockstep: preflight: fail: all-reduce: processes could not exchange anything: " in done.stderr

@@ -1,0 +1,107 @@
+"""What is judged of values that this machine cannot have: of GPUs and networks. (Recorded in the form in which
+``nvidia-smi --query-gpu`` and PyTorch's version file have them.)"""
+
+import pytest
+
+from lockstep.doctor.disk import judge_clock, judge_clocks
+from lockstep.doctor.finding import FAIL, OK, WARN
+from lockstep.doctor.limits import judge_files, judge_processes
+from lockstep.doctor.network import judge_interface, judge_name
+from lockstep.doctor.processes import judge, judge_speed
+from lockstep.doctor.software import judge_gpus, judge_nccl, judge_same
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def h100(index, used=4, driver="535.183.01", name="NVIDIA H100 80GB HBM3"):
+    return [str(index), name, driver, "81559", str(used)]
+
+
+USUAL = {"present": 2, "visible": 2, "rows": [h100(0), h100(1)], "error": "", "torch_cuda": "12.6", "wants_gpus": False}
+USUAL["num_processes"] = 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "words"),
+    [
+        ({}, OK, "2 of 2 GPU(s) visible (NVIDIA H100 80GB HBM3, driver 535.183.01), torch for CUDA 12.6"),
+        ({"torch_cuda": "13.0"}, FAIL, "driver 535.183.01 is too old for torch's CUDA 13.0"),
+        ({"visible": 0}, WARN, "none of them in CUDA_VISIBLE_DEVICES"),
+        ({"visible": 0, "wants_gpus": True}, FAIL, "none of them in CUDA_VISIBLE_DEVICES"),
+        ({"num_processes": 4}, WARN, "4 processes for 2 GPU(s)"),
+        ({"rows": [h100(0), h100(1, used=71234)]}, WARN, "others use memory of GPU 1: 71234 of 81559 MiB"),
+        ({"rows": [h100(0), h100(1, name="Tesla T4")]}, WARN, "GPUs of different kinds: NVIDIA H100 80GB HBM3, Tesla T4"),
+        ({"error": "No devices were found"}, FAIL, "nvidia-smi: No devices were found"),
+    ],
+)
+def test_gpus(changed, state, words):
+    found = judge_gpus(**{**USUAL, **changed})
+    assert found.state == state
+    assert words in found.found
+
+
+def test_nccl_where_there_are_gpus():
+    usual = {"num_gpus": 2, "packages": {"nvidia-nccl-cu12": "2.27.5"}, "variables": {}, "interfaces": ["lo", "eth0"]}
+    assert judge_nccl(**usual).found == "nvidia-nccl-cu12 2.27.5"
+    assert judge_nccl(**{**usual, "variables": {"NCCL_SOCKET_IFNAME": "eth"}}).state == OK  # the beginning of a name
+    assert judge_nccl(**{**usual, "variables": {"NCCL_SOCKET_IFNAME": "ib0"}}).state == FAIL
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, OK),
+        ({"addresses": ["127.0.1.1"]}, WARN),
+        ({"addresses": ["10.0.0.9"]}, FAIL),
+        ({"addresses": ["10.0.0.9"], "has_several_hosts": False}, WARN),
+        ({"addresses": ["127.0.1.1"], "has_several_hosts": False}, OK),
+        ({"addresses": [], "error": "Name or service not known"}, FAIL),
+    ],
+)
+def test_host_names(changed, state):
+    usual = {"name": "a", "addresses": ["10.0.0.1"], "error": "", "own": ["127.0.0.1", "10.0.0.1"]}
+    usual |= {"meeting": None, "meeting_error": "", "has_several_hosts": True}
+    assert judge_name(**{**usual, **changed}).state == state
+
+
+def test_a_slow_interface_matters_to_several_hosts_alone():
+    usual = {"name": "eth0", "error": "", "is_up": True, "speed_mbit": 100}
+    assert (
+        judge_interface(**usual, has_several_hosts=True).found == "eth0 has 100 Mbit/s: gradients of 100 MB take 16 s a step"
+    )
+    assert judge_interface(**usual, has_several_hosts=False).state == OK
+    assert judge_interface(**{**usual, "name": "auto"}, has_several_hosts=True).state == WARN
+
+
+def test_limits_that_do_not_matter_are_well():
+    assert judge_files(soft=-1, hard=-1, needed=100).found == "a process may have any number of files open"
+    assert judge_processes(room=None, needed=100).state == OK
+    assert judge_processes(room=200, needed=100).state == WARN
+
+
+def test_nccl_is_expected_to_be_faster_than_gloo():
+    usual = {"interface": "auto", "world_size": 8, "latency_s": 0.00003}
+    assert judge_speed(backend="nccl", bandwidth_bytes_s=150e9, **usual).state == OK
+    assert judge_speed(backend="nccl", bandwidth_bytes_s=0.3e9, **usual).state == WARN
+    assert judge_speed(backend="gloo", bandwidth_bytes_s=0.3e9, **usual).state == OK
+    assert judge_speed(backend="gloo", bandwidth_bytes_s=0.3e9, **{**usual, "latency_s": 0.1}).state == WARN
+
+
+def test_gpus_that_pytorch_does_not_see():
+    usual = {"backend": "gloo", "interface": "lo", "world_size": 2, "latency_s": 0.0003, "bandwidth_bytes_s": 1e9}
+    found = judge(num_gpus=2, torch_gpus=0, **usual)
+    assert (found.state, found.found[:51]) == (FAIL, "the driver shows 2 GPU(s), and PyTorch sees none in")
+    assert judge(num_gpus=2, torch_gpus=2, **usual).state == OK
+
+
+def test_clocks():
+    assert judge_clock(ahead_s=-90.0).found.startswith("this machine's clock is 90 s behind that of the run directory")
+    assert judge_clocks({"a": 0.0, "b": 0.004}).state == OK
+    assert judge_clocks({"a": 0.0, "b": -7.2}).found.startswith("the clock of a is 7 s ahead of that of b")
+
+
+def test_versions_of_hosts():
+    here = {"python": "3.11.7", "installed": {"torch": "2.13.0"}, "least": {}}
+    there = {**here, "installed": {"torch": "2.11.0"}}
+    assert judge_same({"a": here, "b": here}).state == OK
+    assert judge_same({"a": here, "b": here, "c": there}).found == "torch is 2.13.0 on a, and 2.11.0 on c"

@@ -1,0 +1,339 @@
+"""Each check of a machine is given the fault that it is for, planted in this machine or in a namespace of it."""
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import missing
+from slurm_variables import TASK
+
+from lockstep.config import RunConfig
+from lockstep.doctor import cores
+from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
+from lockstep.doctor.table import CHECKS, examine
+from lockstep.launch.gpus import num_present, torch_has_cuda
+from lockstep.launch.nodes import plan_nodes
+from lockstep.world import read_environment
+
+pytestmark = pytest.mark.timeout(60)
+
+CLOCK = Path(__file__).parents[2] / "tools" / "cluster" / "clock.c"
+NUM_CPUS = len(os.sched_getaffinity(0))
+
+
+def find(name, **situation):
+    (check,) = [check for check in CHECKS if check.name == name]
+    (finding,) = examine(Situation(**{"num_processes": 2, **situation}), 30.0, checks=[check])
+    assert finding.check == name
+    assert finding.host == socket.gethostname()
+    assert finding.state in STATES
+    assert bool(finding.remedy) == (finding.state != OK), finding
+    return finding
+
+
+def test_a_machine_without_faults_gets_no_failure_and_in_time(tmp_path):
+    began_s = time.monotonic()
+    findings = examine(Situation(num_processes=1, config=RunConfig(run_dir=str(tmp_path / "run"))), 15.0)
+    assert time.monotonic() - began_s < 20
+    assert [finding.check for finding in findings] == [check.name for check in CHECKS]
+    assert [finding for finding in findings if finding.state == FAIL] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_that_hangs_or_breaks_keeps_no_other_from_its_answer():
+    over = threading.Event()
+    hangs = Check("hangs", "?", lambda situation: {"x": over.wait()}, lambda x: ok(""))
+    breaks = Check("breaks", "?", lambda situation: {}["x"], lambda x: ok(""))
+    usual = next(check for check in CHECKS if check.name == "OMP and BLAS")
+    try:
+        late, broken, answered = examine(Situation(num_processes=1), 1.0, checks=[hangs, breaks, usual])
+    finally:
+        over.set()
+    assert (late.state, late.found) == (WARN, "no answer within 1 s")
+    assert (broken.state, broken.found[:20]) == (WARN, "no answer: KeyError:")
+    assert answered.state == OK
+
+
+@pytest.mark.parametrize("fault", ["old", "missing"])
+def test_versions(tmp_path, monkeypatch, fault):
+    info = tmp_path / "torch-1.13.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.13.0\n")
+    if fault == "old":
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert find("versions").state == FAIL
+        assert find("versions").found == "torch 1.13.0 (needs 2.11)"
+        assert find("versions").remedy == "pip install 'torch>=2.11'"
+    else:  # an environment with nothing in it but the lockstep that is examined
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        assert "numpy is not installed" in find("versions").found or find("versions").found.startswith("torch 1.13.0")
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """``nvidia_smi(listing, answer, status)``: the program, as it answers ``-L`` and queries."""
+
+    def make(listing, answer, status=0):
+        if num_present():
+            pytest.skip("this machine has GPUs of its own")
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && echo '{listing}' && exit\necho '{answer}'\nexit {status}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+H100 = "0, NVIDIA H100 80GB HBM3, 535.183.01, 81559, 4"
+
+
+def test_gpus_that_the_installed_torch_cannot_use(nvidia_smi):
+    nvidia_smi("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", H100)
+    if torch_has_cuda():
+        pytest.skip("the installed torch has CUDA")
+    found = find("GPUs")
+    assert (found.state, found.found[:57]) == (WARN, "1 GPU(s), and the installed torch is built without CUDA: ")
+    assert find("GPUs", config=RunConfig(device="cuda")).state == FAIL
+
+
+def test_a_driver_that_does_not_answer(nvidia_smi):
+    said = "Failed to initialize NVML: Driver/library version mismatch"
+    nvidia_smi("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", said, status=18)
+    assert (find("GPUs").state, find("GPUs").found) == (FAIL, f"nvidia-smi: {said}")
+
+
+def test_a_gpu_that_is_not_there():
+    if num_present():
+        pytest.skip("this machine has GPUs of its own")
+    assert find("GPUs").state == OK
+    assert find("GPUs", config=RunConfig(backend="nccl")).state == FAIL
+
+
+def test_nccl(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo,nosuch")
+    assert find("NCCL").found.startswith("NCCL_SOCKET_IFNAME=lo,nosuch: there is no interface nosuch, but ")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker")
+    assert find("NCCL").state == OK
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert (find("NCCL").state, find("NCCL").remedy) == (WARN, "unset NCCL_P2P_DISABLE")
+
+
+def test_a_host_name_that_does_not_resolve(examined, require):
+    require("cluster", missing())
+    prefix = ("unshare", "--uts", "--net", "sh", "-c", 'hostname nosuch && exec "$0" "$@"')
+    found = examined("host name", prefix)
+    assert found["state"] == WARN
+    assert found["found"].startswith("nosuch does not resolve here: ")
+
+
+def test_a_place_to_meet_that_does_not_resolve():
+    nodes = plan_nodes(nnodes="2", node_rank=1, master_addr="nosuch.invalid")
+    found = find("host name", nodes=nodes)
+    assert found.state == FAIL
+    assert found.found.startswith("nosuch.invalid, where the machines meet, does not resolve here: ")
+
+
+def test_a_port_that_another_program_has():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        nodes = plan_nodes(nnodes="2", node_rank=0, master_addr=socket.gethostname(), master_port=port)
+        assert find("ports", nodes=nodes).found == f"port {port} cannot be had: Address already in use"
+        assert find("ports", nodes=nodes).state == FAIL
+        assert find("ports", master_port=port).state == FAIL
+        assert find("ports").state == OK
+
+
+def test_too_few_ports(examined, require):
+    require("cluster", missing())
+    few = "echo 40000 40020 > /proc/sys/net/ipv4/ip_local_port_range"
+    found = examined("ports", ("unshare", "--net", "sh", "-c", f'{few} && exec "$0" "$@"'))
+    assert (found["state"], found["found"][:41]) == (FAIL, "21 of ports 40000 to 40020 are free: conn")
+
+
+def test_an_interface_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    found = find("interface")
+    assert found.state == FAIL
+    assert "this machine has no interface 'nosuch0'" in found.found
+    assert found.remedy == "Name one of them, or unset the variable"
+
+
+def test_an_interface_that_is_down(examined, require):
+    require("cluster", missing())
+    found = examined("interface", ("unshare", "--net"))
+    assert (found["state"], found["found"]) == (FAIL, "lo is down")
+
+
+@pytest.fixture
+def preload(tmp_path):
+    """``preload(source)``: variables that put the functions of a C program in front of the C library's."""
+
+    def build(source):
+        if not shutil.which("cc"):
+            pytest.skip("there is no C compiler")
+        (tmp_path / "fault.c").write_text(source)
+        library = tmp_path / "fault.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "fault.c", "-ldl"], check=True, timeout=60)
+        return {"LD_PRELOAD": str(library)}
+
+    return build
+
+
+def test_a_clock_that_is_wrong(examined, preload):
+    found = examined("clock", env={**preload(CLOCK.read_text()), "CLUSTER_CLOCK_AHEAD_S": "90"})
+    assert found["state"] == WARN
+    assert found["found"].startswith("this machine's clock is 90 s ahead of that of the run directory")
+
+
+@pytest.mark.parametrize(("size", "state"), [("8m", FAIL), ("64m", WARN)])
+def test_little_shared_memory(examined, require, size, state):
+    require("cluster", missing())
+    mount = f"mount -t tmpfs -o size={size} small /dev/shm"
+    found = examined("shared memory", ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"'))
+    assert found["state"] == state
+    assert found["found"].startswith(f"/dev/shm has {int(size[:-1]) * 2**20 // 10**6} MB free of ")
+
+
+@pytest.mark.parametrize(("limit", "state"), [(70, FAIL), (300, WARN)])
+def test_few_open_files(limit, state):
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, usual[1]))
+    try:
+        found = find("open files")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert found.state == state
+    assert found.found.startswith(f"a process may have {limit} files open, and needs about 80")
+
+
+def test_few_processes(examined, require):
+    as_user = () if os.geteuid() else ("unshare", "--user", "--map-user=1000")  # root has no limit
+    if as_user:
+        require("cluster", missing())
+    found = examined("processes", (*as_user, "prlimit", "--nproc=20:"))
+    assert found["state"] == FAIL
+    assert "and the run needs about 34" in found["found"]
+
+
+def test_one_core_for_many_processes():
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    try:
+        found = find("threads", num_processes=4)
+    finally:
+        os.sched_setaffinity(0, usual)
+    assert found.state == WARN
+    assert found.found.startswith("4 process(es) x 1 thread(s) on 1 core(s): processes wait for each other's turn")
+    assert found.remedy.startswith("--nproc-per-node 1 or fewer")
+
+
+def test_more_threads_than_cores(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(8 * NUM_CPUS))
+    assert find("threads", num_processes=1).remedy == f"--threads {cores.num_cores()}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (
+            {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "8"},
+            "OMP_NUM_THREADS=4, MKL_NUM_THREADS=8: they contradict each other",
+        ),
+        ({"OMP_NUM_THREADS": "all"}, "OMP_NUM_THREADS=all is no number of threads, and is ignored"),
+        ({"OMP_PROC_BIND": "close"}, "OMP_PROC_BIND=close binds every one of 2 processes to the same cores"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY=ACTIVE: threads that wait take the cores of others"),
+        ({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4", "OMP_PROC_BIND": "false"}, None),
+    ],
+)
+def test_settings_of_threads(monkeypatch, variables, found):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    finding = find("OMP and BLAS")
+    assert finding.state == (OK if found is None else WARN)
+    assert found is None or finding.found == found
+
+
+def test_two_threads_on_a_core(tmp_path):
+    """The kernel's files of a machine, of which each core shows two CPUs."""
+    cpus = sorted(os.sched_getaffinity(0))
+    (tmp_path / "node" / "node0").mkdir(parents=True)
+    (tmp_path / "node" / "node0" / "cpulist").write_text(",".join(map(str, cpus)))
+    for cpu in cpus:
+        place = tmp_path / "cpu" / f"cpu{cpu}" / "topology"
+        place.mkdir(parents=True)
+        (place / "thread_siblings_list").write_text(",".join(map(str, cpus[cpu // 2 * 2 :][:2])))
+    seen = cores.look_at_cores(Situation(num_processes=len(cpus), config=RunConfig(threads=1)), tmp_path)
+    if len(cpus) > 1:
+        assert seen["physical"] < seen["logical"] == len(cpus)
+        assert cores.judge_cores(**seen).state == WARN
+    assert cores.judge_cores(logical=16, physical=8, wanted=8).state == OK
+
+
+def test_slurm_tasks_that_do_not_fit(monkeypatch):
+    for name, value in {**TASK, "SLURM_GPUS_ON_NODE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    found = find("Slurm", world=read_environment().world)
+    assert found.state == WARN
+    assert "the job has 4 GPUs on " in found.found
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    assert find("Slurm").found == "no Slurm job"
+
+
+def test_a_run_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    found = find("run directory", config=RunConfig(run_dir=str(tmp_path / "file" / "run")))
+    assert (found.state, found.found) == (FAIL, f"{tmp_path}/file: Not a directory")
+
+
+def test_a_run_directory_in_memory():
+    if "/dev/shm" not in {one.mountpoint for one in psutil.disk_partitions(all=True) if one.fstype == "tmpfs"}:
+        pytest.skip("/dev/shm is no tmpfs here")
+    found = find("run directory", config=RunConfig(run_dir="/dev/shm/run"))
+    assert found.state == WARN
+    assert found.found.startswith("/dev/shm is in memory (tmpfs)")
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "words"), [("size=4m", FAIL, "a checkpoint has no room"), ("size=400m", WARN, "few")]
+)
+def test_a_full_disk(examined, require, tmp_path, options, state, words):
+    require("cluster", missing())
+    (tmp_path / "disk").mkdir()
+    mount = f"mount -t tmpfs -o {options} small {tmp_path}/disk"
+    prefix = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"')
+    found = examined("disk", prefix, run_dir=str(tmp_path / "disk" / "run"))
+    assert found["state"] == state
+    assert words in found["found"]
+
+
+def test_a_slow_disk(examined, preload, tmp_path):
+    slow = preload("#include <unistd.h>\nint fsync(int file) { sleep(1); return 0; }\n")
+    found = examined("disk", env=slow, run_dir=str(tmp_path / "run"))
+    assert found["state"] == WARN
+    assert "a checkpoint of 1 GB takes " in found["found"]
+
+
+def test_a_slow_link(examined, require):
+    require("cluster", missing())
+    slow = "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate 40mbit burst 64kb latency 400ms"
+    found = examined("all-reduce", ("unshare", "--net", "sh", "-c", f'{slow} && exec "$0" "$@"'))
+    assert found["state"] == WARN
+    assert "gradients of 25 million parameters take" in found["found"]
+    assert found["values"]["bandwidth_bytes_s"] < 10e6
+
+
+def test_processes_that_cannot_exchange_anything(examined):
+    found = examined("all-reduce", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
+    assert found["state"] == FAIL
+    assert "this machine has no interface 'nosuch0'" in found["found"]
