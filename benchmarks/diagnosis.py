@@ -66,7 +66,7 @@ FAULTS = (
     Fault("stuck", "unchanged", "fetch_from_archive", "fetch_from_archive"),
     Fault("stuck", "lockstep", "average_by_hand", "different collectives|average_by_hand"),
     Fault("stuck", "unchanged", "average_by_hand", "different collectives|Detected mismatch|average_by_hand", 2),
-    Fault("stuck", "unchanged", "leave_the_loop", "has ended|have ended|ended early|left"),
+    Fault("stuck", "unchanged", "leave_the_loop", "ended first|has ended|ended early"),
     Fault("slow", "lockstep", "slow_forward", "slow.*forward", 2),
     Fault("slow", "lockstep", "slow_layer", "slow.*backward"),
     Fault("slow", "lockstep", "decode_slowly", "slow.*loader", 0),
