@@ -32,7 +32,7 @@ def turn(world_size: int, num_steps: int) -> float:
     """Microseconds of processor time a step."""
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
-    clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, slow_ranks.add)
+    clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, slow_ranks.add, torch.device("cpu"))
     told = Listeners([Spent(clock, LOGGING, SAVING), Spent(clock, CHECKPOINT, LOADING), clock])
     (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
     optimizer = torch.optim.SGD([torch.zeros(1)])

@@ -94,6 +94,7 @@ def test_elsewhere():
 """
 
 
+@pytest.mark.long
 def test_without_a_gpu_its_tests_are_skipped_with_a_reason_and_cannot_count_as_run(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = _pytest(tmp_path, CUDA_TEST)

@@ -149,7 +149,7 @@ class Parts:
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
-        self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add)
+        self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         active: list[Listener | None] = [
             Loaded(self.clock),

@@ -70,6 +70,7 @@ def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify
     assert done.results["one_device"]["status"] == "same"
 
 
+@pytest.mark.long
 def test_what_the_script_fixes_itself_stays_and_what_cannot_be_verified_then_is_said(verify, tmp_path):
     text = PLANTED.read_text().replace("team = lockstep.join()", 'team = lockstep.join(shards=3, checkpoint_every="off")')
     (tmp_path / "train.py").write_text(text)
@@ -139,6 +140,7 @@ def test_a_summed_loss_is_found_by_one_device(verify):
     assert done.results["one_device"]["status"] == "sum"
 
 
+@pytest.mark.long
 def test_a_script_that_learns_nothing_fails(verify):
     done = verify("--world-sizes", "1", "--workers", "0,1", *BRIEFLY, "train.py", "learns nothing")
     assert done.exit_code == 1

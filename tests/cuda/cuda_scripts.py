@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -131,3 +132,22 @@ def count_waits(steps):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return team.step
+
+
+def train_with_long_kernels(num_steps):
+    """A forward pass that is long on the GPU, and short for the script. The split of the epoch, and how long it took."""
+    with lockstep.join(run_dir="run") as team:
+        model, large = nn.Linear(6, 1), torch.randn(4096, 4096, device=team.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(8 * num_steps), 8))
+        for _ in team.epochs(1):
+            for batch in loader:
+                for inputs, _ in batch.shards:
+                    for _ in range(20):
+                        large = (large @ large).clamp(-1, 1)
+                    team.backward(model(inputs).square().mean() + 0 * large[0, 0])
+                optimizer.step()
+                optimizer.zero_grad()
+    events = [json.loads(line) for line in (Path(team.run_dir) / "events.jsonl").read_text().splitlines()]
+    (epoch,) = [event for event in events if event["event"] == "epoch"]
+    return epoch["split"], epoch["wall_s"]

@@ -113,6 +113,12 @@ def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(crew):
     assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
 
 
+def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
+    (split,), wall_s = crew(1, cuda_scripts.train_with_long_kernels, 30, device="cuda")[0]
+    assert split["forward"] > 0.5 * wall_s  # the script has gone on meanwhile
+    assert sum(split.values()) == pytest.approx(wall_s, rel=0.02)
+
+
 def test_the_example_learns_on_the_gpu(tmp_path):
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", "--device", "cuda"]
     done = subprocess.run(

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
 import torch
 from data_helpers import Noisy, Numbers, assignment, same
@@ -217,6 +218,14 @@ def test_all_that_were_asked_for_at_once_are_named(indices, listed):
 def test_a_batch_sampler_may_give_anything_that_can_be_counted():
     for batch in ((2, 3), {3}, torch.tensor([2, 3]), numpy.array([2, 3])):
         assert "3 of BrokenItems failed" in str(told(DataLoader(BrokenItems(4, 3), batch_sampler=[batch]), evaluate=True))
+
+
+@pytest.mark.parametrize("kind", [Broken, BrokenStream])
+def test_no_loader_worker_is_left_when_an_error_is_kept(kind):
+    before = set(psutil.Process().children())
+    error = told(DataLoader(kind(8, 5), 2, num_workers=2))
+    assert "no picture 5" in str(error)
+    assert set(psutil.Process().children()) == before
 
 
 # Streams

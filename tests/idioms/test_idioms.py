@@ -66,7 +66,9 @@ def test_every_script_says_in_its_first_line_what_its_row_says():
         assert first == f'"""{row.what[0].upper()}{row.what[1:]}."""', row.name
 
 
-@pytest.mark.parametrize(("number", "shards"), [*enumerate(SHARDS)])
+@pytest.mark.parametrize(
+    ("number", "shards"), [pytest.param(*pair, marks=[pytest.mark.long] if pair[0] else []) for pair in enumerate(SHARDS)]
+)
 def test_some_idioms_are_equal_to_the_bit_on_three_processes(results, number, shards):
     assert_equal(results, every(number, 6), shards, (1, 3))
 

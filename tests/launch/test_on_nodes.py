@@ -574,6 +574,7 @@ def test_launchers_that_do_not_share_a_directory_are_told_what_to_share(numbered
     assert not list(tmp_path.glob(".lockstep-*"))
 
 
+@pytest.mark.long
 def test_launchers_that_were_given_a_secret_need_no_directory(numbered, tmp_path):
     (tmp_path / "mine").write_text("a secret that is long enough")
     first = numbered(TALK, 0, "--rdzv-secret-file", "mine", "--run-dir", "one/run")

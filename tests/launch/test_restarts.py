@@ -38,8 +38,8 @@ print(f"rank {RANK} done after restart {START} of {os.environ['TORCHELASTIC_MAX_
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         ("raise ValueError('boom')", "ValueError: boom"),
-        ("sys.exit(7)", "sys.exit(7)"),
-        ("os._exit(9)", "status 9"),
+        pytest.param("sys.exit(7)", "sys.exit(7)", marks=pytest.mark.long),
+        pytest.param("os._exit(9)", "status 9", marks=pytest.mark.long),
     ],
 )
 def test_after_a_failure_at_any_place_all_start_again_from_the_same_server(

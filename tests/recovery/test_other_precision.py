@@ -14,12 +14,13 @@ ARGUMENT = "optimizer=Rprop"  # it has state, and does not divide by a number th
 KEPT = {"16-true": "torch.float16", "bf16-true": "torch.bfloat16"}
 OTHERS = [name for name in PRECISIONS if name != "32-true"]
 PAIRS = [*(("32-true", name) for name in OTHERS), *((name, "32-true") for name in OTHERS), ("16-mixed", "16-master")]
+QUICK = [("32-true", "16-mixed"), ("16-true", "32-true"), ("bf16-true", "16-master")]
 
 
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        pytest.param(*pair, marks=pytest.mark.long if pair[1] == "32-true" and pair[0] != "16-true" else [])
+        pytest.param(*pair, marks=pytest.mark.long if pair not in QUICK else [])
         for pair in (*PAIRS, ("16-true", "bf16-true"), ("bf16-true", "16-master"))
     ],
 )

@@ -22,7 +22,7 @@ def walked(crew):
     return lambda nproc, *args, shards: crew(nproc, sync_scripts.walk, *args, shards=shards)
 
 
-@pytest.mark.parametrize(("nproc", "shards"), [(1, 3), (2, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 3), (2, 2), (2, 3), pytest.param(3, 4, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("horovod")
 def test_it_keeps_the_protocol_of_every_strategy(walked, nproc, shards):
     for weights in (None, conformance.WEIGHTS):

@@ -81,9 +81,10 @@ def words(number):
 
 @pytest.mark.parametrize(
     ("variables", "threads"),
-    [pytest.param({}, max(1, CORES // 3), marks=pytest.mark.long), ({"OMP_NUM_THREADS": "2"}, 2)],
+    [({}, max(1, CORES // 3)), ({"OMP_NUM_THREADS": "2"}, 2)],
     ids=["divided", "given"],
 )
+@pytest.mark.long
 def test_a_data_set_and_a_loop_that_multiply_with_numpy_give_the_same_bits_at_every_world_size(start, variables, threads):
     found = {}
     ways = (((), 0), ((*RUN, "1"), 2), ((*RUN, "2"), 0), ((*RUN, "3"), 2), ((*TORCHRUN, "2"), 2))
@@ -122,6 +123,7 @@ def test_the_number_that_torchrun_gives_openmp_by_itself_is_not(start):
     assert words(5) in start(JOIN, *TORCHRUN, "2", *between, LOCKSTEP_CORES="10", PYTHON=sys.executable)
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_number_that_it_was_born_with_and_says_so(start):
     assert words(2) in start(JOIN, OMP_NUM_THREADS="2")
     again = start(JOIN, OMP_NUM_THREADS="1")

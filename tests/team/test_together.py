@@ -85,6 +85,7 @@ if team_scripts.os.environ.get("RANK", "0") == "0":
 """
 
 
+@pytest.mark.long
 def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_here, tmp_path):
     source = SCRIPT.replace("SHARDS", "2")
     (tmp_path / "script.py").write_text(source)
@@ -113,6 +114,7 @@ def _flat(values):
     return [one for value in values for one in _flat(value)] if isinstance(values, list) else [values]
 
 
+@pytest.mark.long
 def test_no_port_of_a_running_job_can_be_reached_from_another_host(tmp_path):
     (tmp_path / "script.py").write_text(
         """

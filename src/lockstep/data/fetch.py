@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -233,11 +234,25 @@ def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> 
     """
     try:
         yield from _started(loader, requests)
-    except DataError as error:
+    except Exception as error:
+        _release_iterator(error)
+        if not isinstance(error, DataError):
+            raise
         _, separator, message = str(error).rpartition(f"{DataError.__module__}.{DataError.__qualname__}: ")
         if not separator:
             raise
         raise DataError(message.rstrip()) from error
+
+
+def _release_iterator(error: Exception) -> None:
+    """Have PyTorch's iterator end its workers now, although the frames of its error, which may be kept, refer to it.
+
+    As garbage, with its queues closed before it, it would wait 5 s for each worker; and a process that is forked meanwhile
+    would collect it too, and close files of others.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == DataLoader.__module__:
+            frame.clear()
 
 
 def _started(loader: DataLoader[Any], requests: _Requests | None) -> Iterator[Any]:

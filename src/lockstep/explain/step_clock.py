@@ -4,6 +4,9 @@ Each event that the loop tells of ends a stretch of time and says what it was sp
 construction. Between two meetings of the ranks each measures for how long it was busy; they tell each other with the numbers
 of the phase (``loop.ledger``), for no message more. Whoever was busy for less than the busiest rank has waited for it by the
 difference; what is left of the time until the gradients are there is communication.
+
+Training on a GPU, the parts are timed by the GPU (``device_clock``), and what a rank was busy with by the script, which waits
+for the GPU before the ranks meet.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lockstep.explain.device_clock import DeviceClock
 from lockstep.explain.split import PARTS
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
@@ -40,15 +45,23 @@ class StepClock(Listener):
         held_s: for how long training has stood still for checkpoints, up to now.
         tell: called at the end of each phase with what all ranks were busy with since the phase before: for each rank, its
             samples and the seconds of each of ``ACTIVITIES``. The same on every rank.
+        device: of this process; a GPU has a clock of its own.
     """
 
     def __init__(
-        self, overlapping: Overlapping, held_s: Callable[[], float], tell: Callable[[Sequence[Sequence[float]]], None]
+        self,
+        overlapping: Overlapping,
+        held_s: Callable[[], float],
+        tell: Callable[[Sequence[Sequence[float]]], None],
+        device: torch.device,
     ) -> None:
         self._overlapping = overlapping
         self._tell = tell
         self._held_so_far_s, self._held_s = held_s, 0.0
         self._seconds = [0.0] * len(PARTS)
+        self._moved = [0.0] * len(PARTS)
+        """What was taken from one part and given to another."""
+        self._device = DeviceClock(device, len(PARTS)) if device.type == "cuda" else None
         self._at_meeting = list(self._seconds)
         """The same, when the ranks last met."""
         self._exposed_s = 0.0
@@ -71,13 +84,27 @@ class StepClock(Listener):
     def take(self) -> dict[str, float]:
         """The seconds of each part since the pass began. Local."""
         self.spent_on(SCRIPT)
-        return dict(zip(PARTS, self._seconds, strict=True))
+        seconds = self._seconds
+        if self._device is not None:
+            self._device.read(wait=True)
+            seconds = [max(0.0, there + moved) for there, moved in zip(self._device.seconds, self._moved, strict=True)]
+        return dict(zip(PARTS, seconds, strict=True))
 
     def spent_on(self, part: int) -> None:
         """The time since the last event was spent on this."""
         now = perf_counter()
         self._seconds[part] += now - self._now
         self._now = now
+        if self._device is not None:
+            self._device.spent_on(part)
+
+    def _move(self, source: int, target: int, seconds: float) -> None:
+        """So much of the time of one part belongs to another."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+        if self._device is not None:
+            self._moved[source] -= seconds
+            self._moved[target] += seconds
 
     def close(self) -> None:
         """Look at optimizers no more."""
@@ -87,7 +114,9 @@ class StepClock(Listener):
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
-        self._seconds = [0.0] * len(PARTS)
+        self._seconds, self._moved = [0.0] * len(PARTS), [0.0] * len(PARTS)
+        if self._device is not None:
+            self._device.begin()
         self._held_s = self._held_so_far_s()
         self._begin_phase()
         self._now = self._step_began_s = perf_counter()
@@ -98,8 +127,10 @@ class StepClock(Listener):
         self.spent_on(DATA)
         self.activity = "in the script's code"
         held_s, self._held_s = self._held_s, self._held_so_far_s()
-        for part, sign in ((DATA, -1), (CHECKPOINT, 1)):  # they are saved before a step
-            self._seconds[part] += sign * (self._held_s - held_s)
+        if self._held_s != held_s:
+            self._move(DATA, CHECKPOINT, self._held_s - held_s)  # they are saved before a step
+        if self._device is not None:
+            self._device.read()
 
     def begin_phase(self, phase: int) -> None:
         """See Listener."""
@@ -122,7 +153,7 @@ class StepClock(Listener):
         self.activity = "in the script's code"
         waited_s = self._overlapping.waited_s
         if waited_s:
-            self._seconds[BACKWARD] -= waited_s
+            self._move(BACKWARD, COMMUNICATION, waited_s)
             self._exposed_s += waited_s
 
     def end_shard(self) -> None:
@@ -132,16 +163,14 @@ class StepClock(Listener):
 
     def end_phase(self, phase: int) -> None:
         """See Listener."""
-        now = perf_counter()
-        met_s, self._now = self._exposed_s + now - self._now, now
+        met_s, before_s = self._exposed_s, self._now
+        self.spent_on(COMMUNICATION if self._rows else BACKWARD)  # one process has nobody to meet: it adds up its gradients
+        met_s += self._now - before_s
         if self._rows:
             longest_s = max([data + forward + backward + script for _, data, forward, backward, script in self._rows])
             waiting_s = min(met_s, max(0.0, longest_s - self._busy_s))
-            self._seconds[WAITING] += waiting_s
-            self._seconds[COMMUNICATION] += met_s - waiting_s
+            self._move(COMMUNICATION, WAITING, waiting_s)
             self._tell(self._rows)
-        else:  # one process has nobody to meet: its gradients are put together
-            self._seconds[BACKWARD] += met_s
         self._begin_phase()
         self.activity = "in the script's code"
 
@@ -169,7 +198,6 @@ class StepClock(Listener):
     def drop(self) -> None:
         """See Listener."""
         self.spent_on(SCRIPT)
-        self._seconds[COMMUNICATION] += self._exposed_s
         self._begin_phase()
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
