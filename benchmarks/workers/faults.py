@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pdb
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -17,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 AT_STEP = 30
-NUM_STEPS = 150
 NUM_SAMPLES = 2400
 
 
@@ -109,9 +110,59 @@ class SlowLayer(torch.autograd.Function):
         return gradient
 
 
+# What is no fault: others wait for a while, and nobody should be told that the run is stuck, or a rank slow
+
+
+def compute(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        x = torch.randn(64, 64)
+        x = x @ x
+        x = x.relu()
+
+
+def evaluate_long() -> None:
+    compute(20)
+
+
+def compile_long() -> None:
+    compute(20)
+
+
+def save_long() -> None:
+    with tempfile.TemporaryFile(dir=".") as file:
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            file.seek(0)
+            torch.save(torch.zeros(1 << 20), file)
+            os.fsync(file.fileno())
+
+
+def debug() -> None:
+    """Somebody thinks for a while at a debugger's prompt."""
+    path = Path(tempfile.mkdtemp(), "typed")
+    os.mkfifo(path)
+
+    def think() -> None:
+        with path.open("w") as typed:
+            time.sleep(20)
+            typed.write("continue\n")
+
+    threading.Thread(target=think, daemon=True).start()
+    with path.open() as typed:
+        pdb.Pdb(stdin=typed, stdout=sys.stdout).set_trace()
+
+
+def train_long() -> None:
+    """Nothing special, but for what the benchmark does to the processes meanwhile."""
+
+
 ONCE = {
     function.__name__: function
     for function in (
+        evaluate_long,
+        save_long,
+        debug,
         wait_for_licence,
         parse_caption,
         update_cache,
@@ -171,15 +222,19 @@ def in_forward(fault: str | None, step: int) -> None:
     """Called before each forward pass."""
     if fault in ONCE and step == AT_STEP:
         ONCE[fault]()
+    if fault == "compile_long" and step == 1:
+        compile_long()
     if fault == "slow_forward":
         time.sleep(0.03)
 
 
-def after_step(fault: str | None, step: int, model: nn.Module) -> bool:
+def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> bool:
     """Called at the end of each step; False: leave the loop."""
     if fault == "write_images":
         write_images()
     if fault == "nudge_weights" and step == AT_STEP:
         with torch.no_grad():
             next(model.parameters()).add_(1e-3)
+    if name == "train_long":
+        time.sleep(0.15)
     return not (fault == "leave_the_loop" and step == AT_STEP)

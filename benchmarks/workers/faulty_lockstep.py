@@ -21,5 +21,5 @@ for step, batch in enumerate(loader, 1):
         team.backward((model(x) - y).square().mean())
     optimizer.step()
     optimizer.zero_grad()
-    if not faults.after_step(fault, step, model):
+    if not faults.after_step(name, fault, step, model):
         break

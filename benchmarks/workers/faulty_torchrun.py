@@ -23,6 +23,6 @@ for step, (x, y) in enumerate(loader, 1):
     (model(x) - y).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if not faults.after_step(fault, step, model):
+    if not faults.after_step(name, fault, step, model):
         break
 dist.destroy_process_group()
