@@ -1,15 +1,16 @@
-"""What is wrong, and with which rank: does it say so? 25 planted faults, under lockstep and under torchrun.
+"""What is wrong, and with which rank: does it say so? 25 planted faults, under lockstep, under torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
 Each fault is planted on one rank of three. lockstep runs a script of its own for some (form "lockstep"), and for others the
 very script that torchrun runs (form "unchanged"). torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes
 where DistributedDataParallel is made with Gloo) and the Flight Recorder, whose dumps, where there are any, go through
-torchfrtrace. Process groups time out after 40 s. A fault counts as found when what was printed names the rank and the cause
-(the function that hangs, the signal, the parameter, what it is slow in) next to each other.
+torchfrtrace. TraceML, which measures steps, is asked about the slow ones only, by torchrun's script with the two lines that
+it needs; it speaks when the training is over. Process groups time out after 40 s. A fault counts as found when what was
+printed names the rank and the cause (the function that hangs, the signal, the parameter, what it is slow in) next to each
+other.
 
-  found    of 25, by lockstep; in seconds from the command's start until it was said, start-up included
-  peer     the same, by torchrun
+  found_*    so many, by each; in the table: seconds from the command's start until it was said, start-up included
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from _crew import WORKERS, clean_environ
 
 GOAL = 24
 NPROC = 3
+TOOLS = ("lockstep", "torchrun", "traceml")
 LIMIT_S = 100.0
 """For one fault, and one launcher: torchrun's ranks need the 40 s of the time limit, and time to end."""
 _END_S = 10.0
@@ -67,9 +69,9 @@ FAULTS = (
     Fault("stuck", "lockstep", "average_by_hand", "different collectives|average_by_hand"),
     Fault("stuck", "unchanged", "average_by_hand", "different collectives|Detected mismatch|average_by_hand", 2),
     Fault("stuck", "unchanged", "leave_the_loop", "ended first|has ended|ended early"),
-    Fault("slow", "lockstep", "slow_forward", "slow.*forward", 2),
+    Fault("slow", "lockstep", "slow_forward", "slow.*forward|STRAGGLER.*FORWARD", 2),
     Fault("slow", "lockstep", "slow_layer", "slow.*backward"),
-    Fault("slow", "lockstep", "decode_slowly", "slow.*loader", 0),
+    Fault("slow", "lockstep", "decode_slowly", "slow.*loader|INPUT STRAGGLER", 0),
     Fault("slow", "lockstep", "write_images", "slow.*script", 0),
     Fault("dead", "unchanged", "read_labels", "label 10 is not one of"),
     Fault("dead", "lockstep", "call_extension", "SIGSEGV|Signal 11|Segmentation"),
@@ -82,29 +84,31 @@ FAULTS = (
 )
 
 
-def command_of(fault: Fault, launcher: str) -> list[str]:
+def command_of(fault: Fault, tool: str) -> list[str]:
     """What a user would type."""
-    tool = [str(Path(sys.executable).with_name(launcher)), *(["run"] if launcher == "lockstep" else [])]
-    ours = launcher == "lockstep" and fault.form == "lockstep"
-    script = WORKERS / ("faulty_lockstep.py" if ours else "faulty_torchrun.py")
-    return [*tool, "--nproc-per-node", str(NPROC), str(script), fault.name, str(fault.rank)]
+    command = [str(Path(sys.executable).with_name(tool)), *([] if tool == "torchrun" else ["run"])]
+    script = WORKERS / ("faulty_lockstep.py" if tool == fault.form == "lockstep" else "faulty_torchrun.py")
+    arguments = [fault.name, str(fault.rank)]
+    if tool == "traceml":
+        arguments = ["--args", *arguments, "traceml"]
+    return [*command, "--nproc-per-node", str(NPROC), str(script), *arguments]
 
 
 def names(text: str, fault: Fault) -> bool:
     """Whether the rank and the cause are said next to each other."""
-    rank = re.compile(rf"\branks?\W{{0,12}}{fault.rank}\b")
+    rank = re.compile(rf"\branks?\W{{0,12}}{fault.rank}\b|\bR{fault.rank}/N0 (waited|was)")
     lines = text.splitlines()
     ranks = [number for number, line in enumerate(lines) if rank.search(line)]
     causes = [number for number, line in enumerate(lines) if re.search(fault.cause, line)]
     return any(abs(one - other) <= _NEAR for one in ranks for other in causes)
 
 
-def run(fault: Fault, launcher: str) -> tuple[float | None, str]:
+def run(fault: Fault, tool: str) -> tuple[float | None, str]:
     """Seconds until the fault was named, None if never; and what was printed."""
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
         with subprocess.Popen(
-            command_of(fault, launcher),
+            command_of(fault, tool),
             cwd=scratch,
             env=clean_environ(
                 {
@@ -113,7 +117,7 @@ def run(fault: Fault, launcher: str) -> tuple[float | None, str]:
                     "TORCH_FR_DUMP_TEMP_FILE": f"{scratch}/fr_",
                     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
                 }
-                if launcher == "torchrun"
+                if tool == "torchrun"
                 else {}
             ),
             stdin=subprocess.DEVNULL,
@@ -177,37 +181,41 @@ def chosen(args: argparse.Namespace) -> Sequence[Fault]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", metavar="TEXT", help="only faults with this in their name")
-    parser.add_argument("--only", choices=("lockstep", "torchrun"), help="only this launcher")
+    parser.add_argument("--only", choices=TOOLS, help="only this one")
     parser.add_argument("--show", action="store_true", help="show what was printed where a fault was not found")
     parser.add_argument("--quick", action="store_true", help="one fault: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
-    launchers = [args.only] if args.only else ["lockstep", "torchrun"]
+    peers = harness.find_peers({"traceml": "traceml_ai"}, say)
+    tools = [args.only] if args.only else ["lockstep", "torchrun", *peers]
     faults, rows = chosen(args), []
-    found: dict[str, list[float]] = {launcher: [] for launcher in launchers}
+    found: dict[str, list[float]] = {tool: [] for tool in tools}
     for fault in faults:
         cells = []
-        for launcher in launchers:
-            said_s, text = run(fault, launcher)
+        for tool in tools:
+            if tool == "traceml" and fault.kind != "slow":
+                cells.append("")
+                continue
+            said_s, text = run(fault, tool)
             cells.append("not found" if said_s is None else f"{said_s:.1f} s")
             if said_s is not None:
-                found[launcher].append(said_s)
+                found[tool].append(said_s)
             elif args.show:
-                say(f"--- {launcher}, {fault.name} ({fault.form}), rank {fault.rank}:\n{text}\n---")
+                say(f"--- {tool}, {fault.name} ({fault.form}), rank {fault.rank}:\n{text}\n---")
         rows.append([fault.name, fault.kind, fault.form, str(fault.rank), *cells])
         say(" ".join(rows[-1]))
-    say("\n" + harness.table(["fault", "kind", "form", "rank", *launchers], rows))
+    say("\n" + harness.table(["fault", "kind", "form", "rank", *tools], rows))
     harness.finish(
         {
             "benchmark": "diagnosis",
             "goal": GOAL,
             "better": "higher",
             "num_faults": len(faults),
-            **{f"found_{launcher}": len(times) for launcher, times in found.items()},
-            **{f"slowest_s_{launcher}": round(max(times), 1) for launcher, times in found.items() if times},
+            **{f"found_{tool}": len(times) for tool, times in found.items()},
+            **{f"slowest_s_{tool}": round(max(times), 1) for tool, times in found.items() if times},
             "goal_met": len(found.get("lockstep", ())) >= min(GOAL, len(faults)),
-            "versions": harness.versions(()),
+            "versions": harness.versions(["traceml-ai"]),
             "machine": machine,
         }
     )
