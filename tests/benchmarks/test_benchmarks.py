@@ -87,6 +87,15 @@ def test_a_host_loss_that_nobody_survives_in_time_is_counted_and_no_time_is_inve
     assert result["goal_met"] is False
 
 
+@pytest.mark.long
+@pytest.mark.longest
+def test_planted_faults_are_looked_for_under_both_launchers():
+    done = run("diagnosis", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["found_lockstep"], result["found_torchrun"], result["num_faults"]) == (1, 1, 1)
+
+
 def check_result(name, done):
     assert done.returncode == 0, done.stdout + done.stderr
     *before, last = done.stdout.splitlines()

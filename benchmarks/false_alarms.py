@@ -1,0 +1,131 @@
+"""Healthy runs that look stuck or slow for a while: how many are called so?
+
+    python benchmarks/false_alarms.py
+
+Runs of three processes, half of them lockstep's own form and half unchanged scripts of torchrun's users, several at a time on
+the same cores. In each something lets the ranks wait: a slow first step, rank 0 that evaluates or saves for 15 to 20 s,
+somebody at a debugger's prompt, a launch that was suspended for 15 s, cores that others took. A run counts as an alarm if it
+said "no progress" or "is slow", and as failed if it did not end with status 0.
+
+  alarms   of so many runs: 0 is the goal
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import itertools
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import _harness as harness
+import psutil
+from _crew import WORKERS, clean_environ
+
+NPROC = 3
+LIMIT_S = 300.0
+CASES = ("compile_long", "evaluate_long", "save_long", "debug", "suspended", "stolen")
+FORMS = ("lockstep", "unchanged")
+_TOOK_S = 15.0
+"""For how long a launch is suspended, or its cores are taken."""
+_ALARMS = ("no progress", "is slow")
+
+
+def run(number: int, case: str, form: str) -> tuple[str, str]:
+    """``ok``, ``alarm`` or ``failed``; and what was printed."""
+    script = WORKERS / ("faulty_lockstep.py" if form == "lockstep" else "faulty_torchrun.py")
+    name = case if case not in ("suspended", "stolen") else "train_long"
+    rank = number % NPROC if case == "compile_long" else 0
+    command = [
+        str(Path(sys.executable).with_name("lockstep")),
+        "run",
+        "--nproc-per-node",
+        str(NPROC),
+        str(script),
+        name,
+        str(rank),
+    ]
+    with tempfile.TemporaryDirectory() as scratch, Path(scratch, "printed").open("w+") as printed:
+        with subprocess.Popen(
+            command, cwd=scratch, env=clean_environ(), stdin=subprocess.DEVNULL, stdout=printed, stderr=printed
+        ) as process:
+            if case == "suspended":
+                suspend(process)
+            elif case == "stolen":
+                steal(process)
+            try:
+                process.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        text = Path(scratch, "printed").read_text(errors="replace")
+    if any(alarm in text for alarm in _ALARMS):
+        return "alarm", text
+    return ("ok" if process.returncode == 0 else "failed"), text
+
+
+def suspend(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-Z and fg do it, and a machine that sleeps: nobody runs for a while."""
+    time.sleep(10)
+    launcher = psutil.Process(process.pid)
+    everybody = [launcher, *launcher.children(recursive=True)]
+    for member in everybody:
+        member.send_signal(signal.SIGSTOP)
+    time.sleep(_TOOK_S)
+    for member in everybody:
+        member.send_signal(signal.SIGCONT)
+
+
+def steal(process: subprocess.Popen[bytes]) -> None:
+    """Others want the cores."""
+    time.sleep(8)
+    burn = [sys.executable, "-c", f"import time; end = time.monotonic() + {_TOOK_S}\nwhile time.monotonic() < end: pass"]
+    for thief in [subprocess.Popen(burn) for _ in range(4)]:
+        thief.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, metavar="N", help="how many (default: 200)")
+    parser.add_argument("--at-a-time", type=int, default=6, metavar="N", help="so many of them (default: 6)")
+    parser.add_argument("--show", action="store_true", help="show what was printed where it was not well")
+    parser.add_argument("--quick", action="store_true", help="two runs: see that it runs")
+    parser.add_argument("--json", action="store_true", help="print the last line only")
+    args = parser.parse_args()
+    say, machine = harness.speaker(args), harness.machine()
+    num_runs = 2 if args.quick else args.runs
+    cases = list(itertools.islice(itertools.cycle(itertools.product(CASES, FORMS)), num_runs))
+    counts = {pair: {"ok": 0, "alarm": 0, "failed": 0} for pair in dict.fromkeys(cases)}
+    with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
+        running = {pool.submit(run, number, *pair): pair for number, pair in enumerate(cases)}
+        for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
+            how, text = future.result()
+            pair = running[future]
+            counts[pair][how] += 1
+            if how != "ok":
+                say(f"[{done}/{num_runs}] {' '.join(pair)}: {how}" + (f"\n{text}" if args.show else ""))
+            elif done % 20 == 0:
+                say(f"[{done}/{num_runs}]")
+    rows = [[*pair, *(str(number) for number in found.values())] for pair, found in counts.items()]
+    say("\n" + harness.table(["what happens", "form", "well", "alarms", "failed"], rows))
+    alarms, failed = (sum(found[how] for found in counts.values()) for how in ("alarm", "failed"))
+    harness.finish(
+        {
+            "benchmark": "false_alarms",
+            "goal": 0,
+            "better": "lower",
+            "runs": num_runs,
+            "alarms": alarms,
+            "failed": failed,
+            "goal_met": alarms == failed == 0,
+            "versions": harness.versions(()),
+            "machine": machine,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What goes wrong in ``faulty_lockstep.py`` and ``faulty_torchrun.py``: functions by name, called in one place of the loop."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pdb
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+AT_STEP = 30
+NUM_SAMPLES = 2400
+
+
+def wait_for_licence() -> None:
+    time.sleep(3600)
+
+
+def parse_caption() -> None:
+    """Holds the interpreter for hours: the regular expression backtracks."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def update_cache() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def read_control_file() -> None:
+    """Nobody ever writes into it."""
+    path = Path(tempfile.mkdtemp(), "control")
+    os.mkfifo(path)
+    path.read_text()
+
+
+def refine_boxes() -> None:
+    while True:
+        pass
+
+
+def stop_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def average_by_hand() -> None:
+    """A collective that the other ranks do not call."""
+    dist.all_reduce(torch.zeros(7))
+
+
+def write_images() -> None:
+    time.sleep(0.03)
+
+
+def read_labels() -> NoReturn:
+    raise ValueError("label 10 is not one of 0 to 9")
+
+
+def call_extension() -> None:
+    ctypes.string_at(0)
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_at_once() -> None:
+    os._exit(3)
+
+
+def load_vocabulary() -> None:
+    torch.empty(1 << 50, dtype=torch.uint8)
+
+
+# In the data set, which loader workers read where there are some
+
+
+def fetch_from_archive() -> None:
+    time.sleep(3600)
+
+
+def write_past_shared_memory() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)
+
+
+def decode_slowly() -> None:
+    time.sleep(0.004)
+
+
+class SlowLayer(torch.autograd.Function):
+    """Takes its time in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03)
+        return gradient
+
+
+# What is no fault: others wait for a while, and nobody should be told that the run is stuck, or a rank slow
+
+
+def compute(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        x = torch.randn(64, 64)
+        x = x @ x
+        x = x.relu()
+
+
+def evaluate_long() -> None:
+    compute(20)
+
+
+def compile_long() -> None:
+    compute(20)
+
+
+def save_long() -> None:
+    with tempfile.TemporaryFile(dir=".") as file:
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            file.seek(0)
+            torch.save(torch.zeros(1 << 20), file)
+            os.fsync(file.fileno())
+
+
+def debug() -> None:
+    """Somebody thinks for a while at a debugger's prompt."""
+    path = Path(tempfile.mkdtemp(), "typed")
+    os.mkfifo(path)
+
+    def think() -> None:
+        with path.open("w") as typed:
+            time.sleep(20)
+            typed.write("continue\n")
+
+    threading.Thread(target=think, daemon=True).start()
+    with path.open() as typed:
+        pdb.Pdb(stdin=typed, stdout=sys.stdout).set_trace()
+
+
+def train_long() -> None:
+    """Nothing special, but for what the benchmark does to the processes meanwhile."""
+
+
+ONCE = {
+    function.__name__: function
+    for function in (
+        evaluate_long,
+        save_long,
+        debug,
+        wait_for_licence,
+        parse_caption,
+        update_cache,
+        read_control_file,
+        refine_boxes,
+        stop_this_process,
+        average_by_hand,
+        read_labels,
+        call_extension,
+        kill_this_process,
+        leave_at_once,
+        load_vocabulary,
+    )
+}
+"""In the forward pass of one step."""
+IN_LOADER_WORKERS = ("fetch_from_archive", "write_past_shared_memory")
+
+
+class Samples(torch.utils.data.Dataset):
+    """Numbers. Of this data set, ``fault`` may make one that hangs, kills, is slow, or holds a NaN."""
+
+    def __init__(self, fault: str | None) -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.fault in IN_LOADER_WORKERS and index % 200 == 199:
+            globals()[self.fault]()
+        if self.fault == "decode_slowly":
+            decode_slowly()
+        x = torch.full((8,), index / NUM_SAMPLES)
+        if self.fault == "not_a_number" and index % 200 == 199:
+            x[3] = torch.nan
+        return x, x.sum().reshape(1)
+
+
+class Net(nn.Module):
+    """A small network, which ``fault`` may make another one than the other ranks have."""
+
+    def __init__(self, fault: str | None) -> None:
+        super().__init__()
+        self.fault = fault
+        width = 24 if fault == "another_width" else 16
+        self.body, self.head, self.spare = nn.Linear(8, width), nn.Linear(width, 1), nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.body(x).relu()
+        if self.fault == "slow_layer":
+            features = SlowLayer.apply(features)
+        spare = 0.0 if self.fault == "unused_layer" else self.spare(features)
+        return self.head(features) + spare
+
+
+def in_forward(fault: str | None, step: int) -> None:
+    """Called before each forward pass."""
+    if fault in ONCE and step == AT_STEP:
+        ONCE[fault]()
+    if fault == "compile_long" and step == 1:
+        compile_long()
+    if fault == "slow_forward":
+        time.sleep(0.03)
+
+
+def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> bool:
+    """Called at the end of each step; False: leave the loop."""
+    if fault == "write_images":
+        write_images()
+    if fault == "nudge_weights" and step == AT_STEP:
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-3)
+    if name == "train_long":
+        time.sleep(0.15)
+    return not (fault == "leave_the_loop" and step == AT_STEP)

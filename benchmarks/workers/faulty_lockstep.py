@@ -1,0 +1,25 @@
+"""A lockstep script with a fault on one rank: ``faulty_lockstep.py FAULT RANK``."""
+
+import sys
+
+import faults
+import torch
+
+import lockstep
+
+name, culprit = sys.argv[1], int(sys.argv[2])
+team = lockstep.join(timeout_s=40.0)
+fault = name if team.rank == culprit else None
+model = faults.Net(fault)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+workers = 1 if name in faults.IN_LOADER_WORKERS else 0
+loader = torch.utils.data.DataLoader(faults.Samples(fault), batch_size=16, shuffle=True, num_workers=workers)
+model, optimizer, loader = team.prepare(model, optimizer, loader)
+for step, batch in enumerate(loader, 1):
+    for x, y in batch.shards:
+        faults.in_forward(fault, step)
+        team.backward((model(x) - y).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    if not faults.after_step(name, fault, step, model):
+        break
