@@ -1,9 +1,5 @@
 """``lockstep doctor SCRIPT``: whether the script's loader keeps up is measured by running it."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from lockstep.doctor.finding import FAIL, OK, WARN
@@ -86,11 +82,12 @@ def test_a_script_that_fails_is_a_failure_with_its_error(finding):
     assert (found.state, found.found) == (FAIL, "the script failed: ValueError: no such data")
 
 
-def test_the_command_adds_the_script_and_says_of_one_that_knows_nothing_of_lockstep_that_it_was_not_measured(tmp_path):
-    (tmp_path / "script.py").write_text(OTHER)
-    command = [sys.executable, "-m", "lockstep", "doctor", "--json", "--seconds", "1", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)[-1]
-    assert (found["check"], found["state"]) == ("loader", WARN)
-    assert found["found"].startswith("not measured: the script has not called lockstep.join()")
+def test_a_script_that_knows_nothing_of_lockstep_is_not_measured_and_that_is_said(finding):
+    found = finding(OTHER)
+    assert found.state == WARN
+    assert found.found.startswith("not measured: the script has not called lockstep.join()")
+
+
+def test_a_script_that_takes_no_steps_is_not_measured_and_that_is_said():
+    found = judge(error="", joined=True, num_steps=0, splits=[], limit_s=65.0)
+    assert (found.state, found.found) == (WARN, "not measured: the script took too few steps within 65 s")
