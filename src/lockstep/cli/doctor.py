@@ -115,6 +115,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             stop_server()
         if script is not None and speaks:
             program = [*(["-m"] if options.is_module else []), script, *args]
+            progress.started(f"{loader.NAME} of {script}")
             seen = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
             finding = loader.judge(**seen)
             findings.append(dataclasses.replace(finding, check=loader.NAME, values=seen))
@@ -201,7 +202,7 @@ class _Progress:
     def waiting(self, elapsed_s: float) -> None:
         """See Observer."""
         if self._status is not None:
-            self._status.update(Text(f"{self._what or 'the script runs'} {f'{elapsed_s:.0f} s' if elapsed_s else ''}"))
+            self._status.update(Text(f"{self._what} {f'{elapsed_s:.0f} s' if elapsed_s else ''}"))
 
     def ended(self, outcome: str) -> None:
         """See Observer."""

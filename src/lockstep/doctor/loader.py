@@ -18,7 +18,6 @@ from lockstep.measure.events import read_events
 from lockstep.option import options_of
 
 NAME = "loader"
-QUESTION = "does the loader keep up with the training?"
 _LOOK_EVERY_S = 0.5
 _WARM_UP_STEPS = 3
 """Workers start, and libraries choose their kernels."""
