@@ -1,4 +1,4 @@
-"""What is judged of values that this machine cannot have: of GPUs and networks. (Recorded in the form in which
+"""What is judged of values that this machine cannot have: of GPUs and networks. (Written in the form in which
 ``nvidia-smi --query-gpu`` and PyTorch's version file have them.)"""
 
 import pytest
