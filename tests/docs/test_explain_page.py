@@ -26,7 +26,9 @@ def plain(text):
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, source in zip(("faults.py", "plain.py"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True):
+    for name, source in zip(
+        ("faults.py", "plain.py"), re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL), strict=True
+    ):
         (tmp_path / name).write_text(source)
     return tmp_path
 
