@@ -141,7 +141,8 @@ def judge_gpus(
         return warn(
             f"{num_processes} processes for {visible} GPU(s)", f"--nproc-per-node {visible}: processes would share GPUs"
         )
-    taken = [f"GPU {index}: {used} of {total} MiB" for index, _, _, total, used in rows if int(used) > _TAKEN * int(total)]
+    known = [row for row in rows if row[3].isdigit() and row[4].isdigit()]  # else [N/A]: some share the machine's memory
+    taken = [f"GPU {index}: {used} of {total} MiB" for index, _, _, total, used in known if int(used) > _TAKEN * int(total)]
     if taken:
         return warn(f"others use memory of {', '.join(taken)}", "see nvidia-smi for whose processes these are")
     if len({row[1] for row in rows}) > 1:

@@ -90,7 +90,7 @@ class Sampler:
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._answering = Answering(path.with_suffix(".stacks"))
-        self._thread_id = threading.get_ident()
+        self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._about = {**about, "thread": self._thread_id}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
@@ -119,7 +119,7 @@ class Sampler:
     def close(self, how: str) -> None:
         """The run is over for this process: ``finished``, or ``failed``: then what it did before that stays in the box."""
         global _current
-        if self.halt(_CLOSE_S):
+        if os.getpid() == self._pid and self.halt(_CLOSE_S):  # what it has forked has no thread, and no say
             if how == "failed" and self._last:
                 self._try(lambda: self._box.write({**self._last, "ended": how}))
             else:

@@ -24,6 +24,7 @@ _STEPS = 5
 _FIRST_S = 60.0
 """Before some steps were taken nobody knows how long one takes, and what is compiled and read first takes long."""
 _KNOWN_AFTER = 3
+_IN_VAIN_S = 1.0
 _TO_SET_UP = 5
 """Collectives: DistributedDataParallel compares the ranks' models and sends rank 0's to all."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
@@ -87,6 +88,8 @@ def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool
     if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
         return None
     longest = max(waiting, key=lambda report: report.still_s)
+    if is_over and longest.still_s < _IN_VAIN_S:
+        return None  # what has failed was something else
     command = f"lockstep stacks {run_dir}".strip()
     last = "" if is_over else f"`{command}` shows all ranks, at any time."
     if not missing:
