@@ -132,3 +132,13 @@ def test_where_no_rank_has_reported_the_error_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(stacks.command, ["run"])
     assert "run/blackbox: there is no such directory. `lockstep runs` lists the runs" in str(done.exception)
+
+
+@pytest.mark.long
+def test_a_run_that_has_waited_for_its_timeout_ends_with_who_was_waited_for(run_script):
+    script = SCRIPT.format(how="time.sleep(100)")
+    error = run_script(script, "--nproc", "3", "--timeout", "4").stderr
+    report, _, underneath = error[error.index("error: ") :].partition("\n\n")
+    assert re.match(r"error: no progress for \d+ s: ranks 0 and 2 wait for rank 1\.\n  rank 1 on .* of step 5, for", report)
+    assert "in hang" in report
+    assert re.match(r"rank \d of 3 on \S+ failed: PeerError: another rank did not reach the end of its loop", underneath)

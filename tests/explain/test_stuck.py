@@ -1,7 +1,10 @@
 """When a run is said not to get on, and what is said then."""
 
+from dataclasses import replace
+
 import pytest
 
+from lockstep.explain.process import Facts
 from lockstep.explain.rank_reports import RankReport
 from lockstep.explain.stuck import BUSY_S, limit_s, who_waits
 
@@ -104,3 +107,24 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
     text = who_waits([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
     assert "number 7 was all_reduce (shape [5] of float) on rank 0, all_reduce (shape [1] of float) on rank 1." in text
     assert who_waits([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (Facts("S", 1 << 30, 3 << 30, 0, ""), "it swaps: 3.2 GB of its memory are on disk"),
+        (
+            Facts("D", 1 << 30, 0, 0, "nfs_wait"),
+            "the kernel holds it, in nfs_wait: a file system or a driver",
+        ),
+        (Facts("S", 1 << 30, 0, 0, ""), "its interpreter does not answer: C code that holds the GIL"),
+    ],
+)
+def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, words):
+    late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=facts)
+    assert words in who_waits([rank(0, WAITING), late])
+
+
+def test_one_that_a_debugger_holds_is_nobodys_fault():
+    late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=Facts("t", 1 << 30, 0, 0, ""))
+    assert who_waits([rank(0, WAITING), late]) is None
