@@ -57,7 +57,11 @@ SMALLER = {
     "compare examples/digits.py": ("digits.py", "digits.py --epochs 1"),
     "verify examples/digits.py": ("verify", "verify --world-sizes 1,2 --no-resume --launchers local"),
     "compare --methods single,single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,"
-    "single+bf16-true --threads 1 examples/digits.py --epochs 2": ("--epochs 2", "--epochs 1"),
+    "single+bf16-true --threads 1 examples/digits.py --epochs 2": (
+        "single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,single+bf16-true --threads 1 "
+        "examples/digits.py --epochs 2",
+        "single+16-true,single+bf16-mixed --threads 1 examples/digits.py --epochs 1",
+    ),
 }
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
