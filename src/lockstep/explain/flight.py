@@ -1,20 +1,22 @@
 """PyTorch's Flight Recorder: which collective a process has begun and not ended.
 
-The recorder is on by default, for Gloo and for NCCL; its reader has no public name in Python, so this is the one place that
-calls it. Reading takes milliseconds where thousands of collectives are remembered: only for a process that seems to wait.
+There are two recorders, both on by default: NCCL's own, which builds with CUDA have, and the general one, where Gloo's
+collectives are (from some version on NCCL's, too). Their readers have no public names in Python, so this is the one place that
+calls them. Reading takes milliseconds where thousands of collectives are remembered: only for a process that seems to wait.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _MOST_SHAPES = 3
 _RECENT = 16
 _OF_ALL = "default_pg"
+_READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,9 @@ class Recorded:
 def recorded() -> Recorded:
     """What is remembered; nothing where nobody records."""
     try:
-        dump = _dumper()
-        if dump is None:
-            return Recorded(None, ())
-        entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", ())
+        found = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
+        by_identity = {(*entry["process_group"], entry["profiling_name"], _number(entry)): entry for entry in found}
+        entries = sorted(by_identity.values(), key=lambda entry: int(entry["time_created_ns"]))
         active = [entry for entry in entries if not entry["retired"]]
         of_all = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _OF_ALL]
         recent = map(_collective, of_all[-_RECENT:])
@@ -85,31 +86,39 @@ def recorded() -> Recorded:
 def counts() -> Counts:
     """How far this process is. Takes some 50 µs, however many collectives are remembered."""
     try:
-        dump = _dumper()
-        groups = {} if dump is None else json.loads(dump(includeCollectives=False)).get("pg_status", {})
-        done = sum(max(0, int(group["last_completed_collective"])) for group in groups.values())
-        return Counts(done, {name: int(group["last_enqueued_collective"]) for name, group in groups.items()})
+        done: dict[str, int] = {}
+        begun: dict[str, int] = {}
+        for dump in _read(includeCollectives=False):
+            for name, group in dump.get("pg_status", {}).items():
+                done[name] = max(done.get(name, 0), int(group["last_completed_collective"]))
+                begun[name] = max(begun.get(name, -1), int(group["last_enqueued_collective"]))
+        return Counts(sum(done.values()), begun)
     except (RuntimeError, ValueError, KeyError, TypeError):
         return Counts(0, {})
 
 
-def _dumper() -> Callable[..., Any] | None:
-    """The recorder's reader; None: there is nothing to read yet.
+def _read(**options: bool) -> list[dict[str, Any]]:
+    """What each recorder of this process has; empty: there is nothing to read yet.
 
-    Not asked before a group is open: the recorder then takes its size from variables that the script may yet set. And torch is
-    never imported for it.
+    None is asked before a group is open: it then takes its size from variables that the script may yet set. And torch is never
+    imported for it.
     """
     distributed = sys.modules.get("torch.distributed")
     # While it is being imported it has no such names; a build may have none at all.
     is_initialized = getattr(distributed, "is_initialized", None)
     if is_initialized is None or not is_initialized():
-        return None
-    return getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+        return []
+    readers = [getattr(sys.modules.get("torch._C._distributed_c10d"), name, None) for name in _READERS]
+    return [json.loads(reader(**options)) for reader in readers if reader is not None]
+
+
+def _number(entry: dict[str, Any]) -> int:
+    return int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"])
 
 
 def _collective(entry: dict[str, Any]) -> Collective:
     return Collective(
-        number=int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
+        number=_number(entry),
         name=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"][: _MOST_SHAPES + 1]),
         dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
