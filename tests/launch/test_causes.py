@@ -1,6 +1,10 @@
 """What the launcher adds where a worker's own words do not name the cause."""
 
+import os
+from importlib.metadata import version
+
 import pytest
+from launch_helpers import MEET
 
 from lockstep.launch import causes
 from lockstep.launch.causes import Causes, oom_kills
@@ -29,7 +33,7 @@ def test_memory_that_ran_out_is_named_only_if_the_kernel_has_killed_for_it_meanw
         killed = from_exception(1, RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. "))
     kills = [5, 5, 6]
     monkeypatch.setattr(causes, "oom_kills", lambda: kills.pop(0))
-    found = Causes()
+    found = Causes({})
     assert found.name(killed) == killed
     named = found.name(killed)
     whose = "loader worker 77 of rank 1" if is_loader else "rank 1"
@@ -39,4 +43,13 @@ def test_memory_that_ran_out_is_named_only_if_the_kernel_has_killed_for_it_meanw
 
 def test_a_failure_that_speaks_for_itself_gets_no_remark():
     failure = from_exception(0, ValueError("no such file"))
-    assert Causes().name(failure) == failure
+    assert Causes({}).name(failure) == failure
+
+
+def test_a_crash_that_a_setting_of_pytorch_is_known_for_is_told_with_the_setting(start_cold):
+    source = MEET + "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+    launcher = start_cold(source, "--nproc-per-node", "2", env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    _, err = launcher.communicate(timeout=100)
+    if launcher.returncode == 0:
+        pytest.skip(f"torch {version('torch')} does not crash")
+    assert "TORCH_DISTRIBUTED_DEBUG=DETAIL is set" in err

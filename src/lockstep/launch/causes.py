@@ -1,10 +1,11 @@
-"""Likely causes of a worker's end that its own words do not name: memory that ran out, and a full ``/dev/shm``."""
+"""Likely causes of a worker's end that its own words do not name: memory that ran out, a full ``/dev/shm``, a known crash."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,14 @@ _SHM = Path("/dev/shm")
 
 
 class Causes:
-    """Those of one start of the workers: what the kernel has counted since."""
+    """Those of one start of the workers: what the kernel has counted since.
 
-    def __init__(self) -> None:
+    Args:
+        environ: the workers' environment.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
         self._kills_before = oom_kills()
 
     def name(self, failure: Failure) -> Failure:
@@ -41,6 +47,12 @@ class Causes:
             )
             message = failure.message if loader else "killed by the kernel, because memory ran out"
             return replace(failure, message=message, remark=remark)
+        if signalled == "SIGSEGV" and self._environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            return replace(
+                failure,
+                remark="TORCH_DISTRIBUTED_DEBUG=DETAIL is set: with it PyTorch has been seen to crash where "
+                "DistributedDataParallel is made (2.13, Gloo). Set it to INFO, or leave it out",
+            )
         return failure
 
 

@@ -108,7 +108,7 @@ class _Watch:
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._watching = Watching(spec.private_dir, spec.world_size)
-        self._causes = Causes()
+        self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
 
