@@ -29,7 +29,7 @@ class Images(torch.utils.data.Dataset):
     def __len__(self):
         return 100_000
     def __getitem__(self, index):
-        time.sleep(0.002)
+        time.sleep(0.01)
         return torch.ones(64), index % 10
 team = lockstep.join()
 model = torch.nn.Linear(64, 10)
