@@ -74,16 +74,20 @@ def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Findi
         return warn(f"{invalid[0]}={variables[invalid[0]]} is no number of threads, and is ignored", f"unset {invalid[0]}")
     counts = {name: threads_asked(variables, name) for name in (OMP, *_OF_BLAS) if name in variables}
     if len(set(counts.values())) > 1:
-        return warn(f"{shown}: they contradict each other", f"set {OMP} alone, or --threads: it holds for all of them")
+        numbers = ", ".join(f"{name}={variables[name]}" for name in counts)
+        return warn(f"{numbers}: they contradict each other", f"set {OMP} alone, or --threads: it holds for all of them")
     binding = [name for name in _BINDS if name in variables and not _HARMLESS.search(variables[name])]
     if binding and num_processes > 1:
         return warn(
             f"{binding[0]}={variables[binding[0]]} binds every one of {num_processes} processes to the same cores",
             f"unset {binding[0]}; --bind cores gives each process its own",
         )
-    spins = variables.get("OMP_WAIT_POLICY", "").lower() == "active" or variables.get("KMP_BLOCKTIME") == "infinite"
+    spinning = {"OMP_WAIT_POLICY": "active", "KMP_BLOCKTIME": "infinite"}
+    spins = [f"{name}={variables[name]}" for name, value in spinning.items() if variables.get(name, "").lower() == value]
     if spins and num_processes > 1:
-        return warn(f"{shown}: threads that wait take the cores of others", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME")
+        return warn(
+            f"{', '.join(spins)}: threads that wait take the cores of others", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME"
+        )
     return ok(shown or "none is set: lockstep divides the cores")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from lockstep.launch.function import launch
 NAME = "all-reduce"
 QUESTION = "how fast do processes exchange gradients?"
 GROUP_TIMEOUT_S = 20.0
+_FAILED = re.compile(r"rank \d+ of ")
+"""How the line about the first rank that failed begins."""
 _SETTINGS = ("backend", "device")
 _SLOW_BYTES_S = {"gloo": 100e6, "nccl": 1e9}
 _SLOW_S = {"gloo": 0.01, "nccl": 0.002}
@@ -26,8 +29,8 @@ def look(situation: Situation) -> dict[str, Any]:
         num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
         return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or ["no word"]
-        return {"error": lines[-1].strip()}
+        lines = str(error).splitlines() or ["no word"]
+        return {"error": next((line for line in lines if _FAILED.match(line)), lines[0])}
 
 
 def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured: Any) -> Finding:
