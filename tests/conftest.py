@@ -185,6 +185,7 @@ def pytest_collection_modifyitems(items):
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "cluster"]
     short = [path for path in files if not any(item.get_closest_marker("long") for item in files[path])]
+    waiting.sort(key=lambda path: path.name != "test_slurm_jobs.py")  # the longest of all
     order = [path for path in files if path not in (*waiting, *short)] + [path for path in short if path not in waiting]
     gap = len(order) * 2 // 3 // max(1, len(waiting))  # none comes last, when there is nothing left to compute
     for number, path in enumerate(waiting):

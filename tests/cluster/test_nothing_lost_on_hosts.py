@@ -8,6 +8,7 @@ from soaking import Tally, assert_nothing_was_lost, play
 
 
 @pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(400)
 def test_runs_on_two_hosts_that_are_struck_at_random_lose_nothing(cluster):
     tally, expected = Tally(), {}

@@ -141,5 +141,6 @@ def test_the_small_network_learns(archive, run_here, examples):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_the_resnet_gives_the_same_answer_too(archive, told_on_one_and_two):
     told_on_one_and_two("cifar10.py", "--model", "resnet18", "--epochs", "1", "--batch-size", "50")

@@ -23,6 +23,7 @@ def test_a_script_of_torch_distributed_launch_in_both_spellings(lockstep_run, to
     assert len(ours) == 2
 
 
+@pytest.mark.longest
 def test_imagenet_as_under_torchrun_and_as_it_spawns_itself(lockstep_run, torchrun, start, free_port):
     expected = torchrun(*TWO, "imagenet.py")
     assert len(expected) == 2
@@ -33,6 +34,7 @@ def test_imagenet_as_under_torchrun_and_as_it_spawns_itself(lockstep_run, torchr
     assert start(*spawning) == expected
 
 
+@pytest.mark.longest
 def test_a_script_that_counts_machines_as_under_python(lockstep_run, start, free_port):
     command = ("spawn_nodes.py", "--init-method", f"tcp://127.0.0.1:{free_port}", "--rank", "0", "--world-size", "1")
     ours = lockstep_run(*command)
