@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ from cluster import missing
 from slurm_variables import TASK
 
 from lockstep.config import RunConfig
-from lockstep.doctor import cores
+from lockstep.doctor import cores, software
 from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.doctor.table import CHECKS, examine
 from lockstep.launch.gpus import num_present, torch_has_cuda
@@ -40,9 +39,8 @@ def find(name, **situation):
 
 
 def test_a_machine_without_faults_gets_no_failure_and_in_time(tmp_path):
-    began_s = time.monotonic()
     findings = examine(Situation(num_processes=1, config=RunConfig(run_dir=str(tmp_path / "run"))), 15.0)
-    assert time.monotonic() - began_s < 20
+    assert [finding for finding in findings if "no answer" in finding.found] == []
     assert [finding.check for finding in findings] == [check.name for check in CHECKS]
     assert [finding for finding in findings if finding.state == FAIL] == []
     assert list(tmp_path.iterdir()) == []
@@ -60,6 +58,10 @@ def test_a_check_that_hangs_or_breaks_keeps_no_other_from_its_answer():
     assert (late.state, late.found) == (WARN, "no answer within 1 s")
     assert (broken.state, broken.found[:20]) == (WARN, "no answer: KeyError:")
     assert answered.state == OK
+
+
+def test_the_version_of_torch_that_a_checkout_needs_is_the_packages():
+    assert f'"{software._TORCH}",' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("fault", ["old", "missing"])
@@ -174,12 +176,11 @@ def test_an_interface_that_is_down(examined, require):
 
 
 @pytest.fixture
-def preload(tmp_path):
+def preload(tmp_path, require):
     """``preload(source)``: variables that put the functions of a C program in front of the C library's."""
 
     def build(source):
-        if not shutil.which("cc"):
-            pytest.skip("there is no C compiler")
+        require("compiler", None if shutil.which("cc") else "there is no C compiler")
         (tmp_path / "fault.c").write_text(source)
         library = tmp_path / "fault.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "fault.c", "-ldl"], check=True, timeout=60)
@@ -296,9 +297,9 @@ def test_a_run_directory_that_cannot_be_written(tmp_path):
     assert (found.state, found.found) == (FAIL, f"{tmp_path}/file: Not a directory")
 
 
-def test_a_run_directory_in_memory():
-    if "/dev/shm" not in {one.mountpoint for one in psutil.disk_partitions(all=True) if one.fstype == "tmpfs"}:
-        pytest.skip("/dev/shm is no tmpfs here")
+def test_a_run_directory_in_memory(require):
+    in_memory = {one.mountpoint for one in psutil.disk_partitions(all=True) if one.fstype == "tmpfs"}
+    require("disk", None if "/dev/shm" in in_memory else "/dev/shm is no tmpfs here")
     found = find("run directory", config=RunConfig(run_dir="/dev/shm/run"))
     assert found.state == WARN
     assert found.found.startswith("/dev/shm is in memory (tmpfs)")

@@ -44,6 +44,9 @@ SCRIPT = """
 """
 
 
+WAITS = 'while not os.path.exists("go"): time.sleep(0.05)'
+
+
 def source(fault="pass", read="pass", workers=0, timeout=600):
     return textwrap.dedent(SCRIPT.format(fault=fault, read=read, workers=workers, timeout=timeout))
 
@@ -89,32 +92,33 @@ def until(condition, process, limit_s=80):
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
-    process = start("time.sleep(100)", timeout=4)
+    process = start("time.sleep(600)", timeout=15)  # within which it must be seen
     until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
     shown = ask(process)
     assert re.match(
         r"lockstep run \(process \d+\), plain.py\nrank 1 of 2 on \S+ \(pid \d+\): in the script, after 12 coll", shown
     )
     assert re.search(
-        r"plain.py:6 in fault\n +time.sleep\(100\)\nrank 0 of 2 on \S+ \(pid \d+\): waiting in all_reduce numb", shown
+        r"plain.py:6 in fault\n +time.sleep\(600\)\nrank 0 of 2 on \S+ \(pid \d+\): waiting in all_reduce numb", shown
     )
     process.wait()
     error = said()
-    assert re.match(
-        r"error: no progress for \d s: rank 0 waits for rank 1\.\n  rank 1 on \S+ \(pid \d+\): in the script, ", error
+    assert re.search(
+        r"(?m)^error: no progress for \d+ s: rank 0 waits for rank 1\.\n  rank 1 on \S+ \(pid \d+\): in the script, ", error
     )
     before, _, after = error.partition("rank 0 of 2 on ")
     assert "plain.py:6 in fault" in before
-    assert "Timed out waiting 4000ms" in after
+    assert "Timed out waiting 15000ms" in after
 
 
 @pytest.mark.long
 def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, said):
-    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(100)", workers=2)
+    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(600)", workers=2)
     until(lambda: "no progress" in said(), process)
     text = said()
-    assert re.match(r"lockstep: WARNING: no progress for 1\d s: rank 0 waits for rank 1\.\n", text)
+    assert re.match(r"lockstep: WARNING: no progress for \d+ s: rank 0 waits for rank 1\.\n", text)
     assert re.search(
         r"rank 1 on \S+ \(pid \d+\): waiting for its loader worker \d+, after \d+ collectives, for \d+ s\n", text
     )
@@ -127,7 +131,7 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, 
 def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_remedy(start, said):
     process = start(read="index == 60 and dist.get_rank() == 1 and os.kill(os.getpid(), signal.SIGBUS)", workers=2)
     process.wait()
-    assert re.search(r"/dev/shm of this machine has \d+ MB, \d+ MB .*: loader worker \d+ of rank 1 found it full", said())
+    assert re.search(r"/dev/shm of this machine has .* free now: loader worker \d+ of rank 1 found it full", said())
 
 
 @pytest.mark.long
@@ -138,8 +142,11 @@ def test_ranks_that_call_different_collectives_are_told_which_and_where_they_par
     assert "shape [1, 4] of float) on rank 0, all_reduce (shape [1] of float) on rank 1" in text
 
 
-def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said):
-    start("time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)").wait()
+def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said, tmp_path):
+    process = start(WAITS + "\n        os.kill(os.getpid(), signal.SIGKILL)")
+    until(lambda: "in fault" in ask(process), process)
+    (tmp_path / "go").touch()
+    process.wait()
     text = said()
     assert re.match(r"error: rank 1 of 2 on \S+ failed: SIGKILL: ", text)
     assert re.search(
@@ -160,7 +167,7 @@ ODD = """
     mine = [os.open(f"mine-{number}", os.O_RDWR | os.O_CREAT) for number in range(30)]
     time.sleep(2)
     print("mine", sum(os.fstat(fd).st_size for fd in mine), flush=True)
-    time.sleep(3)
+    while not os.path.exists("go"): time.sleep(0.05)
     os.execv(sys.executable, [sys.executable, "-c", "print('another')"])
 """
 
@@ -176,6 +183,7 @@ def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_s
         time.sleep(4)  # now it is late, too
         ask(process)
         os.kill(pid, signal.SIGCONT)
+        (tmp_path / "go").touch()
         out, _ = process.communicate()
     assert out.replace("called\n", "", 1).splitlines() == ["threads 1 1", "mine 0", "another"]  # once: for SIGCONT
 

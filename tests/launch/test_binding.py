@@ -145,7 +145,12 @@ def told(done):
     return sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
 
 
-@pytest.mark.skipif(CORES < 2, reason="two processes with a core each need two cores")
+@pytest.fixture
+def two_cores(require):
+    require("cores", None if CORES >= 2 else "two processes with a core each need two cores")
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_workers_and_their_loaders_are_bound_and_the_number_of_threads_does_not_depend_on_it(run_here):
     free = told(run_here(SCRIPT, "--nproc-per-node", "2", "--device", "cpu"))
     done = run_here(SCRIPT, "--nproc-per-node", "2", "--device", "cpu", "--bind", "cores", "--fresh")
@@ -200,7 +205,7 @@ def where():
     return sorted(os.sched_getaffinity(0))
 
 
-@pytest.mark.skipif(CORES < 2, reason="two processes with a core each need two cores")
+@pytest.mark.usefixtures("two_cores")
 def test_launch_binds_as_well(capfd):
     import lockstep
     from lockstep.launch.function import stop_server

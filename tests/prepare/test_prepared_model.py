@@ -195,15 +195,18 @@ def test_results_that_are_no_floats_keep_their_type(tmp_path):
     assert (classes.dtype, text, none) == (torch.int64, "text", None)
 
 
-NO_COMPILER = shutil.which("c++") is None and shutil.which("g++") is None
-INDUCTOR = [pytest.mark.long, pytest.mark.skipif(NO_COMPILER, reason="torch.compile needs a compiler")]
+@pytest.fixture
+def compiled_by(request, require):
+    if request.param == "inductor":
+        require("compiler", None if shutil.which("c++") or shutil.which("g++") else "torch.compile needs a compiler")
+    return request.param
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR)])
-def test_a_compiled_model_trains_as_the_plain_one(standing_crew, nproc, backend):
+@pytest.mark.parametrize("compiled_by", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)], indirect=True)
+def test_a_compiled_model_trains_as_the_plain_one(standing_crew, nproc, compiled_by):
     _, plain, _ = standing_crew(1, model_scripts.eager, shards=2)[0]
-    for names_equal, state, dtype in standing_crew(nproc, model_scripts.compiled, backend, shards=2):
+    for names_equal, state, dtype in standing_crew(nproc, model_scripts.compiled, compiled_by, shards=2):
         assert (names_equal, dtype) == (True, "torch.float32")
         for name, values in state.items():
             torch.testing.assert_close(torch.tensor(values), torch.tensor(plain[name]), rtol=1e-4, atol=1e-5)

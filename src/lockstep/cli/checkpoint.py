@@ -20,8 +20,9 @@ from lockstep.cli.inspect import inspect_command
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import counted, size
+from lockstep.cli.words import counted
 from lockstep.errors import CheckpointError, ConfigError, unknown_name
+from lockstep.machine.sizes import size
 
 _SUFFIX = ".safetensors"
 _TRIES = 5

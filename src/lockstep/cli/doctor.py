@@ -15,7 +15,7 @@ import click
 from rich.status import Status
 from rich.text import Text
 
-from lockstep.cli.findings import show
+from lockstep.cli.findings import show, situation_of
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
@@ -24,11 +24,9 @@ from lockstep.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.doctor.table import examine
 from lockstep.errors import LockstepError
 from lockstep.launch.function import share_server, stop_server
-from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
-from lockstep.world import read_environment
 
 _EPILOG = """\
 Examples:
@@ -94,7 +92,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
     began_s = time.monotonic()
-    situation = _situation(options, RunConfig.merge(settings, {}))
+    situation = situation_of(options, RunConfig.merge(settings, {}))
     if script is not None:
         find_script(script, is_module=options.is_module, is_executable=options.is_executable)
     with sigterm_interrupts(), _Progress(is_shown=not as_json) as progress:
@@ -124,13 +122,6 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     elif speaks:
         show(findings, time.monotonic() - began_s, open_console())
     return int(any(finding.state == FAIL for finding in findings))
-
-
-def _situation(options: LaunchOptions, config: RunConfig) -> Situation:
-    world, nodes = read_environment().world, options.nodes()
-    is_one_of_several = nodes is None and world.world_size > 1
-    count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
-    return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
 
 
 def _with_other_launchers(

@@ -26,20 +26,21 @@ PREFLIGHT_S = 3.0
 _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
+def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
+    """What a command line asks for, on this machine, with what a launcher around it has told."""
+    world, nodes = read_environment().world, options.nodes()
+    is_one_of_several = nodes is None and world.world_size > 1
+    count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
+    return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
+
+
 def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
     """What ``run --preflight`` checks of this machine before anything is started. Warnings go to standard error.
 
     Raises:
         ConfigError: a check failed.
     """
-    config = RunConfig.merge(settings, {})
-    situation = Situation(
-        num_processes=resolve_nproc(options.nproc_per_node, config),
-        config=config,
-        world=read_environment().world,
-        nodes=options.nodes(),
-        master_port=options.master_port,
-    )
+    situation = situation_of(options, RunConfig.merge(settings, {}))
     findings = examine(situation, PREFLIGHT_S)
     if situation.num_processes > 1:
         share_server()  # the run's own: torch is imported once

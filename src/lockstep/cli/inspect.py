@@ -20,8 +20,9 @@ from lockstep.cli.headers import ModelInfo, TensorInfo, read_manifest
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import NOTHING, counted, size, span
+from lockstep.cli.words import NOTHING, counted, span
 from lockstep.errors import CheckpointError
+from lockstep.machine.sizes import size
 from lockstep.recovery.position import Position
 
 _SUFFIX = ".safetensors"

@@ -22,8 +22,9 @@ from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
-from lockstep.cli.words import NOTHING, size, span
+from lockstep.cli.words import NOTHING, span
 from lockstep.errors import ConfigError, LockstepError
+from lockstep.machine.sizes import size
 
 _DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}

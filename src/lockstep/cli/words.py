@@ -1,10 +1,9 @@
-"""Sizes, times and counts in readable form. (Importing those of ``analysis`` takes a tenth of a second.)"""
+"""Times and counts in readable form. (Importing those of ``analysis`` takes a tenth of a second.)"""
 
 from __future__ import annotations
 
 NOTHING = "–"
 _SPANS = ((86400 * 2, 86400, "days"), (5400, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
-_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def span(seconds: float | None) -> str:
@@ -15,17 +14,6 @@ def span(seconds: float | None) -> str:
     _, unit_s, unit = next(entry for entry in _SPANS if seconds >= entry[0])
     number = seconds / unit_s
     return f"{number:.1f} {unit}" if unit == "h" and number < 10 else f"{number:.0f} {unit}"
-
-
-def size(num_bytes: float) -> str:
-    """A size: ``312 B``, ``3.6 kB``, ``1.24 GB``."""
-    for least, unit in _SIZES:
-        if num_bytes >= least:
-            number = num_bytes / least
-            return (
-                f"{number:.2f} {unit}" if unit == "GB" else f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
-            )
-    return f"{num_bytes:.0f} B"
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:

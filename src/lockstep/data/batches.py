@@ -99,14 +99,6 @@ def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield from nested
 
 
-def length_of(collection: Any) -> int | None:
-    """``len(collection)``; None if it has no length or does not know it."""
-    try:
-        return len(collection)
-    except (TypeError, NotImplementedError):  # PyTorch's samplers raise either
-        return None
-
-
 def count_samples(batch: Any) -> int:
     """Number of samples in a ready batch: the common length of dimension 0 of all its tensors and arrays.
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.batches import count_samples, cut, length_of
+from lockstep.data.batches import count_samples, cut
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
@@ -32,6 +32,7 @@ from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import is_torch_loader, refuse_split, samplers_of, set_epoch
 from lockstep.digest import digest
 from lockstep.errors import DataError
+from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 
 T = TypeVar("T")

@@ -70,10 +70,3 @@ def own_memory() -> dict[str, int]:
         if free is not None:
             found["available_bytes"] = int(free[1]) * 1024
     return found
-
-
-def in_words(num_bytes: float) -> str:
-    """As in ``1.5 GB``."""
-    if num_bytes < 1e9:
-        return f"{num_bytes / 1e6:.0f} MB"
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -12,9 +12,10 @@ from typing import Any
 from lockstep.explain.asking import SIGNAL
 from lockstep.explain.black_box import read_box
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
-from lockstep.explain.process import Facts, facts_of, in_words
+from lockstep.explain.process import Facts, facts_of
 from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
 from lockstep.machine.identity import shared_by
+from lockstep.machine.sizes import size
 from lockstep.stopping import catches
 
 DIRECTORY = "blackbox"
@@ -113,7 +114,7 @@ class RankReport:
     def _silence(self) -> str:
         """Why it does not report, or move, as far as the kernel knows."""
         if self.facts is not None and self.facts.swaps:
-            return f" (it swaps: {in_words(self.facts.swap_bytes)} of its memory are on disk)"
+            return f" (it swaps: {size(self.facts.swap_bytes)} of its memory are on disk)"
         if self.facts is not None and self.facts.state == "D":
             held_in = f", in {self.facts.held_in}" if self.facts.held_in else ""
             return f" (the kernel holds it{held_in}: a file system or a driver that does not answer, or a slow disk)"

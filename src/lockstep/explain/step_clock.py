@@ -84,16 +84,17 @@ class StepClock(Listener):
     def take(self) -> dict[str, float]:
         """The seconds of each part since the pass began. Local."""
         self.spent_on(SCRIPT)
-        seconds = self._seconds
         if self._device is not None:
             self._device.read(wait=True)
-            seconds = [max(0.0, there + moved) for there, moved in zip(self._device.seconds, self._moved, strict=True)]
-        return dict(zip(PARTS, seconds, strict=True))
+        return self.so_far
 
     @property
     def so_far(self) -> dict[str, float]:
-        """The same up to the newest event. May be read by another thread."""
-        return {part: round(seconds, 6) for part, seconds in zip(PARTS, self._seconds, strict=True)}
+        """The same up to the newest event, as far as the GPU has come. May be read by another thread."""
+        seconds = self._seconds
+        if self._device is not None:
+            seconds = [max(0.0, there + moved) for there, moved in zip(self._device.seconds, self._moved, strict=True)]
+        return dict(zip(PARTS, seconds, strict=True))
 
     def spent_on(self, part: int) -> None:
         """The time since the last event was spent on this."""

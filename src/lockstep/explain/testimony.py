@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.process import in_words
 from lockstep.explain.rank_reports import RankReport, brief, read_records
+from lockstep.machine.sizes import size
 
 
 def testimony(where: Path, rank: int) -> str:
@@ -30,5 +30,5 @@ def memory_of(record: Mapping[str, Any]) -> str:
     memory = record.get("memory", {})
     if "rss_bytes" not in memory:
         return ""
-    left = f" (the machine had {in_words(memory['available_bytes'])} left)" if "available_bytes" in memory else ""
-    return f", with {in_words(memory['rss_bytes'])} of memory{left}"
+    left = f" (the machine had {size(memory['available_bytes'])} left)" if "available_bytes" in memory else ""
+    return f", with {size(memory['rss_bytes'])} of memory{left}"

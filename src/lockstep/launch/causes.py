@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.launch.failures import Failure
+from lockstep.machine.sizes import size
 
 _LOADER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: (Bus error|Killed)")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -83,13 +84,13 @@ def _limit() -> str:
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):
                 if (limit := int((group / name).read_text())) < 1 << 60:
-                    return f", or raise the limit of this container or job: {limit / 1e9:.1f} GB"
+                    return f", or raise the limit of this container or job: {size(limit)}"
     return ""
 
 
 def _shared_memory() -> str:
     with contextlib.suppress(OSError):
         found = os.statvfs(_SHM)
-        size, free = found.f_frsize * found.f_blocks / 1e6, found.f_frsize * found.f_bavail / 1e6
-        return f"{_SHM} of this machine has {size:.0f} MB, {free:.0f} MB of them free now"
+        whole, free = (size(found.f_frsize * blocks) for blocks in (found.f_blocks, found.f_bavail))
+        return f"{_SHM} of this machine has {whole}, {free} of them free now"
     return ""

@@ -106,10 +106,10 @@ def launch(
 
 def stop_server() -> None:
     """End the fork server that ``launch`` keeps for its next call. (It ends with this process anyway.)"""
-    global _server
+    global _server, _is_shared
     if _server is not None:
         _server.close()
-        _server = None
+    _server, _is_shared = None, False
 
 
 def share_server() -> None:

@@ -20,7 +20,6 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
-from lockstep.explain.errors.words import in_words
 from lockstep.explain.sampler import fail_current
 from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
@@ -98,6 +97,14 @@ def _note_end(box: WorkerBox | None) -> None:
         box.ends()
 
 
+def _in_words(error: BaseException) -> str:
+    try:
+        from lockstep.explain.errors.words import in_words  # no start waits for what only failures need
+    except Exception:  # whatever the script has done to imports: its error is what matters
+        return ""
+    return in_words(error)
+
+
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,7 +114,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     if spec is None:
         raise error
     fail_current()
-    failure = failures.from_exception(request.rank, error, in_words)
+    failure = failures.from_exception(request.rank, error, _in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.data.batches import length_of
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, DataError
 from lockstep.listener import Listeners
 from lockstep.loop.phases import Phases
+from lockstep.plan.length import length_of
 from lockstep.plan.shards import StepPlan
 from lockstep.recovery.journey import Journey
 from lockstep.stopping import say

@@ -7,7 +7,6 @@ every weight is read in every step.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from lockstep.digest import digest, squared_norm
 from lockstep.listener import Listener
+from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep
 from lockstep.trace.lines import TraceWriter, exact
 from lockstep.trace.subjects import Subjects
@@ -64,9 +64,7 @@ class Recorder(Listener):
     def prepared_loader(self, batches: Iterable[Any]) -> None:
         """See Listener."""
         self._num_loaders += 1
-        length: int | None = None
-        with contextlib.suppress(TypeError, NotImplementedError):  # it has none, or does not know it
-            length = len(getattr(batches, "dataset", batches))  # type: ignore[arg-type]
+        length = length_of(getattr(batches, "dataset", batches))
         sampler = getattr(batches, "sampler", None)
         replacement = getattr(sampler, "replacement", None)
         if replacement is None and type(sampler).__module__ == "torch.utils.data.sampler":

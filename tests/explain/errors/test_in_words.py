@@ -3,7 +3,6 @@
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -386,7 +385,7 @@ def test_objects_that_do_anything_when_they_are_looked_at_do_no_harm():
     assert in_words(cycle)
 
 
-def test_huge_locals_and_deep_stacks_take_little_time():
+def test_huge_locals_and_deep_stacks_are_explained_within_the_limit():
     def step():
         rows = [[number] * 10 for number in range(100_000)]
         table = {number: object() for number in range(100_000)}
@@ -399,9 +398,7 @@ def test_huge_locals_and_deep_stacks_take_little_time():
 
     with pytest.raises(RuntimeError) as caught:
         step()
-    began_s = time.monotonic()
-    assert in_words(caught.value)
-    assert time.monotonic() - began_s < 5
+    assert in_words(caught.value)  # empty after words._LIMIT_S
 
 
 def test_models_that_take_their_time_are_not_waited_for(monkeypatch):

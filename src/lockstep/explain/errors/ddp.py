@@ -19,9 +19,8 @@ def _unused(found: re.Match[str], scene: Scene) -> str:
     known = reduced(scene.ddp) if scene.ddp is not None else []
     rank = f"rank {indices[1]}" if indices else "this rank"
     unused = [int(index) for index in indices[2].split()] if indices else []
-    if unused and unused[-1] < len(known):
-        names = listed(f"{name} {shape(known[index][1])}" for index, name in ((i, known[i][0]) for i in unused))
-        which = f"{names} ({len(unused)} of {len(known)} parameters)"
+    if unused and max(unused) < len(known):
+        which = f"{_described([known[index] for index in unused])} ({len(unused)} of {len(known)} parameters)"
     elif named:
         which = named[1].strip()
     else:
@@ -71,11 +70,10 @@ _SAME_MODEL = (
 
 
 def _other_number(found: re.Match[str], scene: Scene) -> str:
-    parameters = _own_parameters(scene)
-    have = f": {_described(parameters)}" if len(parameters) == int(found["own"]) else ""
-    if not have and len(parameters) * 2 == int(found["own"]):  # it counts (sizes, strides) for each: twice the number
-        have = f": {_described(parameters)}"
-    own, other = (int(found[name]) // (2 if len(parameters) * 2 == int(found["own"]) else 1) for name in ("own", "other"))
+    parameters, own, other = _own_parameters(scene), int(found["own"]), int(found["other"])
+    if len(parameters) * 2 == own:  # it counts sizes and strides of each
+        own, other = own // 2, other // 2
+    have = f": {_described(parameters)}" if len(parameters) == own else ""
     return (
         f"The ranks have built different models: that of rank {found['rank']} has {own} parameters that get gradients{have}. "
         f"That of rank {found['peer']} has {other}. {_SAME_MODEL}"
