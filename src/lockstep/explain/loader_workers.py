@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from lockstep.explain.asking import ask_for, can_answer
+from lockstep.explain.frames import Frame
 from lockstep.explain.process import Facts, facts_of
-from lockstep.explain.sampler import Frame
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")

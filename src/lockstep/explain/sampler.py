@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lockstep.explain.asking import Answering
 from lockstep.explain.black_box import BlackBox
 from lockstep.explain.flight import counts, recorded
+from lockstep.explain.frames import Frame, stack_of
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.stopping import say
 
@@ -33,7 +33,6 @@ _WAITS_AFTER_S = 1.0
 """A thread that has not moved for so long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_MOST_FRAMES = 40
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """For how long a fork waits for the thread to rest."""
@@ -43,9 +42,6 @@ BUSY_BYTES = 1 << 18
 _PACKAGE = Path(__file__).parents[1]
 _MEETING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
 """Where the innermost frame of a rank is that waits for others."""
-
-Frame = tuple[str, int, str]
-"""File, line, and function."""
 
 
 def meets_at(stack: Sequence[Sequence[Any]]) -> bool:
@@ -172,7 +168,7 @@ class Sampler:
 
     def _look(self, ended: str | None = None) -> None:
         now, did_bytes = time.time(), io_bytes()
-        stack, at = _stack_of(sys._current_frames().get(self._thread_id)), self._doing()
+        stack, at = stack_of(sys._current_frames().get(self._thread_id)), self._doing()
         if stack != self._stack or at != self._at:
             self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
@@ -199,15 +195,6 @@ class Sampler:
             "ended": ended,
         }
         self._box.write(self._last)
-
-
-def _stack_of(frame: FrameType | None) -> list[Frame]:
-    """Innermost first."""
-    frames: list[Frame] = []
-    while frame is not None and len(frames) < _MOST_FRAMES:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return frames
 
 
 _current: Sampler | None = None
