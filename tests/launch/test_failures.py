@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from launch_helpers import is_running, read_pids
@@ -236,6 +237,24 @@ def test_a_rank_that_was_aborted_when_all_had_come_to_their_end_did_not_end_earl
     rest = "\nif os.environ['RANK'] == '0': atexit.unregister(abort)\nelse: atexit.register(time.sleep, 1)"
     (failure,) = run_warm(ABORT_IN_A_NATIVE_THREAD + rest).outcome.failures
     assert (failure.rank, failure.kind) == (1, "SIGABRT")
+
+
+def test_a_rank_whose_exit_handlers_fail_just_before_the_one_that_they_wait_for_is_killed_is_not_the_cause(run_warm):
+    source = """
+        import atexit, signal, time
+        from pathlib import Path
+        def wait_in_vain():
+            print("Traceback: Connection closed by peer", file=sys.stderr, flush=True)
+            os._exit(1)
+        def be_killed():
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        atexit.register(be_killed if RANK == 0 else wait_in_vain)
+    """
+    ended = run_warm("import os, sys\nRANK = int(os.environ['RANK'])\n" + textwrap.dedent(source))
+    first, echo = ended.outcome.failures
+    assert (first.rank, first.kind, first.exit_status) == (0, "SIGKILL", 137)
+    assert echo.summary() == "its program came to its end, and its exit handlers failed: see the output"
 
 
 def test_gloos_advice_is_left_out_of_what_it_says():

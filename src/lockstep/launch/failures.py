@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,10 +136,19 @@ def from_exit(rank: int, code: object) -> Failure:
     )
 
 
-def from_status(rank: int, status: int, private_dir: str) -> Failure:
-    """A failure without a word: all that is known is how the process ended (its exit code, or minus the signal)."""
-    text = ""
-    if status >= 0:
+def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
+    """A failure without a word: all that is known is how the process ended (its exit code, or minus the signal).
+
+    Args:
+        rank: of the process.
+        status: its exit code, or minus the signal.
+        private_dir: of the launch.
+        end: of its program, if that has ended well before.
+    """
+    text, has_waited = "", end is not None and status == 1
+    if has_waited:  # as an exit handler of ours ends it that has waited for the others in vain
+        kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
+    elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
     else:
         try:
@@ -158,6 +167,7 @@ def from_status(rank: int, status: int, private_dir: str) -> Failure:
         message=message,
         text=text,
         exit_status=exit_status,
+        is_consequence=has_waited,
     )
 
 
@@ -214,7 +224,7 @@ def early_end(
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not found or not all(_may_be_echo(failure, ends) for failure in found):
+    if not found or not all(map(has_waited_in_vain, found)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
@@ -226,12 +236,6 @@ def early_end(
         return None
     rank = min(known, key=lambda rank: known[rank].time_s)
     return from_early_end(rank, known[rank])
-
-
-def _may_be_echo(failure: Failure, ends: Collection[int]) -> bool:
-    if failure.rank in ends and not failure.kind and failure.exit_status == 1:
-        return True  # it waited for the others in its exit handlers, in vain
-    return has_waited_in_vain(failure)
 
 
 def has_waited_in_vain(failure: Failure) -> bool:

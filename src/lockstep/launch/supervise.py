@@ -256,12 +256,14 @@ class _Watch:
             self._without_failure[rank] = time.time()
 
     def _note_failure(self, rank: int, status: int) -> None:
-        failure, is_ending = self._receivers[rank].told.failure, self._state.was_cut_short
+        told, is_ending = self._receivers[rank].told, self._state.was_cut_short
+        failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
             return  # our own doing (as a program tells of it, or a shell for it)
         if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
             return  # the same
-        self.failures[rank] = self._explained(failure or failures.from_status(rank, status, self._spec.private_dir))
+        failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
+        self.failures[rank] = self._explained(failure)
         if all(known.is_consequence for known in self.failures.values()):
             self._on(Event.ECHOED)
             # Perhaps one is stopped, and the script lets the others wait for less long than the launcher knows of.
