@@ -10,6 +10,7 @@ from lockstep.cli.options import CONTEXT
 
 # name: (location of its click command, line in the overview). Defined here, so that the overview imports no command.
 VERBS = {
+    "new": ("lockstep.cli.new:command", "Write a training script to start from, and say what to do next."),
     "run": ("lockstep.cli.run:command", "Run a training script on several processes, on one or several machines."),
     "slurm": ("lockstep.cli.slurm:command", "Write a Slurm batch file that runs a script, check it, and submit it."),
     "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),

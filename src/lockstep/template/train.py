@@ -1,0 +1,63 @@
+"""Train a classifier on one process or on many, with the same answer.
+
+python train.py                                one process
+lockstep run --nproc-per-node 2 train.py       two
+lockstep verify train.py                       is it the same answer?
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make_data(num_samples):
+    """Two interleaved spirals; put your data set here."""
+    generator = torch.Generator().manual_seed(num_samples)  # the same data in every process
+    labels = torch.arange(num_samples) % 2
+    turns = torch.rand(num_samples, generator=generator) + 0.1
+    angles = 2 * torch.pi * turns + torch.pi * labels
+    points = turns[:, None] * torch.stack([angles.cos(), angles.sin()], 1)
+    return TensorDataset(points + 0.02 * torch.randn(num_samples, 2, generator=generator), labels)
+
+
+def make_model():
+    """Your model here: without .to(device) and without a wrapper, lockstep does both."""
+    return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.01)
+    args = parser.parse_args()
+
+    team = lockstep.join()
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    loader = DataLoader(make_data(2000), args.batch_size, shuffle=True)
+    test_loader = DataLoader(make_data(500), args.batch_size)
+    criterion = nn.CrossEntropyLoss()
+
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for epoch in team.epochs(args.epochs):
+        for batch in loader:  # one iteration is one step, on every process
+            for points, labels in batch.shards:  # this process's part of the batch
+                loss = criterion(model(points), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            team.log(loss=batch["loss"])  # of the whole batch, and equal on every process
+        with team.evaluate(model, test_loader) as batches:
+            for points, labels in batches:
+                batches.add(accuracy=model(points).argmax(1) == labels)
+        team.print(f"epoch {epoch + 1}: accuracy {batches['accuracy']:.2%}")
+
+
+if __name__ == "__main__":
+    main()
