@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all soak soak-cluster cluster check bench bench-install gpu wheel clean
+.PHONY: help install horovod demo test long test-all soak soak-cluster cluster check bench bench-install gpu wheel clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ demo: $(STAMP) ## compare examples/digits.py under every method that this machin
 
 test: $(STAMP) ## the tests, without the long ones and those that need a GPU
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
+
+long: $(STAMP) ## the same, and note those that take over a second in tests/long.txt: make test leaves them out from then on
+	$(MAKE) test ARGS="--note-long $(ARGS)"
 
 test-all: $(STAMP) ## the tests, with the long ones
 	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,13 @@ _KERNEL_THREADS = 2  # the process that is the parent of theirs
 GRACE_S = 10.0  # for what is on its way out when a test ends
 SLOWER = 5  # times: no test fails on such a machine, so each time limit is so much longer than what it says
 
+LIMIT_S = 1.0
+LONG = Path(__file__).with_name("long.txt")
+"""Tests that took longer than that in ``make test``, one id a line: long as if they were marked. ``make long`` adds to it."""
+
 _outliving_tests: set[int] = set()
 _ran_on_gpu: set[str] = set()
+_took_s: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +175,21 @@ def _has_gpu() -> bool:
 
 def pytest_addoption(parser):
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
+    parser.addoption("--note-long", action="store_true", help=f"add the tests that take over {LIMIT_S:g} s to {LONG.name}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Give slow machines their time. Long files come first, for the last one ends alone; those of tests/cluster, all long,
     mostly wait: they are spread, so that another computes beside each."""
+    listed = set(LONG.read_text().splitlines())
+    if config.option.collectonly and config.args_source is config.ArgsSource.TESTPATHS:
+        gone = sorted(listed - {item.nodeid for item in items})
+        if gone:
+            raise pytest.UsageError(f"{LONG} lists tests that do not exist: {', '.join(gone)}. Take these lines out")
     files = {}
     for item in items:
-        if item.path.parent.name == "cluster":
+        if item.path.parent.name == "cluster" or item.nodeid in listed:
             item.add_marker(pytest.mark.long)
         limit = item.get_closest_marker("timeout")
         limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)
@@ -201,9 +213,13 @@ def pytest_runtest_setup(item):
 def pytest_runtest_logreport(report):
     if report.when == "call" and not report.skipped and "cuda" in report.keywords:
         _ran_on_gpu.add(report.nodeid)
+    _took_s[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish(session):
     if session.config.getoption("--require-cuda") and not _ran_on_gpu:
         print("\n--require-cuda: no test marked cuda has run")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.config.option.note_long and not hasattr(session.config, "workerinput"):  # not in xdist's workers
+        long = {name for name, took_s in _took_s.items() if took_s > LIMIT_S}
+        LONG.write_text("".join(f"{name}\n" for name in sorted({*LONG.read_text().splitlines(), *long})))

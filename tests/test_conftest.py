@@ -12,7 +12,10 @@ CONFTEST = Path(__file__).with_name("conftest.py")
 def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a file of tests under our conftest.py, in a pytest of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.2"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a GPU\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\ntestpaths = .\nmarkers =\n    cuda: needs a GPU\n    long: not in make test\n"
+    )
+    (tmp_path / "long.txt").touch()
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
@@ -41,6 +44,17 @@ def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path
         assert seen in text
     assert f"{2 * len(LEAKS)} passed, {len(LEAKS)} errors" in run.stdout
     assert run.returncode == 1
+
+
+def test_what_was_noted_as_long_is_left_out_from_then_on_and_must_exist(tmp_path):
+    source = "import time\ndef test_short():\n    pass\ndef test_of_some_time():\n    time.sleep(1.1)\n"
+    assert "2 passed" in _pytest(tmp_path, source, "-m", "not long", "--note-long").stdout
+    (tmp_path / "long.txt").write_text((noted := (tmp_path / "long.txt").read_text()) + "test_it.py::test_renamed\n")
+    assert noted == "test_it.py::test_of_some_time\n"
+    assert "1 passed, 1 deselected" in _pytest(tmp_path, source, "-m", "not long").stdout
+    run = _pytest(tmp_path, source, "--collect-only")
+    assert "long.txt lists tests that do not exist: test_it.py::test_renamed. Take these lines out" in run.stderr
+    assert run.returncode == 4
 
 
 def test_a_process_that_outlives_tests_must_be_named(tmp_path):

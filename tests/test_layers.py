@@ -139,9 +139,14 @@ def visible_to(name: str) -> tuple[str, ...] | None:
 
 
 def read_tree(root: Path) -> dict[str, ast.Module]:
-    """The files under ``root`` by module name, without the leading ``lockstep.``; the root's own is ``__init__``."""
+    """The files under ``root`` by module name, without the leading ``lockstep.``; the root's own is ``__init__``.
+
+    Without what users are given to write on: it is no module.
+    """
     tree = {}
     for path in sorted(root.rglob("*.py")):
+        if path.parent.name == "template":
+            continue
         parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
         tree[name] = ast.parse(path.read_text(), filename=str(path))

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)
 
-TEMPLATE = Path(__file__).parents[2] / "src/lockstep/template/train.py"
+TEMPLATE = Path(__file__).parents[2] / "src/lockstep/cli/template/train.py"
 
 
 def new(*args, cwd):
@@ -64,7 +64,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path):
 
 
 def test_the_script_is_in_the_package_and_names_the_commands_itself():
-    assert '"template/train.py"' in (TEMPLATE.parents[3] / "pyproject.toml").read_text()
+    assert '"cli/template/train.py"' in (TEMPLATE.parents[4] / "pyproject.toml").read_text()
     said = ast.get_docstring(ast.parse(TEMPLATE.read_text()))
     assert "lockstep run --nproc-per-node 2 train.py" in said
     assert "lockstep verify train.py" in said

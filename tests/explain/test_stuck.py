@@ -112,7 +112,7 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (Facts("S", 1 << 30, 3 << 30, 0, ""), "it swaps: 3.2 GB of its memory are on disk"),
+        (Facts("S", 1 << 30, 3 << 30, 0, ""), "it swaps: 3.22 GB of its memory are on disk"),
         (
             Facts("D", 1 << 30, 0, 0, "nfs_wait"),
             "the kernel holds it, in nfs_wait: a file system or a driver",

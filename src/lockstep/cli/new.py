@@ -24,7 +24,7 @@ def command(directory: Path) -> None:
     loss are there to be replaced. A file that exists is never overwritten.
     """
     path = directory / NAME
-    text = (resources.files("lockstep") / "template" / NAME).read_text(encoding="utf-8")
+    text = (resources.files("lockstep.cli") / "template" / NAME).read_text(encoding="utf-8")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
