@@ -5,6 +5,7 @@ Asked for by a worker whose script has failed, before it tells its launcher. Not
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from lockstep.explain.errors.scene import Scene
 ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS)
 """The first that knows an error explains it."""
 
-_LIMIT_S = 5.0
+_LIMIT_S, _BEGIN_S = 5.0, 2.0
 _MOST_ERRORS = 20
 _MOST_CHARACTERS = 100_000
 
@@ -27,12 +28,21 @@ def in_words(error: BaseException) -> str:
     Never raises, and takes ``_LIMIT_S`` at most: a thread of its own asks the user's objects, and is left alone if they hang.
     """
     found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(_in_words(error)), name="lockstep-in-words", daemon=True)
+    began, done = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        began.set()
+        found.append(_in_words(error))
+        done.set()
+
     try:
-        asking.start()
-    except (RuntimeError, MemoryError):  # there is no memory for a thread
+        # None of ``threading``'s: where memory is short, a thread ends before its first line, and start() waits for ever.
+        _thread.start_new_thread(ask, ())
+    except (RuntimeError, MemoryError):
         return _in_words(error)
-    asking.join(_LIMIT_S)
+    if not began.wait(_BEGIN_S):
+        return _in_words(error)
+    done.wait(_LIMIT_S)
     return found[0] if found else ""
 
 
