@@ -170,9 +170,9 @@ class RunConfig:
         "auto",
         group=TRAINING,
         metavar=one_of(PROGRESS_STYLES),
-        help="Progress display: a bar, plain lines, or off.  [default: auto, a bar on a terminal, else plain lines]",
+        help="Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain lines]",
     )
-    """Progress display: ``bar``, ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a terminal)."""
+    """Progress display: ``bar`` (with the time left), ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a terminal)."""
     workers: int | None = option(
         None, group=TRAINING, metavar="N", help="Loader workers per process and DataLoader.  [default: those of the script]"
     )

@@ -39,6 +39,7 @@ from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
 from lockstep.measure.progress import Shown, choose_display
+from lockstep.measure.steps import Steps
 from lockstep.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
@@ -137,7 +138,8 @@ class Parts:
         self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
         watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
 
-        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
+        self.steps = steps = Steps()
+        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
             self.journal.scalars("step", epoch, step, values)
@@ -157,10 +159,17 @@ class Parts:
             unprepared,
             watch,
         ]
-        active += [self.log, Spent(self.clock, LOGGING, SAVING), self.saver, Spent(self.clock, CHECKPOINT, LOADING), meter]
+        active += [
+            self.log,
+            Spent(self.clock, LOGGING, SAVING),
+            self.saver,
+            Spent(self.clock, CHECKPOINT, LOADING),
+            meter,
+            steps,
+        ]
         active += [None if display is None else Shown(display), *trace, self.clock]
-        if (steps := steps_of(config.profile)) is not None:
-            active.append(StepProfiler(*steps, profile_path(context.run_dir, world.rank), is_main=is_main))
+        if (profiled := steps_of(config.profile)) is not None:
+            active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
@@ -215,6 +224,7 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
+        headway = self.steps.headway()
         return {
             "step": phases.step,
             "in_step": phases.in_step,
@@ -222,6 +232,7 @@ class Parts:
             "shard": shard,
             "activity": self.clock.activity,
             "split": self.clock.so_far,
+            "pass": None if headway is None else headway.as_json(),
         }
 
     def _say_start(self) -> None:
