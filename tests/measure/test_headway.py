@@ -3,8 +3,7 @@
 import pytest
 
 from lockstep.measure import steps
-from lockstep.measure.headway import clock, time_left
-from lockstep.measure.progress import bar_line
+from lockstep.measure.headway import bar_line, clock, time_left
 from lockstep.measure.steps import Steps
 
 pytestmark = pytest.mark.timeout(20)

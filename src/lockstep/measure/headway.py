@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+_BAR_WIDTH, _LEAST_BAR = 30, 5
+_GAP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +93,27 @@ def clock(seconds: float) -> str:
         return f"{whole // 86400} d {whole % 86400 // 3600} h"
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def bar_line(
+    title: str, done: int, num_steps: int | None, times: Sequence[str], values: Sequence[str], width: int
+) -> list[tuple[str, str]]:
+    """A bar in words, each with its style. Where it is too wide the bar gives way first, then the values, then the times."""
+    count = f"{done}/{'?' if num_steps is None else num_steps}"
+    room = width - len(title) - len(count) - _GAP
+    kept: list[tuple[str, str]] = []
+    for text, style in [*((text, "cyan") for text in times), *((text, "") for text in values)]:
+        if len(text) + _GAP > room:
+            break
+        kept.append((" " * _GAP + text, style))
+        room -= len(text) + _GAP
+    length = min(_BAR_WIDTH, room - _GAP)
+    bar: list[tuple[str, str]] = []
+    if num_steps and length >= _LEAST_BAR:
+        full = length * min(done, num_steps) // num_steps
+        bar = [
+            (" " * _GAP, ""),
+            ("━" * full, "green" if full == length else "magenta"),
+            ("─" * (length - full), "bright_black"),
+        ]
+    return [(title, ""), *bar, (" " * _GAP + count, "green"), *kept]

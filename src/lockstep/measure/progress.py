@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from lockstep.listener import Listener
-from lockstep.measure.headway import Headway, clock, time_left
+from lockstep.measure.headway import Headway, bar_line, clock, time_left
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 _PLAIN_EVERY_S = 10.0
-_BAR_WIDTH, _LEAST_BAR = 30, 5
-_GAP = 2
 
 
 class Display(Protocol):
@@ -125,30 +123,6 @@ class Bar:
             headway = self._headway()
             times = [] if headway is None else time_left(headway, time.time())
         return bar_line(self._title, self._done, self._num_steps, times, self._values, width)
-
-
-def bar_line(
-    title: str, done: int, num_steps: int | None, times: Sequence[str], values: Sequence[str], width: int
-) -> list[tuple[str, str]]:
-    """A bar in words, each with its style. Where it is too wide the bar gives way first, then the values, then the times."""
-    count = f"{done}/{'?' if num_steps is None else num_steps}"
-    room = width - len(title) - len(count) - _GAP
-    kept: list[tuple[str, str]] = []
-    for text, style in [*((text, "cyan") for text in times), *((text, "") for text in values)]:
-        if len(text) + _GAP > room:
-            break
-        kept.append((" " * _GAP + text, style))
-        room -= len(text) + _GAP
-    length = min(_BAR_WIDTH, room - _GAP)
-    bar: list[tuple[str, str]] = []
-    if num_steps and length >= _LEAST_BAR:
-        full = length * min(done, num_steps) // num_steps
-        bar = [
-            (" " * _GAP, ""),
-            ("━" * full, "green" if full == length else "magenta"),
-            ("─" * (length - full), "bright_black"),
-        ]
-    return [(title, ""), *bar, (" " * _GAP + count, "green"), *kept]
 
 
 class Shown(Listener):
