@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from crew import warm_server
@@ -55,6 +56,18 @@ def test_a_frame_of_a_finished_run_tells_its_progress_curve_ranks_events_and_che
     assert re.search(r"evaluation after step 20: error 0\.\d+$", out, re.MULTILINE)
     assert lines[-1].endswith("ago  the script came to its end, at step 20")
     assert look(capsys, "runs/train-1", "--once")[1].splitlines()[0] == lines[0]
+
+
+def test_the_page_shows_what_it_prints(finished, capsys, monkeypatch):
+    monkeypatch.chdir(finished)
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    shown = re.search(r"<!-- lockstep watch runs/train-1 -->\n```text\n(.*?)```", page, flags=re.DOTALL)[1]
+
+    def plain(text):  # without numbers, the curve and what is particular to a machine
+        lines = [line for line in text.splitlines() if not re.search("[\u2801-\u28ff]", line)]
+        return [re.sub(r"\d[\d.,]*", "N", re.sub(r"\w+-bound| on \w+:|[\d.]+ \w+ ago|^ +", "", line)) for line in lines]
+
+    assert plain(shown) == plain(look(capsys, "runs/train-1")[1])
 
 
 def on_terminal(place, *args):

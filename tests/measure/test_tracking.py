@@ -118,7 +118,7 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_and_no_step_is_logged_twice(t
     assert weights(plain) == weights(done) != []
 
 
-@pytest.mark.parametrize("where", ["init", "log"])
+@pytest.mark.parametrize("where", ["log", pytest.param("init", marks=pytest.mark.long)])
 def test_a_tracker_that_fails_is_said_once_and_training_goes_on(train, package, tmp_path, where):
     broken = textwrap.dedent(RECORDER) + f"\ndef {where}(*args, **options):\n    raise ConnectionError('no route')\n"
     done = train("--track", "recorder", site=package(broken))
