@@ -85,7 +85,7 @@ class Shaped:
                 act()
         except (Exception, SystemExit) as error:
             self._is_over, self._run = True, None
-            why = str(error) or type(error).__name__
+            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             if isinstance(error, ModuleNotFoundError) and error.name == self._package:
                 extra = f"'torch-lockstep[{self._name}]'" if self._name in TRACKERS else self._package
                 why = f"{self._package} is not installed: pip install {extra}"
