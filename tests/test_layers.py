@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
     ("errors", "stopping", "digest", "option", "atomic"),
-    ("machine",),  # cores, threads, addresses
+    ("machine", "trackers"),  # cores, threads, addresses; and names
     ("config", "job"),
     ("plan",),
     ("world", "listener"),
@@ -87,6 +87,7 @@ READ_ENVIRONMENT = {
     "world": "the one place",
     "comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
+    "measure.shaped": "the project that a tracker's user has named, by the tracker's own variable",
     "comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
 from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
+from lockstep.trackers import TRACKERS, check_track
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +171,21 @@ class RunConfig:
         "auto",
         group=TRAINING,
         metavar=one_of(PROGRESS_STYLES),
-        help="Progress display: a bar, plain lines, or off.  [default: auto, a bar on a terminal, else plain lines]",
+        help="Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else "
+        "plain lines]",
     )
-    """Progress display: ``bar``, ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a terminal)."""
+    """Progress display: ``bar`` (with the time left), ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a
+    terminal)."""
+    track: str | Sequence[str] | None = option(
+        None,
+        group=TRAINING,
+        metavar="NAME[,NAME]",
+        help=f"Trackers to write values to: {', '.join(TRACKERS)}, or another package's; wandb:birds names the project; or "
+        "off.  [default: tensorboard, where it is installed]",
+    )
+    """Trackers that logged values are written to besides the journal: ``tensorboard``, ``wandb``, ``trackio``, the name of an
+    entry point in the group ``lockstep.trackers``, or (in ``join``) an object of wandb's shape; ``wandb:birds`` names the
+    project. ``off``: none. None: TensorBoard, where it is installed."""
     workers: int | None = option(
         None, group=TRAINING, metavar="N", help="Loader workers per process and DataLoader.  [default: those of the script]"
     )
@@ -232,6 +245,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
+        object.__setattr__(self, "track", check_track(self.track))
         steps_of(self.profile)
         for kind, name, valid in (
             ("strategy", self.strategy, tuple(STRATEGIES)),  # a tuple, since the value may be unhashable
@@ -371,4 +385,6 @@ def _check_allowed(value: Any) -> tuple[str, ...]:
 def _plain(name: str, value: Any) -> Any:
     if name == "checkpoint_every":
         return _check_interval(value)
+    if name == "track":
+        return check_track(value)
     return _check_allowed(value) if name == "allow" else value

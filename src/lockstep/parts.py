@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from lockstep.config import RunConfig, steps_of
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.streams import Purpose, derive, draw_on, reseed
+from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
@@ -39,6 +41,9 @@ from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
 from lockstep.measure.progress import Shown, choose_display
+from lockstep.measure.shaped import About
+from lockstep.measure.steps import Steps
+from lockstep.measure.tracking import Trackers, outlets_for
 from lockstep.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
@@ -74,6 +79,8 @@ class RunContext:
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
     notices: Sequence[str]
     """Lines that rank 0 prints at the start."""
+    trackers: Mapping[str, Any] = field(default_factory=dict)
+    """Objects that the script has given as ``track``, by name."""
 
 
 class Parts:
@@ -110,7 +117,8 @@ class Parts:
         self.collectives = Collectives(default_group(), transport)
         self.stop_watch = StopWatch(speaks=is_main)
         trace = [] if config.trace == "off" else self._open_trace()
-        self.journal = Journal(context.run_dir if is_main else None, checkpoint.manifest.step if checkpoint else None)
+        trackers = self._open_trackers() if is_main else Trackers()
+        self.journal = Journal(context.run_dir if is_main else None, trackers)
 
         self.state = RunState()
         self.saver = Saver(
@@ -137,7 +145,8 @@ class Parts:
         self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
         watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
 
-        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal)
+        self.steps = steps = Steps()
+        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
             self.journal.scalars("step", epoch, step, values)
@@ -157,10 +166,18 @@ class Parts:
             unprepared,
             watch,
         ]
-        active += [self.log, Spent(self.clock, LOGGING, SAVING), self.saver, Spent(self.clock, CHECKPOINT, LOADING), meter]
+        active += [
+            self.log,
+            trackers,
+            Spent(self.clock, LOGGING, SAVING),
+            self.saver,
+            Spent(self.clock, CHECKPOINT, LOADING),
+            meter,
+            steps,
+        ]
         active += [None if display is None else Shown(display), *trace, self.clock]
-        if (steps := steps_of(config.profile)) is not None:
-            active.append(StepProfiler(*steps, profile_path(context.run_dir, world.rank), is_main=is_main))
+        if (profiled := steps_of(config.profile)) is not None:
+            active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
@@ -177,6 +194,26 @@ class Parts:
         self._announced = False
         self._say_start()
         self.sampler = self._open_black_box()
+
+    def _open_trackers(self) -> Trackers:
+        config, checkpoint = self.config, self.context.checkpoint
+        script = Path(sys.argv[0] if sys.argv else "").stem
+        about = About(
+            run_dir=self.context.run_dir,
+            project=script if script not in ("", "-c", "__main__") else "lockstep",
+            config=lambda: {
+                **self._started,
+                **trackers.learned,
+                "args": shlex.join(sys.argv[1:]),
+                "birth": self.context.birth.as_json(),
+            },
+            is_again=not self.context.is_new,
+            aside=preserve_rng,
+        )
+        resumed_from = checkpoint.manifest.step if checkpoint else None
+        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from, is_traced=config.trace != "off")
+        trackers = Trackers(outlets, lambda: self.log.is_behind)
+        return trackers
 
     def _open_trace(self) -> list[Listener]:
         from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
@@ -215,6 +252,7 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
+        headway = self.steps.headway()
         return {
             "step": phases.step,
             "in_step": phases.in_step,
@@ -222,13 +260,15 @@ class Parts:
             "shard": shard,
             "activity": self.clock.activity,
             "split": self.clock.so_far,
+            "pass": None if headway is None else headway.as_json(),
         }
 
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint
         alone = world.num_nodes == 1
         self._hosts = [world.host] * world.world_size if alone else self.collectives.all_gather_object(world.host)
-        self.journal.write("start", **start_event(self.config, world, self.devices[0], self.transport, self._hosts))
+        self._started = start_event(self.config, world, self.devices[0], self.transport, self._hosts)
+        self.journal.write("start", **self._started)
         if world.rank == 0:
             for notice in self.context.notices:
                 print(f"lockstep: {notice}", flush=True)
@@ -305,7 +345,7 @@ class Parts:
         self.clock.close()
         if self.sampler is not None:
             self.sampler.close("failed" if failed else "finished")
-        self.journal.close()
+        self.journal.close(failed=failed)
         if self.context.lock is not None:
             self.context.lock.release()
         self.listeners.end_run(step, failed=failed)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from lockstep.cli import inventory, tables
 from lockstep.cli import prune as pruning
+from lockstep.cli.as_csv import write_runs, write_values
 from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
@@ -44,6 +45,8 @@ Examples:
       one line per run, if the output is not a terminal
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
+  lockstep runs runs/train-2 --csv > train-2.csv
+      what it has logged, for a spreadsheet: a row for each step with values, each evaluation and each epoch
   lockstep runs --prune
       list the runs that have been idle for a week, and delete them after confirmation
   lockstep runs --prune --older-than 12h --keep 3 --yes
@@ -56,6 +59,7 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV; of one run, the values that it has logged.")
 @click.option("--prune", is_flag=True, help="List old runs, ask for confirmation, and delete them; see above.")
 @click.option(
     "--older-than",
@@ -70,6 +74,7 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 def command(
     directory: Path | None,
     as_json: bool,
+    as_csv: bool,
     prune: bool,
     older_than: str | None,
     keep: int | None,
@@ -99,7 +104,7 @@ def command(
     running or unreadable, nor a finished run while an older, interrupted one of the same command would be resumed in its
     place. Without DIR, it also considers the verification and comparison directories beside ./runs.
     """
-    _check_options(as_json, prune, keep, interrupted, yes)
+    _check_options(as_json, as_csv, prune, keep, interrupted, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
     runs_dir = _DEFAULT if directory is None else directory
     if runs_dir.is_dir():
@@ -130,6 +135,12 @@ def command(
     if as_json:
         click.echo(json.dumps([run.as_json() for run in runs], indent=1, allow_nan=False))
         return
+    if as_csv:
+        if runs and inventory.is_run(runs_dir):
+            write_values(runs_dir, sys.stdout)
+        else:
+            write_runs(runs, sys.stdout)
+        return
     console = open_console()
     if runs:
         show(runs, console)
@@ -144,9 +155,10 @@ def command(
         _show_results(pruning.find_results(Path()), console)
 
 
-def _check_options(as_json: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
-    if prune and as_json:
-        raise ConfigError("--prune and --json: give one of the two")
+def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
+    given = [name for name, is_given in (("--prune", prune), ("--json", as_json), ("--csv", as_csv)) if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: give one of the {'two' if len(given) == 2 else 'three'}")
     prune_options = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
     names = [name for name, is_given in prune_options.items() if is_given]
     if names and not prune:

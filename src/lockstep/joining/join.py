@@ -41,6 +41,7 @@ from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
+from lockstep.trackers import split_track
 from lockstep.world import Environment, World, read_environment
 
 P = ParamSpec("P")
@@ -55,6 +56,7 @@ class _Arguments(RunConfig):
 
     rank: int | None = None
     world_size: int | None = None
+    track: Any = None  # names, and objects
 
 
 def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Team]], Callable[P, Team]]:
@@ -90,6 +92,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
+    trackers: dict[str, Any] = {}
+    if "track" in settings:
+        settings["track"], trackers = split_track(settings["track"])
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
@@ -111,6 +116,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     collectives = Collectives(default_group(), transport)
     try:
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
+        context = dataclasses.replace(context, trackers=trackers)
         assert config.threads is not None
         use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()

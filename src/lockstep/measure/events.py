@@ -118,10 +118,19 @@ def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
     Raises:
         FileNotFoundError: the directory holds no journal.
     """
-    with (run_dir / FILE_NAME).open(encoding="utf-8") as file:
+    with (run_dir / FILE_NAME).open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+            if (event := read_event(line)) is not None:
+                yield event
+
+
+def read_event(line: str | bytes) -> dict[str, Any] | None:
+    """The event in a line; None: it was cut short, or is damaged."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
@@ -132,10 +141,17 @@ def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for event in read_events(run_dir):
-        if event["event"] == "resume":
-            found = [old for old in found if old["event"] not in _REPEATED or old.get("step", 0) <= event["step"]]
-        found.append(event)
+        found = add_to_history(found, event)
     return found
+
+
+def add_to_history(history: list[dict[str, Any]], event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The history with one more event, without what will be done again if that is a ``resume``. It may change the list."""
+    if event["event"] == "resume":
+        step = event.get("step") or 0
+        history = [old for old in history if old["event"] not in _REPEATED or (old.get("step") or 0) <= step]
+    history.append(event)
+    return history
 
 
 _REPEATED = ("step", "epoch", "evaluate", "end")

@@ -77,6 +77,11 @@ class MetricLog(Listener):
         self._has_begun = False
         """Whether a step has ended: until then all values are common, and nobody is waited for."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether values of steps that are over have not been written yet."""
+        return bool(self._closed or self._under_way)
+
     def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
         """Note values. Local; a value on a GPU stays there.
 

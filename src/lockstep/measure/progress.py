@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from lockstep.listener import Listener
+from lockstep.measure.headway import Headway, bar_line, clock, time_left
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.live import Live
 
 _PLAIN_EVERY_S = 10.0
-_BAR_EVERY_S = 0.1
 
 
 class Display(Protocol):
@@ -56,7 +56,7 @@ class Lines:
 
     def values(self, values: Mapping[str, float]) -> None:
         """See Display."""
-        self._values = _format(values)
+        self._values = "  ".join(_words(values))
 
     def end(self) -> None:
         """See Display."""
@@ -71,51 +71,58 @@ class Lines:
 
 
 class Bar:
-    """A progress bar. What the program prints meanwhile appears above it."""
+    """A progress bar with the time left. What the program prints meanwhile appears above it.
 
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
+    Args:
+        headway: how far the run has come; may return None: show no time.
+    """
+
+    def __init__(self, headway: Callable[[], Headway | None] = lambda: None) -> None:
+        self._headway = headway
+        self._live: Live | None = None
 
     def begin(self, title: str, num_steps: int | None) -> None:
         """See Display."""
         # Imported where there is a terminal: it would delay the start of every process by some 50 ms.
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.live import Live
+        from rich.text import Text
 
         self.end()
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[values]}", markup=False),  # a name may have brackets
-            console=Console(file=sys.stdout, force_terminal=True),
-            refresh_per_second=8,
-        )
-        self._task: TaskID = self._progress.add_task(title, total=num_steps, values="")
-        self._progress.start()
-        self._done = 0
-        self._shown = 0.0
+        self._title, self._num_steps, self._values = title, num_steps, list[str]()
+        self._done, began = 0, time.monotonic()
+        self._over_s: float | None = None
+        self._elapsed: Callable[[], float] = lambda: time.monotonic() - began
+        console = Console(file=sys.stdout, force_terminal=True)
+
+        def render() -> Text:  # called by rich's thread, eight times a second
+            return Text.assemble(*self._line(console.width), no_wrap=True, overflow="crop")
+
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=render)
+        self._live.start()
 
     def step(self, done: int) -> None:
         """See Display."""
         self._done = done
-        now = time.monotonic()
-        if self._progress is not None and now - self._shown >= _BAR_EVERY_S:
-            self._shown = now
-            self._progress.update(self._task, completed=done)
 
     def values(self, values: Mapping[str, float]) -> None:
         """See Display."""
-        if self._progress is not None:
-            self._progress.update(self._task, values=_format(values))
+        self._values = _words(values)
 
     def end(self) -> None:
         """See Display."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=self._done)
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._over_s = self._elapsed()
+            self._live.stop()
+            self._live = None
+
+    def _line(self, width: int) -> list[tuple[str, str]]:
+        if self._over_s is not None:
+            times = [clock(self._over_s)]
+        else:
+            headway = self._headway()
+            times = [] if headway is None else time_left(headway, time.time())
+        return bar_line(self._title, self._done, self._num_steps, times, self._values, width)
 
 
 class Shown(Listener):
@@ -140,14 +147,19 @@ class Shown(Listener):
         self._display.end()
 
 
-def _format(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+def _words(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in values.items()]
 
 
-def choose_display(style: str, *, is_main: bool, on_terminal: bool) -> Display | None:
-    """The display for a progress style of RunConfig; None: nothing is shown, as on all ranks but rank 0."""
+def choose_display(
+    style: str, *, is_main: bool, on_terminal: bool, headway: Callable[[], Headway | None] = lambda: None
+) -> Display | None:
+    """The display for a progress style of RunConfig; None: nothing is shown, as on all ranks but rank 0.
+
+    ``headway`` tells how far the run has come.
+    """
     if not is_main or style == "off":
         return None
     if style == "bar" or (style == "auto" and on_terminal):
-        return Bar()
+        return Bar(headway)
     return Lines()

@@ -1,0 +1,62 @@
+"""``lockstep runs --csv``: the table of runs, or what one run has logged, for spreadsheets and data frames."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from lockstep.cli.inventory import Run
+from lockstep.measure.events import read_history
+
+_RUN = (
+    *("directory", "state", "step", "saved_step", "saved_epoch", "saved_time_s", "saved_bytes", "best", "ran_s", "active_s"),
+    *("num_launches", "world_size", "shards", "script", "args", "holder", "remarks"),
+)
+_LOGGED = ("kind", "epoch", "step", "time_s")
+_MEASURED = ("num_steps", "num_samples", "wall_s", "bound")
+"""Of a pass over a training loader: a row of the kind ``epoch``."""
+_EMPTY: Mapping[str, Any] = {}
+
+
+def write_runs(runs: Sequence[Run], file: TextIO) -> None:
+    """A row a run, as the files say: times in seconds, points in time since 1970, epochs from 0."""
+    writer = csv.DictWriter(file, _RUN, lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        found = run.as_json()
+        saved = found["checkpoint"] or {}
+        row = {name: found[name] for name in _RUN if name in found}
+        row.update({f"saved_{name}": saved.get(name) for name in ("step", "epoch", "time_s", "bytes")})
+        row.update(world_size=(found["world_sizes"] or [None])[-1], args=shlex.join(run.args), remarks=" ".join(run.remarks))
+        writer.writerow(row)
+
+
+def write_values(run_dir: Path, file: TextIO) -> None:
+    """A row for each step with logged values, each evaluation and each pass over a training loader, in order; a column a value.
+
+    What was done again after the run was resumed is there once. An empty cell: not logged there, or not finite.
+    """
+    try:
+        rows = list(_rows(read_history(run_dir)))
+    except FileNotFoundError:  # it has only just begun
+        rows = []
+    # A script may log a value under the name of one of our columns; its own comes with its kind.
+    reserved = {*_LOGGED, *_MEASURED}
+    names = dict.fromkeys(name for _, _, values in rows for name in values)
+    columns = {name: f"value_{name}" if name in reserved else name for name in names}
+    has_passes = any(measured for _, measured, _ in rows)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*_LOGGED, *columns.values(), *(_MEASURED if has_passes else ())])
+    for logged, measured, values in rows:
+        writer.writerow([*logged, *map(values.get, columns), *(map(measured.get, _MEASURED) if has_passes else ())])
+
+
+def _rows(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[list[Any], Mapping[str, Any], Mapping[str, Any]]]:
+    """What all rows have, what was measured in a pass, and values by name."""
+    for event in events:
+        if event["event"] in ("step", "evaluate", "epoch"):
+            logged = [event["event"], event.get("epoch"), event.get("step"), event.get("time_s")]
+            yield logged, event if event["event"] == "epoch" else _EMPTY, event.get("values") or _EMPTY

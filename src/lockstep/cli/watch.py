@@ -1,0 +1,103 @@
+"""``lockstep watch``: a run on one screen, live."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from lockstep.cli import inventory
+from lockstep.cli.frame import frame
+from lockstep.cli.inventory import RUNNING
+from lockstep.cli.options import CONTEXT
+from lockstep.cli.terminal import open_console
+from lockstep.cli.watched import Snapshot, Watched
+from lockstep.errors import ConfigError
+
+_DEFAULT = Path("runs")
+_GONE_S = 5.0
+"""A launch that restarts leaves the run for a moment."""
+_HEIGHT = 24
+
+_EPILOG = """
+\b
+Examples:
+  lockstep watch
+      the run in ./runs that was active last, until it ends or you press Ctrl-C
+  lockstep watch runs/train-2
+      that one, from any machine that sees the directory
+  lockstep watch --once >> notes.txt
+      one frame
+
+It reads the run's journal and what each rank writes about itself twice a second: nothing is written, and no process is asked.
+Where ranks wait, `lockstep stacks` shows at which line.
+"""
+
+
+@click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Print one frame; the default where the output is not a terminal.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, metavar="SECONDS", help="Time between frames.  [default: 1]"
+)
+def command(directory: Path | None, once: bool, interval: float) -> None:
+    """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,
+    the last events and the last checkpoint.
+
+    Without RUN: the run in ./runs that was active last; so too of another directory of runs. It ends with the run, or on
+    Ctrl-C, with status 0.
+    """
+    console = open_console()
+    watched = Watched(find_run(_DEFAULT if directory is None else directory))
+    if once or not console.is_terminal:
+        _print(watched.look(time.time()), console)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(watched, console, interval)
+
+
+def find_run(directory: Path) -> Path:
+    """The run directory itself, or the run in it that was active last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if inventory.is_run(directory):
+        return directory
+    try:
+        runs = inventory.read_runs(directory)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"no run in {directory.absolute()}: {error.strerror}. lockstep watch DIR looks elsewhere"
+        ) from error
+    if not runs:
+        raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")
+    return runs[-1].path
+
+
+def _follow(watched: Watched, console: Console, interval: float) -> None:
+    from rich.live import Live
+
+    last = watched.look(time.time())
+    alive = time.monotonic()
+
+    with Live(console=console, auto_refresh=False, get_renderable=lambda: frame(last, *console.size)) as live:
+        while True:
+            live.refresh()
+            if last.state == RUNNING:
+                alive = time.monotonic()
+            elif _has_ended(last) or time.monotonic() - alive > _GONE_S:
+                return
+            time.sleep(interval)
+            last = watched.look(time.time())
+
+
+def _has_ended(seen: Snapshot) -> bool:
+    return bool(seen.events) and seen.events[-1]["event"] == "end"
+
+
+def _print(seen: Snapshot, console: Console) -> None:
+    console.print(frame(seen, console.width, _HEIGHT), soft_wrap=True)

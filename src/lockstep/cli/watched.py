@@ -1,0 +1,175 @@
+"""What ``lockstep watch`` shows, read from a run's directory. Nothing is written there, and no process is asked."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.inventory import RUNNING, read_run
+from lockstep.explain.asking import look_up
+from lockstep.explain.rank_reports import RankReport, read_reports
+from lockstep.measure.events import FILE_NAME, read_event
+from lockstep.measure.headway import Headway
+from lockstep.rundir.lock import holder_of
+
+_MOST_POINTS = 2048
+_MOST_EVENTS = 8
+_FRESH_S = 6.0
+"""A black box that was written more recently is that of a live process."""
+
+Point = tuple[int, float]
+"""A step, and a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A run at one moment."""
+
+    name: str
+    state: str
+    """As in ``lockstep runs``."""
+    now_s: float
+    """Seconds since 1970, as are all points in time."""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """The event ``start`` of the newest launch."""
+    headway: Headway | None = None
+    """Rank 0's; None: no pass has begun."""
+    headway_s: float = 0.0
+    """When that was written."""
+    step: int | None = None
+    samples_per_s: float | None = None
+    curve_name: str = ""
+    curve: Sequence[Point] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The newest of each name."""
+    reports: Sequence[RankReport] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    """The last ones that are worth a line."""
+    checkpoint: Mapping[str, Any] | None = None
+    """The newest event ``checkpoint``."""
+
+
+class Tail:
+    """Reads what is new in a journal. A line is taken once it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = 0
+        self._at = 0
+        self._rest = b""
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The new events, and whether they are all: the file is another one than before, or was cut."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_other = status.st_ino != self._file or status.st_size < self._at
+                if is_other:
+                    self._file, self._at, self._rest = status.st_ino, 0, b""
+                file.seek(self._at)
+                data = file.read()
+        except OSError:  # it has not begun, or the file server does not answer
+            return [], False
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [event for line in lines if (event := read_event(line)) is not None], is_other
+
+
+class Watched:
+    """A run that is looked at again and again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._tail = Tail(run_dir / FILE_NAME)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._start: Mapping[str, Any] = {}
+        self._curves: dict[str, list[Point]] = {}
+        self._values: dict[str, float] = {}
+        self._events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self._checkpoint: Mapping[str, Any] | None = None
+        self._rate: float | None = None
+        self._step: int | None = None
+
+    def look(self, now_s: float) -> Snapshot:
+        """The run now."""
+        events, is_other = self._tail.read()
+        if is_other:
+            self._forget()
+        for event in events:
+            self._take(event)
+        reports = read_reports(self.run_dir, now_s, look_up, lambda _: None)
+        is_alive = holder_of(self.run_dir) is not None or any(
+            report.state == "running" and report.late_s < _FRESH_S for report in reports
+        )
+        headway, headway_s, step = _headway_of(reports)
+        name = _choose(self._curves)
+        rate = headway.samples_per_s(headway_s) if headway is not None else None
+        return Snapshot(
+            name=self.run_dir.absolute().name,
+            state=RUNNING if is_alive else read_run(self.run_dir).state,
+            now_s=now_s,
+            start=self._start,
+            headway=headway,
+            headway_s=headway_s,
+            step=max((number for number in (step, self._step) if number is not None), default=None),
+            samples_per_s=self._rate if rate is None else rate,
+            curve_name=name,
+            curve=self._curves.get(name, []),
+            values=self._values,
+            reports=reports,
+            events=list(self._events),
+            checkpoint=self._checkpoint,
+        )
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, step = event["event"], event.get("step")
+        if isinstance(step, int):
+            self._step = step
+        if kind == "start":
+            self._start = event
+        elif kind == "resume" and isinstance(step, int):
+            for name, curve in self._curves.items():
+                self._curves[name] = [point for point in curve if point[0] <= step]
+        elif kind in ("step", "evaluate") and isinstance(step, int) and isinstance(event.get("values"), dict):
+            for name, value in event["values"].items():
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    self._values[name] = value
+                    add_point(self._curves.setdefault(name if kind == "step" else f"evaluation {name}", []), (step, value))
+        elif kind == "checkpoint":
+            self._checkpoint = event if event.get("kind") != "weights" else self._checkpoint
+        elif kind == "epoch" and (event.get("wall_s") or 0) > 0:
+            self._rate = event.get("num_samples", 0) / event["wall_s"]
+        if kind not in ("step", "checkpoint"):
+            self._events.append(event)
+
+
+def add_point(curve: list[Point], point: Point) -> None:
+    """Add one; of a curve that has become long pairs become their means."""
+    curve.append(point)
+    if len(curve) >= _MOST_POINTS:
+        pairs = zip(curve[::2], curve[1::2], strict=False)
+        curve[:] = [(second[0], (first[1] + second[1]) / 2) for first, second in pairs]
+
+
+def _choose(curves: Mapping[str, object]) -> str:
+    """The loss, if there is one."""
+    return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
+
+
+def _headway_of(reports: Sequence[RankReport]) -> tuple[Headway | None, float, int | None]:
+    """Of the lowest rank that tells: how far it is, when it wrote that, and its step."""
+    for report in reports:
+        doing = report.record["doing"]
+        try:
+            headway = Headway(**doing["pass"]) if doing.get("pass") else None
+        except TypeError:  # of another version
+            headway = None
+        return headway, float(report.record["time_s"]), doing.get("step")
+    return None, 0.0, None

@@ -1,0 +1,74 @@
+"""Counts steps and samples, for whoever shows how far the run has come."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from lockstep.listener import Listener
+from lockstep.measure.headway import Headway
+
+
+class Steps(Listener):
+    """Counts in every process. ``headway`` may be called from another thread."""
+
+    def __init__(self) -> None:
+        self._begun: Headway | None = None
+        """The newest pass as it began."""
+        self._done = self._counted = self._num_samples = 0
+        self._since_s: float | None = None
+        self._until_s: float | None = None
+        self._is_whole = False
+        """Whether the epoch at hand was run from its beginning."""
+
+    def headway(self) -> Headway | None:
+        """None: no pass has begun."""
+        if self._begun is None:
+            return None
+        return replace(
+            self._begun,
+            done=self._done,
+            since_s=self._since_s,
+            until_s=self._until_s,
+            counted=self._counted,
+            num_samples=self._num_samples,
+        )
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        now_s, before = time.time(), self.headway()
+        began_s, epoch_s, passes = now_s, None if before is None else before.epoch_s, 1
+        if before is not None and before.epoch == epoch:
+            began_s, passes = before.epoch_began_s, before.passes + 1
+        else:
+            if before is not None and self._is_whole:
+                epoch_s = now_s - before.epoch_began_s
+            self._is_whole = done == 0
+        self._begun = Headway(
+            epoch=epoch,
+            num_epochs=num_epochs,
+            num_steps=num_steps,
+            done=done,
+            since_s=None,
+            until_s=None,
+            counted=0,
+            num_samples=0,
+            step_s=None if before is None else before.step_time_s(now_s),
+            epoch_began_s=began_s,
+            epoch_s=epoch_s,
+            passes=passes,
+        )
+        self._done, self._counted, self._num_samples, self._since_s, self._until_s = done, 0, 0, None, None
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        self._done += 1
+        if self._since_s is None:
+            self._since_s = time.time()
+        else:
+            self._counted += 1
+            self._num_samples += num_samples
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self._until_s = time.time()

@@ -1,0 +1,206 @@
+"""Promises of ``lockstep watch``: what the files say on one screen, without touching the run."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from crew import warm_server
+from logged_runs import run_logged, until, waiting
+
+from lockstep.cli.frame import draw_curve, frame
+from lockstep.cli.main import main
+from lockstep.cli.watched import Snapshot, Tail, Watched, add_point
+from lockstep.explain.rank_reports import RankReport
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, request, outlives_tests):
+    place = tmp_path_factory.mktemp("watched")
+    run_logged(warm_server(request, outlives_tests), place, "runs/train-1", nproc=2)
+    return place
+
+
+def files(directory):
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in directory.rglob("*")}
+
+
+def look(capsys, *args):
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", *map(str, args)])
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+def test_a_frame_of_a_finished_run_tells_its_progress_curve_ranks_events_and_checkpoint(finished, capsys, monkeypatch):
+    monkeypatch.chdir(finished)
+    before = files(finished / "runs")
+    status, out, err = look(capsys)
+    assert (status, err) == (0, "")
+    assert files(finished / "runs") == before
+    lines = out.splitlines()
+    assert lines[0] == "train-1 · finished · train.py"
+    assert re.match(r"epoch 2/2  ━{30}  10/10  ", lines[1])
+    assert re.match(r"step 20 · [\d.,]+ samples/s · 2 processes · started ", lines[2])
+    assert re.match(r"loss 0\.\d+ in step 20$", lines[3])
+    assert re.search(r"^ranks 0 and 1 on \S+: finished", out, re.MULTILINE)
+    assert "last checkpoint: step 20, " in out
+    assert re.search(r"evaluation after step 20: error 0\.\d+$", out, re.MULTILINE)
+    assert lines[-1].endswith("ago  the script came to its end, at step 20")
+    assert look(capsys, "runs/train-1", "--once")[1].splitlines()[0] == lines[0]
+
+
+def test_the_page_shows_what_it_prints(finished, capsys, monkeypatch):
+    monkeypatch.chdir(finished)
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    shown = re.search(r"<!-- lockstep watch runs/train-1 -->\n```text\n(.*?)```", page, flags=re.DOTALL)[1]
+
+    def plain(text):  # without numbers, the curve and what is particular to a machine
+        lines = [line for line in text.splitlines() if not re.search("[\u2801-\u28ff]", line)]
+        return [re.sub(r"\d[\d.,]*", "N", re.sub(r"\w+-bound| on \w+:|[\d.]+ \w+ ago|^ +", "", line)) for line in lines]
+
+    assert plain(shown) == plain(look(capsys, "runs/train-1")[1])
+
+
+def on_terminal(place, *args):
+    """``lockstep watch`` on a terminal of 80 x 24: its process, and its end of that."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lockstep", "watch", "--interval", "0.2", *args]
+    variables = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    return process, ours
+
+
+def read_all(ours):
+    text = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # its other end is closed
+            data = b""
+        if not data:
+            os.close(ours)
+            return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).replace("\r", "")
+        text += data
+
+
+def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as run:
+        until(lambda: (tmp_path / "runs" / "train-1" / "events.jsonl").exists())
+        until(lambda: "in the script's code, step 9" in look(capsys)[1], lambda: look(capsys)[1])
+        out = look(capsys)[1]
+        assert out.startswith("train-1 · running · train.py\n")
+        assert (
+            re.search(r"^epoch 1/2  ━{27}─{3}  9/10  \d+:\d\d left  \d+:\d\d for the run", out, re.MULTILINE)
+            or "8/10" in out
+        )
+        stopped, ours = on_terminal(tmp_path)
+        time.sleep(2)
+        stopped.send_signal(signal.SIGINT)
+        text = read_all(ours)
+        assert stopped.wait(timeout=60) == 0, text
+        process, ours = on_terminal(tmp_path)
+        time.sleep(1)
+        (tmp_path / "go").touch()
+        text = read_all(ours)
+        assert (process.wait(timeout=60), run.wait(timeout=60)) == (0, 0), text
+    assert "train-1 · running" in text
+    assert "train-1 · finished" in text
+    assert "came to its end" in text
+
+
+def report(rank, state="running", activity="in the forward pass", host="a", **more):
+    record = {"rank": rank, "host": host, "pid": 1, "world_size": 1000, "collective": None, "stack": [], "time_s": 100.0}
+    record |= {"since_s": 100.0, "doing": {"activity": activity, "step": 7, "in_step": True}}
+    return RankReport({**record, **more}, state, 0.0)
+
+
+def text_of(snapshot, width=80, height=24):
+    lines = frame(snapshot, width, height).plain.split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    return "\n".join(lines)
+
+
+def test_many_ranks_fit_and_those_that_need_a_look_come_first():
+    reports = [report(rank, host=f"host{rank // 8}") for rank in range(990)]
+    reports += [report(rank, "gone") for rank in range(990, 992)]
+    reports += [report(rank, activity=f"doing {rank}") for rank in range(992, 999)]
+    events = [{"event": "evaluate", "time_s": 99.0, "step": n, "values": {"accuracy": n / 10}} for n in range(8)]
+    curve = [(step, 1 / step) for step in range(1, 300)]
+    seen = Snapshot(
+        name="x" * 200, state="running", now_s=101.0, reports=reports, events=events, curve=curve, curve_name="loss"
+    )
+    text = text_of(seen)
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("rank"))
+    assert lines[first] == "rank 999: has not reported yet"
+    assert lines[first + 1].startswith("ranks 990 and 991 on a: its process is gone")
+    assert "ranks 0 to 989 on 124 hosts: in the forward pass, step 7" in text or "more groups of ranks" in text
+    assert "accuracy 0.7" in lines[-1]
+    for width, height in ((20, 10), (40, 5), (300, 60)):
+        text_of(seen, width, height)
+
+
+def test_before_anything_is_written_there_is_a_frame_too():
+    assert text_of(Snapshot(name="new-1", state="running", now_s=0.0)) == "new-1 · running\nnothing has been written yet"
+
+
+def test_a_line_counts_once_it_is_whole_and_a_new_file_begins_anew(tmp_path):
+    file = tmp_path / "events.jsonl"
+    tail = Tail(file)
+    assert tail.read() == ([], False)
+    file.write_bytes(b'{"event": "a"}\n[1]\nnoise\n{"eve')
+    assert tail.read() == ([{"event": "a"}], True)
+    with file.open("ab") as more:
+        more.write(b'nt": "b"}\n')
+    assert tail.read() == ([{"event": "b"}], False)
+    file.write_bytes(b'{"event": "c"}\n')
+    assert tail.read() == ([{"event": "c"}], True)
+
+
+def test_what_a_resumed_run_does_again_is_drawn_once_and_nonsense_is_passed_over(tmp_path):
+    lines = [{"event": "step", "step": n, "values": {"loss": float(n)}} for n in range(1, 9)]
+    lines += [{"event": "resume", "step": 5}, {"event": "step", "step": 6, "values": {"loss": 60.0}}]
+    lines += [
+        {"event": "step", "step": 7, "values": {"loss": None}},
+        {"event": "step", "step": "x", "values": 3},
+        {"event": "epoch"},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen = Watched(tmp_path).look(time.time())
+    assert seen.curve == [*((n, float(n)) for n in range(1, 6)), (6, 60.0)]
+    assert "epoch 1: None steps" in text_of(seen)
+
+
+def test_a_curve_keeps_its_shape_however_long_it_is():
+    rows = draw_curve([(0, 0.0), (100, 1.0)], 10, 3)
+    assert rows[0].rstrip()[-1] != " "
+    assert rows[2][0] != " "
+    assert [len(row) for row in rows] == [10, 10, 10]
+    assert all(draw_curve([(5, 2.0), (5, 2.0)], 10, 2))
+    curve = []
+    for step in range(10_000):
+        add_point(curve, (step, float(step)))
+    assert len(curve) < 2048
+    assert curve == sorted(curve)
+    assert curve[-1][0] == 9999
+
+
+def test_where_there_is_no_run_it_says_where_it_looked(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = look(capsys)
+    assert status == 2
+    assert f"no run in {tmp_path / 'runs'}: No such file or directory" in err
+    (tmp_path / "runs").mkdir()
+    assert "A run creates runs/SCRIPT-N" in look(capsys)[2]

@@ -1,0 +1,215 @@
+"""Promises of trackers: each value once and in order, also of a resumed run; and nothing that goes wrong in one matters."""
+
+import importlib.util
+import json
+import textwrap
+
+import pytest
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.measure.events import EventWriter, read_history
+from lockstep.measure.shaped import last_told
+from lockstep.measure.tracking import Trackers
+from lockstep.trackers import split_track
+
+pytestmark = pytest.mark.timeout(120)
+
+RECORDER = """
+    import json, random
+    def init(project, name, config, dir, id, resume):
+        random.seed(1)
+        note("init", project=project, name=name, config=config, id=id, resume=resume)
+    def log(values, step):
+        random.random()
+        note("log", step=step, **values)
+    def finish(exit_code):
+        note("finish", exit_code=exit_code)
+    def note(what, **fields):
+        with open("recorded", "a") as file:
+            file.write(json.dumps({"what": what, **fields}) + chr(10))
+"""
+SCRIPT = """
+    import os, random, sys, time, torch, lockstep
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.manual_seed(0)
+    with lockstep.join({join}) as team:
+        model, data = torch.nn.Linear(4, 1), TensorDataset(torch.randn(40, 4))
+        optimizer, plain = torch.optim.SGD(model.parameters(), lr=0.25), DataLoader(data, batch_size=4)
+        model, optimizer, loader = team.prepare(model, optimizer, plain)
+        for epoch in team.epochs(2):
+            for batch in loader:
+                for (x,) in batch.shards:
+                    loss = model(x).square().mean() * random.random()
+                    team.backward(loss)
+                    team.log(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                if team.step == 5:
+                    with team.evaluate(model, plain) as batches:
+                        for (x,) in batches:
+                            batches.add(early=x.mean(1))
+                if team.step == 16 and "fail" in sys.argv and os.environ["RANK"] == "0" and not os.path.exists("failed"):
+                    open("failed", "w").close()
+                    raise SystemExit(3)
+        weights = sum(p.sum().item() for p in model.parameters())
+        team.print("weights", weights)
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """``package(source)``: another package's tracker ``recorder``, as an entry point: variables with which it is found."""
+
+    def make(source):
+        place = tmp_path / "site"
+        (place / "recorder-1.0.dist-info").mkdir(parents=True)
+        (place / "recorder-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: recorder\nVersion: 1.0\n")
+        points = "[lockstep.trackers]\nrecorder = recorder\n"
+        (place / "recorder-1.0.dist-info" / "entry_points.txt").write_text(points)
+        (place / "recorder.py").write_text(textwrap.dedent(source))
+        return place
+
+    return make
+
+
+@pytest.fixture
+def train(run_script, monkeypatch, tmp_path):
+    def call(*options, join="", args=(), site=None):
+        with monkeypatch.context() as patch:
+            if site is not None:
+                patch.setenv("PYTHONPATH", str(site), prepend=":")
+            own = ("--nproc", "2", "--run-dir", "run", "--checkpoint-every", "6", "--log-every", "3", "--progress", "off")
+            return run_script(SCRIPT.replace("{join}", join), *own, *options, args=args)
+
+    return call
+
+
+def recorded(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "recorded").read_text().splitlines()]
+
+
+def weights(done):
+    return [line for line in done.stdout.splitlines() if line.startswith("weights")]
+
+
+def test_a_resumed_run_goes_on_in_the_same_tracker_and_no_step_is_logged_twice(train, package, tmp_path):
+    site = package(RECORDER)
+    failed = train("--track", "recorder:birds", args=["fail"], site=site)
+    assert failed.returncode == 3, failed.stderr
+    done = train("--track", "recorder:birds", args=["fail"], site=site)
+    assert done.returncode == 0, done.stderr
+    calls = recorded(tmp_path)
+    first, second = [call for call in calls if call["what"] == "init"]
+    assert (first["project"], first["name"], first["resume"]) == ("birds", "run", "allow")
+    assert first["id"] == second["id"]
+    config = first["config"]
+    assert (config["world_size"], config["batch_size"], config["epochs"], config["birth"]["shards"]) == (2, 4, 2, 2)
+    assert config["optimizers"][0]["lr"] == 0.25
+    logged = [call for call in calls if call["what"] == "log"]
+    assert [call["step"] for call in logged if "training/loss" in call] == list(range(1, 21))
+    assert [call["step"] for call in logged if "evaluation/early" in call] == [5]
+    assert [call["step"] for call in logged] == sorted(call["step"] for call in logged)  # the evaluation waits for its step
+    assert [call["exit_code"] for call in calls if call["what"] == "finish"] == [1, 0]
+    losses = {event["step"]: event["values"]["loss"] for event in read_history(tmp_path / "run") if event["event"] == "step"}
+    assert {call["step"]: call["training/loss"] for call in logged if "training/loss" in call} == losses
+    # It draws random numbers on rank 0, and the weights are those of a run without it.
+    plain = train("--track", "off", "--fresh")
+    assert weights(plain) == weights(done) != []
+
+
+@pytest.mark.parametrize("where", ["log", pytest.param("init", marks=pytest.mark.long)])
+def test_a_tracker_that_fails_is_said_once_and_training_goes_on(train, package, tmp_path, where):
+    broken = textwrap.dedent(RECORDER) + f"\ndef {where}(*args, **options):\n    raise ConnectionError('no route')\n"
+    done = train("--track", "recorder", site=package(broken))
+    assert (done.returncode, len(weights(done))) == (0, 1)
+    said = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(said) == 1
+    assert "the tracker recorder cannot be" in said[0]
+    assert "no route. Training continues without it" in said[0]
+
+
+def test_an_object_of_the_script_is_a_tracker_and_a_missing_package_is_named_with_its_remedy(train, package, tmp_path):
+    hidden = "sys.modules.__setitem__('trackio', None)"
+    done = train(join=f"track=[__import__('recorder'), {hidden} or 'trackio']", site=package(RECORDER))
+    assert done.returncode == 0, done.stderr
+    assert (
+        "the tracker trackio cannot be opened: trackio is not installed: pip install 'torch-lockstep[trackio]'"
+        in done.stderr
+    )
+    assert len([call for call in recorded(tmp_path) if call["what"] == "log"]) == 21
+
+
+def test_names_are_checked_before_anything_starts():
+    assert RunConfig(track="wandb:birds, tensorboard").track == ("wandb:birds", "tensorboard")
+    assert RunConfig(track="off").track == ("off",)
+    with pytest.raises(ConfigError, match="unknown tracker 'mlflow': choose one of tensorboard, wandb, trackio"):
+        RunConfig(track="mlflow")
+    for value in ("", "off,wandb", 3, [3]):
+        with pytest.raises(ConfigError, match="track="):
+            RunConfig(track=value)
+    with pytest.raises(ConfigError, match="no init and no log and no finish"):
+        split_track(object())
+
+
+class Told:
+    def __init__(self):
+        self.told = []
+
+    def open(self):
+        pass
+
+    def write(self, group, step, values):
+        self.told.append((group, step))
+
+    def close(self, *, failed):
+        self.told.append(failed)
+
+
+def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
+    outlet, behind = Told(), [True]
+    trackers = Trackers([outlet], lambda: behind[0])
+    trackers.tested(5, {"a": 1})
+    for step in (4, 5, 6):
+        trackers.trained(step, {"b": 1})
+    behind[0] = False
+    trackers.tested(6, {"a": 1})
+    behind[0] = True
+    trackers.tested(9, {"a": 1})
+    trackers.close(failed=True)
+    training, evaluation = "training", "evaluation"
+    expected = [(training, 4), (training, 5), (evaluation, 5), (training, 6), (evaluation, 6), (evaluation, 9), True]
+    assert outlet.told == expected
+
+
+def test_what_was_told_is_read_from_the_journal(tmp_path):
+    journal = EventWriter(tmp_path)
+    for step in (1, 2, 7, 3):  # launches before this one may have come further than the last
+        journal.write("step", epoch=0, step=step, values={"step": 99})
+    journal.write("evaluate", epoch=0, step=9, values={"loss": 1})
+    journal.write("checkpoint", step=30)
+    journal.close()
+    assert last_told(tmp_path / "events.jsonl") == {"training": 7, "evaluation": 7}
+    assert last_told(tmp_path / "nothing") == {}
+
+
+def test_weights_and_biases_offline(train, require, monkeypatch, tmp_path):
+    require("wandb", None if importlib.util.find_spec("wandb") else "wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    done = train("--track", "wandb")
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    (number,) = json.loads((tmp_path / "run" / "trackers.json").read_text()).values()
+    (file,) = (tmp_path / "run" / "wandb").glob(f"offline-run-*-{number}/run-{number}.wandb")
+    content = file.read_bytes()
+    assert content.count(b"training/loss") >= 20
+    assert b"evaluation/early" in content
+
+
+def test_trackio_in_a_folder_of_its_own(train, require, monkeypatch, tmp_path):
+    require("trackio", None if importlib.util.find_spec("trackio") else "trackio is not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "database"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = train("--track", "trackio:birds")
+    assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "database" / "birds.db").exists()
