@@ -16,6 +16,7 @@ VERBS = {
     "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
     "doctor": ("lockstep.cli.doctor:command", "Examine this machine, or several together, before they train."),
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
+    "report": ("lockstep.cli.report:command", "Write a run, a comparison or a verification as one HTML page."),
     "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
 }
