@@ -20,11 +20,11 @@ from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.cli import inventory
-from lockstep.cli.inventory import FINISHED, Run
+from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
-from lockstep.explain.rank_reports import grouped, name_ranks, read_reports
+from lockstep.explain.rank_reports import read_reports
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
@@ -36,6 +36,7 @@ _DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100
 _LOG_BYTES = 200_000
 _MOST_LISTED = 6
+_MOST_RANKS = 16
 _EPILOG = """
 \b
 Examples:
@@ -135,7 +136,7 @@ def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
         damaged_lines=damaged,
         saved=tuple(_saved(path)),
         settings=_settings(path),
-        last_words=() if run.state == FINISHED else tuple(_last_words(run, now_s)),
+        last_words=() if run.state in (FINISHED, RUNNING) else tuple(_last_words(run, now_s)),
         version=version,
         now_s=now_s,
     )
@@ -173,10 +174,11 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
         text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
         if "Error" in text:
             yield str(log), whole_error(text)
-    reports = read_reports(run.path, now_s, look_up, lambda record: None)
-    for group in grouped(reports)[:_MOST_LISTED]:
-        ranks = name_ranks([report.rank for report in group])
-        yield f"{ranks}, when last seen: {group[0].describe()}", "\n".join(group[0].stack())
+    for report in read_reports(run.path, now_s, look_up, lambda record: None)[:_MOST_RANKS]:
+        if report.state == "finished":
+            continue
+        stack = "" if report.state == "failed" else "\n".join(report.stack())
+        yield f"rank {report.rank} on {report.record['host']}: {report.describe()}", report.record.get("error") or stack
 
 
 def _histories(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:

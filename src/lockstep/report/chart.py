@@ -141,7 +141,7 @@ def lines(
         description=_description(title, drawn, x_name),
         series=tuple(drawn),
         x_ticks=tuple(Mark(100 * x / high[0], short(x)) for x in ticks(0.0, high[0], 5)),
-        y_ticks=tuple(Mark(100 * (high[1] - y) / (high[1] - low[1]), short(y)) for y in ticks(low[1], high[1], 5)),
+        y_ticks=tuple(Mark(100 * (high[1] - y) / (high[1] - low[1]), short(y)) for y in ticks(low[1], high[1], 6)),
         epochs=_spread(epochs, high[0]),
         resumes=_spread(resumes, high[0]),
         note=" ".join(filter(None, notes)),

@@ -67,10 +67,10 @@ def _summary(comparison: Comparison, measured: Sequence[RowResult]) -> str:
     best, baseline = _fastest(measured), comparison.baseline
     if best is None or best.figures is None:
         return "No row has figures."
-    sentence = f"{best.row.label} was fastest, with {table.count(best.figures.samples_per_s)} samples/s"
+    sentence = f"Fastest: {best.row.label}, with {table.count(best.figures.samples_per_s)} samples/s"
     relation = comparison.relation(best)
     if relation is not None and baseline is not None and baseline is not best:
-        sentence += f": {relation.speed_up:.2f} times {baseline.row.label}"
+        sentence += f", {relation.speed_up:.2f} times that of {baseline.row.label}"
     others = [result for result in measured if result is not baseline]
     related = [found for result in others if (found := comparison.relation(result)) is not None]
     same = sum(found.loss_difference == 0 for found in related)
@@ -168,7 +168,8 @@ def _curves(comparison: Comparison, histories: Mapping[int, training.Events]) ->
                 curve = thin(pairs, _CURVE_POINTS)
                 series.append(Series(name=result.row.label, curve=curve, tone=tone, has_dots=kind == "evaluate"))
         left_out = len(series) - _MOST_LINES
-        note = f"{left_out} more rows are not drawn." if left_out > 0 else ""
+        note = "Rows that are equal to the bit lie on one another."
+        note += f" {left_out} more rows are not drawn." if left_out > 0 else ""
         drawn.append(chart.lines(title, series[:_MOST_LINES], x_name="step", note=note))
     return [picture for picture in drawn if picture is not None]
 

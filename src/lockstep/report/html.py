@@ -31,6 +31,8 @@ class Section:
     tables: Sequence[Table] = ()
     facts: Sequence[tuple[str, str]] = ()
     """Names and values."""
+    story: Sequence[tuple[str, str]] = ()
+    """The same for longer texts, in their order."""
     quotes: Sequence[tuple[str, str]] = ()
     """What a program has said: a caption, and its text as it was."""
     remarks: Sequence[str] = ()
@@ -39,7 +41,7 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing under the heading."""
-        return not (self.text or self.pictures or self.tables or self.facts or self.quotes or self.remarks)
+        return not (self.text or self.pictures or self.tables or self.facts or self.story or self.quotes or self.remarks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,7 +156,9 @@ def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
     left_out = len(remarks) - _MOST_LISTED
     if left_out > 0:
         remarks = [f"{left_out} earlier ones are not listed.", *remarks[-_MOST_LISTED:]]
-    return Section(title="What went wrong", remarks=remarks, quotes=record.last_words)
+    remarks += [f"{caption[:1].upper()}{caption[1:]}." for caption, text in record.last_words if not text]
+    quotes = [(caption, text) for caption, text in record.last_words if text]
+    return Section(title="What went wrong", remarks=remarks, quotes=quotes)
 
 
 def _curves(history: training.Events) -> Section:

@@ -15,6 +15,7 @@ from lockstep.report.study import machine_facts
 
 _TONES = {"pass": "good", "fail": "bad", "interrupted": "warn"}
 _DIGITS = 16
+_MOST_SAMPLES = 24
 _NOTHING = "–"
 
 
@@ -75,26 +76,35 @@ def _difference(verification: Verification) -> Section:
     if verification.passed or verification.is_interrupted:
         skipped = verdict.verdict(verification)[1:]
         return Section(title="Not verified", remarks=[line.strip() for line in skipped[1:]])
+    story = list(_story(verification))
+    # What the story does not tell: nothing was learned, or one device computes something else.
+    text = "" if story else "\n".join(verdict.verdict(verification))
+    quotes = [("As lockstep verify says it", text)] if text else []
+    return Section(title="The first difference" if story else "What is wrong", story=story, quotes=quotes)
+
+
+def _story(verification: Verification) -> Iterator[tuple[str, str]]:
     worst, found = verification.worst, verification.diagnosis
-    facts = []
-    if worst is not None and worst.difference is not None:
-        difference = worst.difference
-        facts.append(("where", verdict.place_of(difference)))
-        names = difference.among or (verification.reference.setting.label, worst.setting.label)
-        facts += [(name, value) for name, value in zip(names, difference.values, strict=True) if value]
-        if difference.detail:
-            facts.append(("what", difference.detail))
-        if difference.samples:
-            facts.append(("samples of this shard", ", ".join(str(sample) for sample in difference.samples[:40])))
+    if worst is None or worst.difference is None:
+        return
+    difference = worst.difference
+    yield "where", verdict.place_of(difference)
+    names = difference.among or (verification.reference.setting.label, worst.setting.label)
+    yield from ((name, value) for name, value in zip(names, difference.values, strict=True) if value)
+    if difference.detail and difference.among is None:
+        yield "what", difference.detail
+    if difference.samples:
+        more = f", ... ({len(difference.samples)} in all)" if len(difference.samples) > _MOST_SAMPLES else ""
+        yield "samples of this shard", ", ".join(str(sample) for sample in difference.samples[:_MOST_SAMPLES]) + more
     if found is not None:
-        facts += [("it arose", found.arose)] if found.arose else []
-        facts += [("likely cause", found.sentence)]
-        facts += [("in the code", where) for where in found.locations]
-        facts += [("remedy", found.remedy)]
-        facts += [("also seen, perhaps innocent", where) for where in found.also_seen]
-    facts += [("experiment", what) for what in verification.experiments]
-    text = "\n".join(verdict.verdict(verification))
-    return Section(title="The first difference", facts=facts, quotes=[("As lockstep verify said it", text)])
+        yield from [("it arose", found.arose)] if found.arose else []
+        yield "likely cause", found.sentence
+        yield from [("in the code", "\n".join(found.locations))] if found.locations else []
+        yield "remedy", found.remedy
+        yield from [("also seen, and perhaps innocent", "\n".join(found.also_seen))] if found.also_seen else []
+        yield from [("ruled out", "\n".join(found.ruled_out))] if found.ruled_out else []
+    if verification.experiments:
+        yield "what was run to find it", "\n".join(verification.experiments)
 
 
 def _settings(verification: Verification) -> Section:
