@@ -24,7 +24,7 @@ from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
-from lockstep.explain.rank_reports import read_reports
+from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
@@ -36,7 +36,6 @@ _DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100
 _LOG_BYTES = 200_000
 _MOST_LISTED = 6
-_MOST_RANKS = 16
 _EPILOG = """
 \b
 Examples:
@@ -174,11 +173,16 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
         text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
         if "Error" in text:
             yield str(log), whole_error(text)
-    for report in read_reports(run.path, now_s, look_up, lambda record: None)[:_MOST_RANKS]:
-        if report.state == "finished":
-            continue
+    alike: dict[tuple[str, str], list[RankReport]] = {}
+    for report in read_reports(run.path, now_s, look_up, lambda record: None):
+        # Where a rank that failed was last seen may be half a second before that.
+        says = "failed" if report.state == "failed" else report.describe()
         stack = "" if report.state == "failed" else "\n".join(report.stack())
-        yield f"rank {report.rank} on {report.record['host']}: {report.describe()}", report.record.get("error") or stack
+        if report.state != "finished":
+            alike.setdefault((says, str(report.record.get("error") or stack)), []).append(report)
+    for (says, text), reports in [*alike.items()][:_MOST_LISTED]:
+        hosts = ", ".join(sorted({str(report.record["host"]) for report in reports}))
+        yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
 
 
 def _histories(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
