@@ -78,7 +78,7 @@ def text_of(events, now_s=1e6, **fields):
 
 def test_a_run_of_a_hundred_thousand_steps_makes_a_small_page_that_hides_no_extreme():
     names = ("loss", "lr", "accuracy", "norm", "<b>", "scale")
-    events = [start(0.0), *(step(float(n), n, **{name: 1 / n for name in names}) for n in range(1, 100_001))]
+    events = [start(0.0), *(step(float(n), n, **dict.fromkeys(names, 1 / n)) for n in range(1, 100_001))]
     events[50_001]["values"]["loss"], events[70_001]["values"]["norm"] = 7.5, None
     began = time.monotonic()
     text = text_of(events)
@@ -142,7 +142,7 @@ def test_a_curve_shows_what_counts_and_not_what_was_done_again():
     events = [start(0.0), step(1.0, 1, loss=3.0), step(2.0, 2, loss=99.0)]
     events += [start(3.0), {"event": "resume", "time_s": 3.0, "step": 1}, step(4.0, 2, loss=2.0)]
     text = text_of(events)
-    assert "99" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
+    assert "between 2 and 3" in text
     assert "resumed after step 1" in text
 
 

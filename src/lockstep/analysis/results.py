@@ -80,7 +80,8 @@ def _setting(content: Mapping[str, Any]) -> SettingResult:
 
 
 def _common(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    task = _made(Task, content, script=Path(content["script"]))
+    # Shards and threads in the file are those of the study: what was asked for is not in it.
+    task = _made(Task, content, script=Path(content["script"]), shards=None, threads=None)
     machine = _made(Machine, content["machine"])
     return {"task": task, "machine": machine, "directory": directory, **{k: content[k] for k in ("shards", "threads")}}
 

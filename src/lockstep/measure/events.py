@@ -147,8 +147,8 @@ def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events without what was done again after a ``resume``. Pure."""
     found: list[dict[str, Any]] = []
     for event in events:
-        if event["event"] == "resume":
-            found = [old for old in found if old["event"] not in _REPEATED or old.get("step", 0) <= event["step"]]
+        if event["event"] == "resume" and (until := number_in(event, "step")) is not None:
+            found = [old for old in found if old["event"] not in _REPEATED or (number_in(old, "step") or 0) <= until]
         found.append(event)
     return found
 

@@ -102,13 +102,14 @@ def _launch(
     resume = next((event for event in following or () if event["event"] == "resume"), None)
     kept = None if resume is None else int(resume.get("step") or 0)
     lost = 0 if kept is None or last_step is None else max(0, last_step - kept)
-    kept_until_s = max(times) if not lost else max((t for t, step in steps if step <= (kept or 0)), default=times[0])
+    ended_s = max(now_s, *times) if is_live else max(times)
+    kept_until_s = ended_s if not lost else max((t for t, step in steps if step <= (kept or 0)), default=times[0])
     own = next((event for event in events if event["event"] == "resume"), None)
     return Launch(
         number=place,
         start=events[0],
         began_s=times[0],
-        ended_s=max(now_s, *times) if is_live else max(times),
+        ended_s=ended_s,
         outcome=outcome,
         signal=str(kinds.get("preempted", {}).get("signal") or ""),
         resumed_at=None if own is None else int(own.get("step") or 0) or None,

@@ -40,7 +40,7 @@ class RunRecord:
     """All that the report on a run is made from."""
 
     run: Run
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[dict[str, Any]]
     """All of its journal."""
     damaged_lines: Sequence[int] = ()
     """Of the journal: numbers of lines that cannot be read."""
@@ -57,7 +57,7 @@ class RunRecord:
 def run_page(record: RunRecord) -> Page:
     """The page of a run."""
     run, now_s = record.run, record.now_s
-    history = history_of([dict(event) for event in record.events])
+    history = history_of(record.events)
     started = launches.launches_of(record.events, is_running=run.state == RUNNING, now_s=now_s)
     begin = started[-1].start if started else {}
     hosts = begin.get("hosts")

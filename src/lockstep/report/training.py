@@ -20,7 +20,7 @@ Events = Sequence[Mapping[str, Any]]
 Pairs = list[tuple[float, float | None]]
 
 _MOST_CURVES = 150
-_ALL_POINTS = 9_000
+_ALL_POINTS = 6_000
 """Of all curves together: what keeps a page below its megabyte."""
 _FEWEST = 24
 _MOST_RANKS = 16
@@ -51,9 +51,7 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     drawn, most = names[:_MOST_CURVES], points_each(min(len(names), _MOST_CURVES))
     epochs = [Mark(float(event["step"]), f"end of epoch {_epoch(event)}") for event in passes_of(events)]
     resumes = [
-        Mark(step, f"resumed after step {step:,.0f}")
-        for event in events
-        if event["event"] == "resume" and (step := number_in(event, "step"))
+        Mark(step, f"{step:,.0f}") for event in events if event["event"] == "resume" and (step := number_in(event, "step"))
     ]
     found = []
     for name in drawn:
