@@ -71,13 +71,34 @@ ASIDE = {
         "launch",
         "analysis.trial",
     ),  # looks at machines before they train
+    "report": (
+        "machine.sizes",
+        "checkpoint.manifest",
+        "explain.split",
+        "measure.events",
+        "analysis",
+        "cli.inventory",
+        "cli.words",
+    ),  # from what was read of a directory to a page; what the files of a run tell is read for `lockstep runs`
     "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
 }
 
-NO_TORCH_DISTRIBUTED = ("errors", "config", "plan", "world", "job", "startup.allotment", "trace", "analysis", "slurm", "cli")
+NO_TORCH_DISTRIBUTED = (
+    "errors",
+    "config",
+    "plan",
+    "world",
+    "job",
+    "startup.allotment",
+    "trace",
+    "analysis",
+    "report",
+    "slurm",
+    "cli",
+)
 
 # Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
 # processes that they start or are; the doctor judges a copy.
@@ -113,6 +134,7 @@ WITHOUT_TORCH = (
     "launch",
     "analysis",
     "doctor",
+    "report",
     "slurm",
     "job",
     "startup.allotment",

@@ -22,7 +22,7 @@ def outcome(verification: Verification, result: SettingResult) -> str:
         words.append(f"loss {summary.loss:.6g}")
     words.append(f"weights {summary.weights[:_DIGITS]}")
     if result.difference is not None:
-        words.append(f"DIFFERS in {_where(result.difference)}")
+        words.append(f"DIFFERS in {place_of(result.difference)}")
     elif not summary.learned:
         words.append("NOTHING LEARNED")
     elif verification.reference is not result:
@@ -120,11 +120,11 @@ def _difference(worst: SettingResult, difference: Difference, reference: Setting
         lines = [f"FAIL  {worst.setting.label}: {difference.among[1]} differs from {difference.among[0]}"]
         names = difference.among
     elif difference.detail:
-        return [f"FAIL  {worst.setting.label}: {_where(difference)}: {difference.detail}"]
+        return [f"FAIL  {worst.setting.label}: {place_of(difference)}: {difference.detail}"]
     else:
         lines = [f"FAIL  {worst.setting.label} differs from {reference.setting.label}"]
         names = (reference.setting.label, worst.setting.label)
-    lines.append(f"  first difference: {_where(difference)}")
+    lines.append(f"  first difference: {place_of(difference)}")
     if difference.samples:
         shown = ", ".join(str(sample) for sample in difference.samples[:12])
         more = f", ... ({len(difference.samples)} in all)" if len(difference.samples) > 12 else ""
@@ -133,7 +133,7 @@ def _difference(worst: SettingResult, difference: Difference, reference: Setting
     return lines
 
 
-def _where(difference: Difference) -> str:
+def place_of(difference: Difference) -> str:
     """A difference's place in the run, in words."""
     where = "the beginning" if difference.step == 0 else f"step {difference.step}"
     if difference.epoch is not None:

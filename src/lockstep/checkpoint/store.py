@@ -34,7 +34,7 @@ _UNFINISHED = ".writing-"
 _REMOVED = "-removed"
 _OLD = "-old"
 _NEWEST = "newest"
-_DAMAGED = "damaged-"
+DAMAGED = "damaged-"
 BEST = "best"
 
 
@@ -227,7 +227,7 @@ def _step(path: Path) -> int:
 
 def _rename_damaged(path: Path) -> str:
     """Rename a damaged checkpoint; returns an addition to the message."""
-    new_path = path.with_name(f"{_DAMAGED}{path.name}")
+    new_path = path.with_name(f"{DAMAGED}{path.name}")
     try:
         _remove(new_path)  # left by an earlier damage of the same step
         os.replace(path, new_path)  # noqa: PTH105

@@ -11,6 +11,7 @@ Python warns of forking beside threads.
 from __future__ import annotations
 
 import _thread
+import json
 import math
 import os
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.asking import Answering
-from lockstep.explain.black_box import BlackBox
+from lockstep.explain.black_box import SLOT_BYTES, BlackBox
 from lockstep.explain.flight import counts, recorded
 from lockstep.explain.frames import Frame, stack_of
 from lockstep.explain.process import io_bytes, own_memory
@@ -33,6 +34,8 @@ _WAITS_AFTER_S = 1.0
 """A thread that has not moved for so long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_MOST_OF_ERROR = 6000  # characters of a traceback
+_ROOM_BESIDE = 100  # bytes of a box
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """For how long a fork waits for the thread to rest."""
@@ -100,6 +103,7 @@ class Sampler:
         self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         """Before ``stuck`` is called again, and when that is."""
         self._last: dict[str, Any] = {}
+        self._error = ""
         self._has_failed = stuck is None
         self._halted = threading.Event()
         self._at_work = threading.Lock()
@@ -117,12 +121,18 @@ class Sampler:
         global _current
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # what it has forked has no thread, and no say
             if how == "failed" and self._last:
-                self._try(lambda: self._box.write({**self._last, "ended": how}))
+                record = {**self._last, "ended": how}
+                fits = len(json.dumps(record)) + len(json.dumps(self._error)) < SLOT_BYTES - _ROOM_BESIDE
+                self._try(lambda: self._box.write({**record, "error": self._error} if fits else record))
             else:
                 self._try(lambda: self._look(ended=how))
             self._answering.close()
         if _current is self:
             _current = None
+
+    def note_error(self, error: str) -> None:
+        """The end of the traceback that this process fails with: it stays in the box, if there is room, when that is closed."""
+        self._error = error[-_MOST_OF_ERROR:]
 
     def halt(self, most_s: float) -> bool:
         """Have the thread rest; whether it does so in time."""
@@ -201,9 +211,10 @@ _current: Sampler | None = None
 """Of this process."""
 
 
-def fail_current() -> None:
-    """The program of this process has failed: what it did before that is to stay in its box."""
+def fail_current(error: str) -> None:
+    """The program of this process has failed, with this traceback: what it did before that is to stay in its box."""
     if _current is not None:
+        _current.note_error(error)
         _current.close("failed")
 
 

@@ -91,7 +91,7 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
         time_s=time.time(),
         kind=type(error).__qualname__,
         message=_NOISE.sub("", _message(error)),
-        text=_NOISE.sub("", _traceback(error)),
+        text=traceback_of(error),
         explanation=explain(error),
         is_consequence=_is_consequence(error),
         would_recur=isinstance(error, _RECURRING),
@@ -292,11 +292,12 @@ def _message(error: object) -> str:
         return "(its message could not be made)"
 
 
-def _traceback(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
+    """The whole traceback of an exception, from the script's first line on, without what libraries say around it."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    return _NOISE.sub("", "".join(traceback.format_exception(type(error), error, trace)))
 
 
 def _is_ours(filename: str) -> bool:

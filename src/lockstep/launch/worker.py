@@ -113,7 +113,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if spec is None:
         raise error
-    fail_current()
+    fail_current(failures.traceback_of(error))
     failure = failures.from_exception(request.rank, error, _in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):

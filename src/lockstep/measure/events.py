@@ -43,7 +43,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +112,22 @@ def _warn(what: str) -> None:
         print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
-def read_events(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order. A line cut short (a launch was killed while it wrote) is left out.
+def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The events of a run, in order. A line cut short (a launch was killed while it wrote) or damaged is left out.
+
+    Args:
+        run_dir: of the run.
+        damaged: the numbers of such lines, from 1, are appended to it; not that of a last line that is still being written.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
     """
     with (run_dir / FILE_NAME).open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             if (event := read_event(line)) is not None:
                 yield event
+            elif damaged is not None and line.endswith("\n"):
+                damaged.append(number)
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
@@ -134,24 +140,35 @@ def read_event(line: str | bytes) -> dict[str, Any] | None:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """The events of a run as if nobody had interrupted it: without what was done again after a ``resume``.
+    """The events of a run as if nobody had interrupted it: see ``history_of``.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
     """
+    return history_of(read_events(run_dir))
+
+
+def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without what was done again after a ``resume``. Pure."""
     found: list[dict[str, Any]] = []
-    for event in read_events(run_dir):
+    for event in events:
         found = add_to_history(found, event)
     return found
 
 
 def add_to_history(history: list[dict[str, Any]], event: dict[str, Any]) -> list[dict[str, Any]]:
     """The history with one more event, without what will be done again if that is a ``resume``. It may change the list."""
-    if event["event"] == "resume":
-        step = event.get("step") or 0
-        history = [old for old in history if old["event"] not in _REPEATED or (old.get("step") or 0) <= step]
+    if event["event"] == "resume" and (until := number_in(event, "step")) is not None:
+        history = [old for old in history if old["event"] not in _REPEATED or (number_in(old, "step") or 0) <= until]
     history.append(event)
     return history
 
 
 _REPEATED = ("step", "epoch", "evaluate", "end")
+
+
+def number_in(fields: Mapping[str, Any], name: str) -> float | None:
+    """A finite number that an event, or its ``values``, has under this name; None: it is absent, or something else."""
+    value = fields.get(name)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number else None  # type: ignore[arg-type]

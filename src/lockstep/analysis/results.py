@@ -1,0 +1,101 @@
+"""Reads the ``results.json`` of a comparison or a verification back into the value that wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.figures import Figures
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.methods import Method, Row
+from lockstep.analysis.study import FILE_NAME, Task
+from lockstep.analysis.verification import SettingResult, Summary, Verification
+from lockstep.diagnosis.conclusion import Diagnosis
+from lockstep.diagnosis.one_device import OneDevice
+from lockstep.diagnosis.setting import Setting
+from lockstep.errors import ConfigError
+from lockstep.trace.differences import Difference
+
+T = TypeVar("T")
+
+
+def read_results(directory: Path) -> Comparison | Verification:
+    """What became of a comparison or a verification, as far as it has come.
+
+    Its ``directory`` is the one given here: it may have been moved.
+
+    Raises:
+        ConfigError: there are no results, they are damaged, or those of another version.
+    """
+    file = directory / FILE_NAME
+    try:
+        content = json.loads(file.read_bytes())
+        read = _verification if "settings" in content else _comparison
+        return read(content, directory)
+    except FileNotFoundError:
+        raise ConfigError(f"{file} is missing: {directory} is neither a comparison nor a verification") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as the results of lockstep compare or lockstep verify ({type(error).__name__}: {error}): "
+            "it was damaged, or written by another version. Run the command in it again; the runs beside it can still be "
+            f"looked at: lockstep runs {directory / 'runs'}"
+        ) from error
+
+
+def _comparison(content: Mapping[str, Any], directory: Path) -> Comparison:
+    return Comparison(
+        **_common(content, directory),
+        rows=tuple(_row(row) for row in content["rows"]),
+        notes=tuple(content["notes"]),
+    )
+
+
+def _row(content: Mapping[str, Any]) -> RowResult:
+    method = _made(Method, content)
+    return _made(RowResult, content, row=_made(Row, content, method=method), figures=_maybe(Figures, content["figures"]))
+
+
+def _verification(content: Mapping[str, Any], directory: Path) -> Verification:
+    return Verification(
+        **_common(content, directory),
+        results=tuple(_setting(setting) for setting in content["settings"]),
+        one_device=_maybe(OneDevice, content["one_device"]),
+        diagnosis=_maybe(Diagnosis, content["diagnosis"]),
+        experiments=tuple(content["experiments"]),
+    )
+
+
+def _setting(content: Mapping[str, Any]) -> SettingResult:
+    return _made(
+        SettingResult,
+        content,
+        setting=_made(Setting, content),
+        summary=_maybe(Summary, content["summary"]),
+        difference=_maybe(Difference, content["difference"]),
+    )
+
+
+def _common(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    # Shards and threads in the file are those of the study: what was asked for is not in it.
+    task = _made(Task, content, script=Path(content["script"]), shards=None, threads=None)
+    machine = _made(Machine, content["machine"])
+    return {"task": task, "machine": machine, "directory": directory, **{k: content[k] for k in ("shards", "threads")}}
+
+
+def _maybe(kind: Callable[..., T], content: Mapping[str, Any] | None) -> T | None:
+    return None if content is None else _made(kind, content)
+
+
+def _made(kind: Callable[..., T], content: Mapping[str, Any], **fields: Any) -> T:
+    """A dataclass from those of the contents that are its fields; ``fields`` come first."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    found = {name: _as_tuple(content[name]) for name in names if name in content}
+    return kind(**{**found, **fields})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,192 @@
+"""``lockstep report``: a run, a comparison or a verification as one HTML file."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.analysis import study
+from lockstep.analysis.comparison import Comparison
+from lockstep.analysis.failure import whole_error
+from lockstep.analysis.results import read_results
+from lockstep.atomic import write_atomic
+from lockstep.checkpoint.manifest import Manifest, verify_file
+from lockstep.checkpoint.store import BEST, DAMAGED, Store
+from lockstep.cli import inventory
+from lockstep.cli.inventory import FINISHED, RUNNING, Run
+from lockstep.cli.options import CONTEXT
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.explain.asking import look_up
+from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
+from lockstep.measure.events import read_events, read_history
+from lockstep.report.comparison_page import comparison_page
+from lockstep.report.html import Page, render
+from lockstep.report.run_page import RunRecord, SavedState, run_page
+from lockstep.report.verification_page import verification_page
+from lockstep.rundir.birth import read_birth
+
+_DEFAULT = "report.html"
+_MOST_CHECKPOINTS = 100
+_LOG_BYTES = 200_000
+_MOST_LISTED = 6
+_EPILOG = """
+\b
+Examples:
+  lockstep report runs/train-1
+      writes runs/train-1/report.html
+  lockstep report comparison --output /tmp/for-a-colleague.html
+      the results of lockstep compare, in a file elsewhere
+  lockstep report verification
+      the results of lockstep verify
+  lockstep report runs/train-1 && xdg-open runs/train-1/report.html
+      look at it; on a machine without a screen, copy that one file
+
+The file needs no network and nothing beside it, and stays below a megabyte however long the run was. It can be made while the
+run is active: that changes nothing but the file.
+"""
+
+
+@click.command("report", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=f"Write this file, replacing what is there.  [default: PATH/{_DEFAULT}]",
+)
+def command(path: Path, output: Path | None) -> None:
+    """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
+
+    \b
+    PATH is one of these directories; what it is, is seen from what it holds:
+      a run            curves of all that was logged, where the time of a step went on each rank, slow ranks, launches on a
+                       time line, checkpoints with digests, settings and versions, and how it failed if it did
+      a comparison     the table of lockstep compare, sortable; speed, utilisation and memory; losses of all rows
+      a verification   PASS or FAIL, every setting, the first difference and its likely cause
+
+    Every picture has a text alternative, and its numbers as a table.
+    """
+    file = path / _DEFAULT if output is None else output
+    now_s = time.time()
+    text = render(_read(path, now_s), now_s)
+    try:
+        write_atomic(file, text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error}. --output FILE writes the report elsewhere") from error
+    click.echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
+
+
+def _read(path: Path, now_s: float) -> Page:
+    """The page of a directory, of whichever kind.
+
+    Raises:
+        ConfigError: it is none of those that lockstep writes, or cannot be read.
+    """
+    version = metadata.version("torch-lockstep")
+    if not path.is_dir():
+        why = "it is a file: give the directory that it is in" if path.exists() else "there is no such directory"
+        raise ConfigError(f"no report on {path.absolute()}: {why}. lockstep runs lists the runs in ./runs")
+    try:
+        if inventory.is_run(path):
+            return run_page(_read_run(path, version, now_s))
+        if not (path / study.FILE_NAME).exists():
+            raise _neither(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
+    results = read_results(path)
+    if isinstance(results, Comparison):
+        return comparison_page(results, dict(_histories(results)), version)
+    return verification_page(results, version)
+
+
+def _neither(path: Path) -> ConfigError:
+    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    holds = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "") if names else "nothing"
+    runs = [entry for entry in path.iterdir() if entry.is_dir() and inventory.is_run(entry)]
+    newest = max(runs, key=lambda run: run.stat().st_mtime, default=None)
+    remedy = (
+        "Give the directory of a run, as lockstep runs lists them, or one that lockstep compare or lockstep verify has written."
+        if newest is None
+        else f"It holds {len(runs)} run{'s' if len(runs) > 1 else ''}: lockstep report {shlex.quote(str(newest))}"
+    )
+    return ConfigError(
+        f"no report on {path.absolute()}: it is neither a run (with a birth.json, events.jsonl or checkpoints) nor a "
+        f"comparison or verification (with a {study.FILE_NAME}); it holds {holds}. {remedy}"
+    )
+
+
+def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
+    run, damaged = inventory.read_run(path), list[int]()
+    try:
+        events = list(read_events(path, damaged))
+    except FileNotFoundError:
+        events = []
+    return RunRecord(
+        run=run,
+        events=events,
+        damaged_lines=damaged,
+        saved=tuple(_saved(path)),
+        settings=_settings(path),
+        last_words=() if run.state in (FINISHED, RUNNING) else tuple(_last_words(run, now_s)),
+        version=version,
+        now_s=now_s,
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        found = read_birth(path)
+    except ConfigError:  # one of the remarks on the run
+        return {}
+    return {} if found is None else found[0].as_json()
+
+
+def _saved(path: Path) -> Iterator[SavedState]:
+    """Its checkpoints and best weights. Only their manifests and the sizes of their files are looked at."""
+    store = Store(path)
+    damaged = sorted(store.directory.glob(f"{DAMAGED}*"), reverse=True)
+    for directory in (*store.all(), *([path / BEST] if (path / BEST).is_dir() else []), *damaged)[:_MOST_CHECKPOINTS]:
+        name, manifest = directory.name, None
+        try:
+            manifest = Manifest.read(directory)
+            for file in manifest.files:
+                verify_file(directory, manifest, file, sizes_only=True)
+            damage = "set aside as damaged, by a launch that could not resume from it" if directory in damaged else ""
+            yield SavedState(name=name, manifest=manifest, damage=damage)
+        except (CheckpointError, OSError, ValueError, TypeError, KeyError) as error:
+            if directory.exists():  # an active run may have deleted it meanwhile
+                yield SavedState(name=name, manifest=manifest, damage=f"damaged: {error}")
+
+
+def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
+    """What logs in the run directory or beside it say of an error, and what the ranks were last seen at."""
+    beside = run.path.absolute().with_name(f"{run.name}.log")
+    for log in [*([beside] if beside.is_file() else []), *sorted(run.path.glob("*/rank-*.log"))[:_MOST_LISTED]]:
+        text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        if "Error" in text:
+            yield str(log), whole_error(text)
+    alike: dict[tuple[str, str], list[RankReport]] = {}
+    for report in read_reports(run.path, now_s, look_up, lambda record: None):
+        # Where a rank that failed was last seen may be half a second before that.
+        says = "failed" if report.state == "failed" else report.describe()
+        stack = "" if report.state == "failed" else "\n".join(report.stack())
+        if report.state != "finished":
+            alike.setdefault((says, str(report.record.get("error") or stack)), []).append(report)
+    for (says, text), reports in [*alike.items()][:_MOST_LISTED]:
+        hosts = ", ".join(sorted({str(report.record["host"]) for report in reports}))
+        yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
+
+
+def _histories(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    for result in comparison.rows:
+        if result.run_dir is not None:
+            with contextlib.suppress(OSError):
+                yield result.row.number, read_history(comparison.directory / result.run_dir)

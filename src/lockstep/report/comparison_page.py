@@ -1,0 +1,187 @@
+"""The report on a comparison. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from lockstep.analysis import table
+from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.figures import Figures
+from lockstep.explain.split import PARTS
+from lockstep.report import chart, training
+from lockstep.report.chart import Bars, Lines, Series, Table
+from lockstep.report.html import Page, Section
+from lockstep.report.study import machine_facts, not_whole
+from lockstep.report.thin import thin
+
+_TONES = ("single", "ddp", "exact")
+_NUM_HUES = 8
+_MOST_LINES = 12
+_CURVE_POINTS = 120
+
+
+def comparison_page(comparison: Comparison, histories: Mapping[int, training.Events], version: str) -> Page:
+    """The page of a comparison.
+
+    Args:
+        comparison: what was measured.
+        histories: of the rows' runs, by the row's number, as far as they are there.
+        version: of this lockstep.
+    """
+    measured = [result for result in comparison.rows if result.figures is not None]
+    failed = [result for result in comparison.rows if result.status not in ("ok", "not run")]
+    sections = (
+        Section(title="Table", tables=[_table(comparison)], text=table.legend(comparison)),
+        Section(title="Side by side", pictures=_panels(comparison)),
+        Section(title="Where the time went", pictures=_splits(comparison, histories)),
+        Section(title="What was learned", pictures=_curves(comparison, histories)),
+        Section(
+            title="What did not run",
+            remarks=[f"{result.row.label}: {result.status}: {result.reason}" for result in comparison.rows if result.reason],
+            quotes=[(f"{result.row.label}, {result.log}", result.error) for result in comparison.rows if result.error],
+        ),
+        Section(title="Settings and surroundings", facts=machine_facts(comparison), tables=[_commands(comparison)]),
+    )
+    return Page(
+        kind="comparison",
+        name=Path(str(comparison.task.script)).name,
+        state=not_whole(len(comparison.rows) - len(measured), "row", comparison.is_interrupted),
+        tone="good" if len(measured) == len(comparison.rows) else "warn" if measured and not failed else "bad",
+        command=shlex.join(comparison.task.command),
+        summary=_summary(comparison, measured),
+        tiles=_tiles(comparison, measured),
+        sections=sections,
+        warnings=comparison.notes,
+        place=str(comparison.directory.absolute()),
+        version=version,
+    )
+
+
+def _fastest(measured: Sequence[RowResult]) -> RowResult | None:
+    return max(measured, key=lambda result: result.figures.samples_per_s if result.figures else 0.0, default=None)
+
+
+def _summary(comparison: Comparison, measured: Sequence[RowResult]) -> str:
+    best, baseline = _fastest(measured), comparison.baseline
+    if best is None or best.figures is None:
+        return "No row has figures."
+    sentence = f"Fastest: {best.row.label}, with {table.count(best.figures.samples_per_s)} samples/s"
+    relation = comparison.relation(best)
+    if relation is not None and baseline is not None and baseline is not best:
+        sentence += f", {relation.speed_up:.2f} times that of {baseline.row.label}"
+    others = [result for result in measured if result is not baseline]
+    related = [found for result in others if (found := comparison.relation(result)) is not None]
+    same = sum(found.loss_difference == 0 for found in related)
+    if related and baseline is not None:
+        sentence += f". {same} of {len(related)} other rows ended with the loss of {baseline.row.label} to the last bit"
+    return f"{sentence}."
+
+
+def _tiles(comparison: Comparison, measured: Sequence[RowResult]) -> list[tuple[str, str, str]]:
+    best, baseline = _fastest(measured), comparison.baseline
+    tiles = [("rows", f"{len(comparison.rows)}", f"{len(measured)} with figures")]
+    if best is not None and best.figures is not None:
+        tiles.append(("fastest", f"{table.count(best.figures.samples_per_s)}", f"samples/s, {best.row.label}"))
+    if baseline is not None and baseline.figures is not None:
+        tiles.append(("baseline", f"{table.count(baseline.figures.samples_per_s)}", f"samples/s, {baseline.row.label}"))
+        tiles.append(("final loss", table.value(baseline.figures.loss), f"of {baseline.row.label}"))
+    return [*tiles, ("shards", str(comparison.shards), f"threads a process: {comparison.threads}")]
+
+
+def _table(comparison: Comparison) -> Table:
+    chosen = [column for group in table.columns(comparison) for column in group]
+    headings = ["method", "processes", *(_in_one_line(column.heading) for column in chosen)]
+    rows = [
+        [result.row.method.name, str(result.row.num_processes), *table.line(comparison, result, chosen)]
+        for result in comparison.rows
+    ]
+    return Table(
+        headings=headings,
+        rows=rows,
+        numbers=frozenset(range(1, len(headings))),
+        tones=["" if result.figures is not None else "dim" for result in comparison.rows],
+    )
+
+
+def _in_one_line(heading: str) -> str:
+    return heading.replace("-\n", "").replace("\n", " ")
+
+
+def _panels(comparison: Comparison) -> list[Bars]:
+    on_gpu = any(result.figures is not None and result.figures.device == "cuda" for result in comparison.rows)
+    unit = "GPU" if on_gpu else "CPU"
+    panels: tuple[tuple[str, str, Callable[[Figures], float | None], Callable[[Figures], str]], ...] = (
+        ("Seconds an epoch", "s", lambda figures: figures.epoch_s, lambda figures: table.seconds(figures.epoch_s)),
+        (
+            f"{unit} utilisation",
+            "%",
+            lambda figures: figures.utilisation,
+            lambda figures: table.percent(figures.utilisation),
+        ),
+        (
+            f"Peak {'GPU ' if on_gpu else ''}memory, all processes",
+            "bytes",
+            lambda figures: figures.peak_bytes,
+            lambda figures: table.size(figures.peak_bytes),
+        ),
+    )
+    drawn = []
+    for title, of, number, text in panels:
+        rows = [
+            (result.row.label, result.status, None, "")
+            if result.figures is None
+            else (result.row.label, text(result.figures), number(result.figures), _tone(result))
+            for result in comparison.rows
+        ]
+        drawn.append(chart.bars(title, rows, unit=of))
+    return [picture for picture in drawn if picture is not None]
+
+
+def _tone(result: RowResult) -> str:
+    strategy = result.row.method.strategy
+    return strategy if strategy in _TONES else "other"
+
+
+def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
+    rows = []
+    for result in comparison.rows:
+        splits, num_steps = training.splits_of(histories.get(result.row.number, ()))
+        if splits:
+            per_step = {part: sum(split[part] for split in splits) / len(splits) / num_steps for part in PARTS}
+            rows.append((result.row.label, per_step))
+    note = "Mean over the ranks and steps, warm-up included."
+    return [training.step_bars(rows, 1, note, title="A step, by method")] if rows else []
+
+
+def _curves(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Lines]:
+    """The losses of all rows: those that are the same to the bit lie on one another."""
+    drawn = []
+    for kind, title in (("step", "loss in training"), ("evaluate", "loss in evaluation"), ("evaluate", "accuracy")):
+        name = "accuracy" if title == "accuracy" else "loss"
+        series: list[Series] = []
+        for result in comparison.rows:
+            pairs = training.values_of(histories.get(result.row.number, ()), kind).get(name)
+            if pairs:
+                tone = f"hue-{len(series) % _NUM_HUES}"
+                curve = thin(pairs, _CURVE_POINTS)
+                series.append(Series(name=result.row.label, curve=curve, tone=tone, has_dots=kind == "evaluate"))
+        left_out = len(series) - _MOST_LINES
+        note = "Rows that are equal to the bit lie on one another."
+        note += f" {left_out} more rows are not drawn." if left_out > 0 else ""
+        drawn.append(chart.lines(title, series[:_MOST_LINES], x_name="step", note=note))
+    return [picture for picture in drawn if picture is not None]
+
+
+def _commands(comparison: Comparison) -> Table:
+    rows = [
+        (
+            result.row.label,
+            result.status,
+            "" if result.command_s is None else f"{result.command_s:.1f} s",
+            shlex.join(result.command),
+        )
+        for result in comparison.rows
+    ]
+    return Table(headings=("row", "status", "whole command", "command"), rows=rows, numbers=frozenset({2}))

@@ -1,0 +1,123 @@
+"""From the parts of a page to one self-contained HTML file: the templates, and what they are given. Pure."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup
+
+from lockstep.report.chart import Bars, Lines, Table
+
+_TEMPLATES = "templates"
+_NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([A-Za-z]*)", re.IGNORECASE)
+_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0, "days": 86400.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page: a heading, a sentence, and what it shows, in this order."""
+
+    title: str
+    text: str = ""
+    pictures: Sequence[Lines | Bars] = ()
+    tables: Sequence[Table] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    """Names and values."""
+    story: Sequence[tuple[str, str]] = ()
+    """The same for longer texts, in their order."""
+    quotes: Sequence[tuple[str, str]] = ()
+    """What a program has said: a caption, and its text as it was."""
+    remarks: Sequence[str] = ()
+    """A list of sentences."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing under the heading."""
+        return not (self.text or self.pictures or self.tables or self.facts or self.story or self.quotes or self.remarks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A report."""
+
+    kind: str
+    """``run``, ``comparison`` or ``verification``."""
+    name: str
+    state: str
+    tone: str
+    """A word for the look of the state: ``good``, ``warn``, ``bad`` or ``live``."""
+    command: str
+    """What has been run."""
+    summary: str
+    """A sentence or two."""
+    tiles: Sequence[tuple[str, str, str]]
+    """The figures to begin with: the name, the value, and what stands under it in small print."""
+    sections: Sequence[Section]
+    warnings: Sequence[str] = ()
+    """What a reader must know before believing it."""
+    place: str
+    """Where all this was read."""
+    version: str
+    """Of the lockstep that made the page."""
+
+
+def render(page: Page, now_s: float) -> str:
+    """The text of the HTML file.
+
+    Args:
+        page: what it shows.
+        now_s: when it was made, in seconds since 1970.
+    """
+    script, style = (_text(name) for name in ("table.js", "style.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            sections=[section for section in page.sections if not section.is_empty],
+            made=moment(now_s),
+            script=Markup(script),
+            style=Markup(style),
+            script_digest=digest,
+        )
+    )
+
+
+def moment(time_s: float) -> str:
+    """A point in time, as this machine's clock shows it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def sort_key(text: str) -> float | None:
+    """What a cell of a column of numbers is sorted by: its first number, in its unit; None: there is none."""
+    found = _NUMBER.match(text.strip())
+    if found is None:
+        return None
+    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["sort_key"] = sort_key
+    environment.tests["lines"] = lambda picture: isinstance(picture, Lines)
+    return environment
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(_TEMPLATES).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,329 @@
+"""Promises of ``lockstep report``: pages made of real runs, and looked at as a browser does."""
+
+import html
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+from crew import warm_server
+from warm import run_on
+
+from lockstep.cli.main import main
+
+pytestmark = pytest.mark.timeout(120)
+
+# It does what it can to harm a page: in its name, in those of its metrics, and in what it fails with.
+SCRIPT_NAME, METRIC, RUN = "<b>.py", "<script>alert(1)</script>", "<u>-1"
+SCRIPT = f"""
+import os, torch, lockstep
+team = lockstep.join()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data, test = (torch.utils.data.TensorDataset(torch.randn(num, 4)) for num in (32, 16))
+model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+for epoch in team.epochs(3):
+    for batch in loader:
+        for (x,) in batch.shards:
+            loss = model(x).square().mean()
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        team.log(loss=batch["loss"], nothing=float("nan") if team.step % 2 else 1.0, **{{{METRIC!r}: 0.5}})
+        if os.path.exists("fail") and team.step == 7:
+            raise ValueError("a <i>bad</i> thing")
+    with team.evaluate(model, torch.utils.data.DataLoader(test, 8)) as batches:
+        for (x,) in batches:
+            batches.add(loss=model(x).square().mean())
+"""
+TINY = SCRIPT.replace("<script>", "script").replace("</script>", "")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, request, outlives_tests):
+    """Two runs: one that failed, and the same as it was resumed with another number of processes, to its end."""
+    place, server = tmp_path_factory.mktemp("reports"), warm_server(request, outlives_tests)
+    (place / SCRIPT_NAME).write_text(SCRIPT)
+    (place / "fail").touch()
+    words = ("--shards", "2", "--checkpoint-every", "2", "--log-every", "1", "--progress", "off", "--run-dir", f"runs/{RUN}")
+    done = run_on(server, place, ["--nproc", "2", *words, SCRIPT_NAME])
+    assert done.returncode == 1, done.stderr
+    shutil.copytree(place / "runs" / RUN, place / "failed")
+    (place / "fail").unlink()
+    done = run_on(server, place, ["--nproc", "1", *words, SCRIPT_NAME])
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """A comparison and a verification of a small script."""
+    place = tmp_path_factory.mktemp("studies")
+    (place / "train.py").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for words in (
+            ("compare", "--methods", "single,exact", "--nproc", "2", "train.py"),
+            ("verify", "--world-sizes", "1,2", "--launchers", "local", "--no-resume", "--no-one-device", "train.py"),
+        ):
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+            assert not ended.value.code
+    return place
+
+
+@pytest.fixture
+def report(capsys):
+    """``lockstep report ARGS``: its exit status, and what it printed."""
+
+    def call(*args):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *map(str, args)])
+        captured = capsys.readouterr()
+        return types.SimpleNamespace(status=ended.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
+
+
+@pytest.fixture
+def page(report, tmp_path):
+    """``page(PATH)``: the text of its report."""
+
+    def make(path):
+        file = tmp_path / "page.html"
+        done = report(path, "--output", file)
+        assert done.status == 0, done.err
+        return file.read_text()
+
+    return make
+
+
+class Elements(html.parser.HTMLParser):
+    """The elements of a page: name, attributes, the text in it and the names of those around it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.all, self._open = [], []
+        self.feed(text)
+        assert [one.tag for one in self._open] == []
+
+    def handle_starttag(self, tag, attrs):
+        around = [one.tag for one in self._open]
+        self.all.append(types.SimpleNamespace(tag=tag, attrs=dict(attrs), text="", around=around))
+        if tag != "meta":
+            self._open.append(self.all[-1])
+
+    def handle_startendtag(self, tag, attrs):
+        self.all.append(types.SimpleNamespace(tag=tag, attrs=dict(attrs), text="", around=[one.tag for one in self._open]))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop().tag == tag, f"an element {tag} is not closed in order"
+
+    def handle_data(self, data):
+        for one in self._open:
+            one.text += data
+
+    def texts(self, tag):
+        return [one.text.strip() for one in self.all if one.tag == tag]
+
+
+def test_a_page_is_one_file_in_the_directory_that_loads_nothing(place, report):
+    done = report(place / "runs" / RUN)
+    file = place / "runs" / RUN / "report.html"
+    assert (done.status, done.out) == (0, f"{file}: {len(file.read_bytes()) / 1e3:.0f} kB\n")
+    text = file.read_text()
+    for word in ("http://", "https://", "src=", "href=", "url(", "@import", "fetch("):
+        assert word not in text
+    assert "default-src 'none'" in text
+
+
+def test_every_value_that_was_logged_has_a_curve_and_a_text_alternative(place, page):
+    found = Elements(page(place / "runs" / RUN))
+    captions = found.texts("figcaption")
+    assert {"loss", "nothing", METRIC, "samples/s"} <= set(captions)
+    pictures = [one for one in found.all if one.tag == "svg" and "svg" not in one.around]
+    ids = [one.attrs["id"] for one in found.all if "id" in one.attrs]
+    assert len(ids) == len(set(ids))
+    for picture in pictures:
+        assert picture.attrs["role"] == "img"
+        assert set(picture.attrs["aria-labelledby"].split()) <= set(ids)
+    assert len([one for one in found.all if one.tag == "polyline"]) == 5  # loss twice: training and evaluation
+    descriptions = " ".join(found.texts("desc"))
+    assert "loss over the steps: training goes from" in descriptions
+    assert "6 values not finite" in found.all[0].text
+    assert len(found.texts("summary")) == len([one for one in pictures if one.attrs.get("class") == "curves"]) + 1
+
+
+def test_what_a_script_chooses_is_text_and_nothing_else(place, page):
+    for directory in (place / "runs" / RUN, place / "failed"):
+        found = Elements(page(directory))
+        assert [tag for tag in ("b", "u") if any(one.tag == tag for one in found.all)] == []
+        assert {one.attrs.get("class") for one in found.all if one.tag == "i"} == {None}
+        assert len(found.texts("script")) == 1
+        assert SCRIPT_NAME in found.texts("code")[0]
+        assert METRIC in found.texts("figcaption")
+
+
+def test_launches_restarts_and_checkpoints_are_told(place, page):
+    text = Elements(page(place / "runs" / RUN)).all[0].text
+    assert "finished" in text
+    assert "12 steps in" in text
+    assert "over 2 launches" in text
+    assert re.search(r"1: 2 processes\s+killed or failed at step \d", text)
+    assert re.search(r"2: 1 process, from step \d+, .* later\s+finished at step 12", text)
+    manifest = json.loads(next((place / "runs" / RUN / "checkpoints").glob("step-00000012/manifest.json")).read_text())
+    assert manifest["files"]["model.safetensors"]["sha256"] in text
+    assert "good: all files are there" in text
+
+
+def test_how_a_run_failed_is_told_with_the_words_of_the_error(place, page):
+    found = Elements(page(place / "failed"))
+    assert "What went wrong" in found.texts("h2")
+    assert "interrupted" in found.texts("h1")[0]
+    traceback = next(text for text in found.texts("pre") if "a <i>bad</i> thing" in text)
+    assert "<b>.py" in traceback
+    assert "interrupted" not in Elements(page(place / "runs" / RUN)).texts("h1")[0]
+
+
+def test_where_the_time_of_a_step_went_is_shown_for_each_rank(place, page):
+    found = Elements(page(place / "failed"))
+    rows = [text for text in found.texts("title") if text.startswith("A step, by rank")]
+    assert [re.sub(r"[\d.]+ ms", "N ms", row) for row in rows] == [
+        f"A step, by rank, rank {rank}: N ms a step" for rank in range(2)
+    ]
+    assert "exchanging gradients" in " ".join(found.texts("ul"))
+
+
+def test_damage_is_passed_over_and_said(place, page, tmp_path):
+    run = Path(shutil.copytree(place / "runs" / RUN, tmp_path / "run"))
+    with (run / "events.jsonl").open("ab") as journal:
+        journal.write(b'{"event": "step", "time_s": 1.0, "st\n\xff\xfe\n[1, 2]\n{"event": "step", "values": 3}\n')
+        journal.write(b'{"event": "epoch", "step": 5, "split": [1], "num_steps": "x"}\n{"event": "slow"}\n')
+    newest = run / "checkpoints" / "step-00000012"
+    (newest / "model.safetensors").write_bytes(b"short")
+    text = Elements(page(run)).all[0].text
+    assert "3 lines of events.jsonl cannot be read" in text
+    assert re.search(r"damaged: .*model.safetensors", text)
+    (run / "birth.json").write_text("{")
+    (run / "events.jsonl").unlink()
+    text = Elements(page(run)).all[0].text
+    assert "unreadable" in text
+    assert "There is no journal" in text
+
+
+def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    for path, what, remedy in (
+        ("missing", "there is no such directory", "lockstep runs"),
+        (SCRIPT_NAME, "it is a file", "give the directory"),
+        ("runs", f"it holds {RUN}", "lockstep report 'runs/<u>-1'"),
+        (tmp_path, "it holds nothing", "lockstep compare or lockstep verify"),
+    ):
+        done = report(path)
+        assert (done.status, done.out) == (2, "")
+        assert what in done.err
+        assert remedy in done.err
+    for damage in ("{", "[]", '{"rows": 3}', '{"settings": [{}]}'):
+        (tmp_path / "results.json").write_text(damage)
+        done = report(tmp_path)
+        assert done.status == 2
+        assert "cannot be read as the results" in done.err
+    done = report(f"runs/{RUN}", "--output", "missing/page.html")
+    assert done.status == 2
+    assert "cannot be written" in done.err
+
+
+def test_a_comparison_shows_every_row_as_the_command_does(studies, page):
+    results = json.loads((studies / "comparison" / "results.json").read_text())
+    found = Elements(page(studies / "comparison"))
+    table = next(one.text for one in found.all if one.tag == "table")
+    for row in results["rows"]:
+        assert row["method"] in table
+        assert f"{row['figures']['loss']:.4f}" in table
+    assert {"Seconds an epoch", "A step, by method", "loss in training"} <= set(found.texts("figcaption"))
+    for note in results["notes"]:
+        assert note in found.all[0].text
+    assert results["machine"]["torch"] in found.all[0].text
+    titles = found.texts("title")
+    assert len([title for title in titles if title.startswith("Seconds an epoch, exact ×2: ")]) == 1
+
+
+def test_a_verification_shows_its_verdict_and_every_setting(studies, page):
+    results = json.loads((studies / "verification" / "results.json").read_text())
+    found = Elements(page(studies / "verification"))
+    assert found.texts("h1") == ["train.py PASS"]
+    table = next(one.text for one in found.all if one.tag == "table")
+    for setting in results["settings"]:
+        assert setting["summary"]["weights"][:16] in table
+    assert "the same" in table
+
+
+PROBE = """
+const told = {
+  width: innerWidth, wide: document.documentElement.scrollWidth,
+  pictures: [...document.querySelectorAll("svg[role=img]")].map((one) => {
+    const box = one.getBoundingClientRect();
+    return [box.width, box.height, one.querySelectorAll("polyline, rect, circle").length];
+  }),
+  letters: Math.min(...[...document.querySelectorAll("svg text, td, th, dd, dt, li, p")].map(
+    (one) => parseFloat(getComputedStyle(one).fontSize))),
+  orders: [],
+};
+const table = document.querySelector("table.sortable");
+const order = () => [...table.tBodies[0].rows].map((row) => row.cells[COLUMN].textContent);
+for (const click of [0, 1]) { table.tHead.rows[0].cells[COLUMN].querySelector("button").click(); told.orders.push(order()); }
+console.error("the probe was here");
+const found = document.createElement("pre");
+found.id = "told"; found.textContent = JSON.stringify(told); parent.document.body.append(found);
+"""
+
+
+def browse(file, tmp_path):
+    """What Chromium makes of a page: its DOM, and what it wrote on the console."""
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize(("kind", "column"), [("run", 5), ("comparison", 3)])
+def test_a_browser_shows_it_on_a_phone_and_sorts_its_tables(place, studies, report, require, tmp_path, kind, column):
+    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
+    file = tmp_path / "page.html"
+    assert report(place / "runs" / RUN if kind == "run" else studies / "comparison", "-o", file).status == 0
+    shown, said = browse(file, tmp_path)
+    assert said == []
+    assert "<main>" in shown
+    # The page itself runs no script but its own.
+    text, times = re.subn(r'<meta http-equiv="Content-Security-Policy".*>', "", file.read_text())
+    assert times == 1
+    probe = tmp_path / "probe.html"
+    text = text.replace("</body>", f"<script>{PROBE.replace('COLUMN', str(column))}</script></body>")
+    # In a frame: windows of Chromium are wider than a phone.
+    probe.write_text(
+        f'<!doctype html><iframe width="360" height="800" frameborder="0" srcdoc="{html.escape(text)}"></iframe>'
+    )
+    shown, said = browse(probe, tmp_path)
+    assert [line for line in said if "the probe was here" not in line] == []
+    assert len(said) == 1
+    told = json.loads(Elements(re.search(r'<pre id="told">.*?</pre>', shown, re.DOTALL)[0]).all[0].text)
+    assert told["wide"] <= told["width"] == 360
+    assert told["letters"] >= 12
+    assert len(told["pictures"]) >= 5
+    for width, height, num_parts in told["pictures"]:
+        assert 200 < width <= 340
+        assert height >= 18
+        assert num_parts >= 1
+    up, down = ([float(re.sub("[^0-9.]", "", cell)) for cell in order] for order in told["orders"])
+    assert up == sorted(up)
+    assert down == sorted(up, reverse=True)
+    assert len(set(up)) > 1

@@ -1,0 +1,301 @@
+"""Promises of the pages of ``lockstep report``, of journals and results that are made by hand."""
+
+import dataclasses
+import json
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.figures import figures_of
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.methods import Row, parse_method
+from lockstep.analysis.results import read_results
+from lockstep.analysis.study import Task
+from lockstep.analysis.verification import SettingResult, Summary, Verification
+from lockstep.cli.inventory import FINISHED, Run
+from lockstep.diagnosis.conclusion import Diagnosis
+from lockstep.diagnosis.one_device import OneDevice
+from lockstep.diagnosis.setting import Setting
+from lockstep.explain.split import PARTS
+from lockstep.report import launches, training
+from lockstep.report.chart import short
+from lockstep.report.comparison_page import comparison_page
+from lockstep.report.html import render, sort_key
+from lockstep.report.run_page import RunRecord, run_page
+from lockstep.report.thin import MOST_POINTS, thin, ticks
+from lockstep.report.verification_page import verification_page
+from lockstep.trace.differences import Difference
+
+pytestmark = pytest.mark.timeout(60)
+
+MACHINE = Machine(
+    date="2026-01-01T00:00:00+00:00",
+    host="h<1>",
+    system="Linux",
+    cpu_name="CPU",
+    num_cores=2,
+    memory_bytes=1 << 30,
+    num_gpus=0,
+    load=0.0,
+    python="3.12",
+    torch="2.13",
+    lockstep="0.1",
+)
+MOST_BYTES = 1_000_000
+
+
+def start(time_s, world_size=2, **fields):
+    return {"event": "start", "time_s": time_s, "world_size": world_size, "hosts": ["a"] * world_size, **fields}
+
+
+def step(time_s, number, **values):
+    return {"event": "step", "time_s": time_s, "epoch": 0, "step": number, "values": values}
+
+
+def epoch(time_s, number, last_step, world_size=2, num_steps=10):
+    split = {part: 0.1 * (1 + place) for place, part in enumerate(PARTS)}
+    return {
+        "event": "epoch",
+        "time_s": time_s,
+        "epoch": number,
+        "step": last_step,
+        "num_steps": num_steps,
+        "num_samples": 80,
+        "wall_s": 2.0,
+        "split": [split] * world_size,
+    }
+
+
+def text_of(events, now_s=1e6, **fields):
+    run = Run(path=Path("runs/made-1"), state=FINISHED, active_s=now_s, step=10, world_sizes=(2,), ran_s=5.0)
+    record = RunRecord(run=run, events=events, settings={}, version="0", now_s=now_s, **fields)
+    return render(run_page(record), now_s)
+
+
+def test_a_run_of_a_hundred_thousand_steps_makes_a_small_page_that_hides_no_extreme():
+    names = ("loss", "lr", "accuracy", "norm", "<b>", "scale")
+    events = [start(0.0), *(step(float(n), n, **dict.fromkeys(names, 1 / n)) for n in range(1, 100_001))]
+    events[50_001]["values"]["loss"], events[70_001]["values"]["norm"] = 7.5, None
+    began = time.monotonic()
+    text = text_of(events)
+    assert len(text.encode()) < MOST_BYTES
+    assert time.monotonic() - began < 20
+    for points in re.findall(r'<polyline[^>]*points="([^"]*)"', text):
+        assert len(points.split()) <= MOST_POINTS
+    assert "between 1e-5 and 7.5" in text
+    assert "1 value not finite" in text
+    assert "mean of 752 values" in text
+    assert text.count("<polyline") == len(names)
+
+
+def test_many_names_ranks_launches_and_warnings_fit_on_a_page():
+    events = []
+    for launch in range(300):
+        events.append(start(100.0 * launch, world_size=1000))
+        for number in range(1, 31):
+            values = {f"name {n}": math.sin(n + number) for n in range(150)} if launch > 280 else {}
+            events.append(step(100.0 * launch + number, 30 * launch + number, **values))
+        events.append(
+            {"event": "slow", "time_s": 100.0 * launch + 40, "step": 30 * launch, "rank": 1, "times": 2.0, "cost": 0.1}
+        )
+        events.append(epoch(100.0 * launch + 50, launch, 30 * launch + 30, world_size=1 if launch < 299 else 1000))
+    text = text_of(events, damaged_lines=range(1000))
+    assert len(text.encode()) < MOST_BYTES
+    assert all(f">name {n}<" in text for n in range(150))
+    assert text.count("<td>rank ") == 1000  # all of them in the table
+    assert "Of 1000 ranks, the 16 that waited least" in text
+
+
+def test_how_each_launch_ended_and_what_was_done_again_is_told():
+    events = [
+        *(start(0.0), step(1.0, 1), {"event": "checkpoint", "time_s": 1.5, "step": 1}, step(2.0, 2), step(3.0, 5)),
+        *(start(1000.0), {"event": "resume", "time_s": 1000.0, "step": 1, "checkpoint": "c"}, step(1001.0, 6)),
+        {"event": "preempted", "time_s": 1002.0, "step": 6, "signal": "SIGTERM", "rank": 0, "saved": True},
+        *(start(2000.0, 4), {"event": "resume", "time_s": 2000.0, "step": 6, "checkpoint": "c"}, step(2001.0, 9)),
+    ]
+    found = launches.launches_of(events, is_running=True, now_s=2005.0)
+    assert [launch.describe() for launch in found] == [
+        "killed or failed at step 5, 4 steps done again",
+        "stopped by SIGTERM at step 6",
+        "running at step 9",
+    ]
+    assert [(launch.world_size, launch.resumed_at) for launch in found] == [(2, None), (2, 1), (4, 6)]
+    assert found[2].ended_s == 2005.0
+    ended = [*events, {"event": "end", "time_s": 2002.0, "step": 9}]
+    assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].describe() == "finished at step 9"
+    picture = launches.time_line(found, lambda seconds: f"{seconds:.0f} s")
+    first, second, third = picture.bars
+    assert [segment.tone for segment in first.segments] == ["bad", "lost"]
+    # A pause of a quarter of an hour does not make slivers of launches of seconds.
+    assert first.segments[0].start == 0.0
+    assert sum(segment.length for bar in picture.bars for segment in bar.segments) > 85
+    assert third.segments[0].start + third.segments[0].length == pytest.approx(100)
+    assert "997 s later" in second.label
+    assert [mark.text for mark in first.ticks] == ["checkpoint of step 1"]
+
+
+def test_a_curve_shows_what_counts_and_not_what_was_done_again():
+    events = [start(0.0), step(1.0, 1, loss=3.0), step(2.0, 2, loss=99.0)]
+    events += [start(3.0), {"event": "resume", "time_s": 3.0, "step": 1}, step(4.0, 2, loss=2.0)]
+    text = text_of(events)
+    assert "between 2 and 3" in text
+    assert "resumed after step 1" in text
+
+
+def test_a_page_of_an_empty_journal_is_a_page():
+    assert "<h1>made-1" in text_of([])
+    assert "no journal" in text_of([])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, 5000])
+def test_thinning_keeps_extremes_ends_and_the_mean(size):
+    values = [(float(n), math.sin(n) * n) for n in range(1, size + 1)]
+    curve = thin([*values, (size + 1.0, None), (size + 2.0, math.inf)])
+    assert curve.num_missing == 2
+    assert len(curve.points) * (3 if curve.per_point > 1 else 1) <= MOST_POINTS
+    if size:
+        assert curve.points[-1].x == size
+        assert max(p.most for p in curve.points) == max(y for _, y in values)
+        assert min(p.least for p in curve.points) == min(y for _, y in values)
+    for p in curve.points:
+        assert p.least <= p.mean <= p.most
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-3.2, 7.9), (1e-7, 3e-7), (0.0, 123456.0), (5.0, 5.0), (-1e12, 1e12)]
+)
+def test_axes_have_a_few_round_numbers(low, high):
+    found = ticks(low, high, 5)
+    assert 1 <= len(found) <= 6
+    assert all(low - 1e-9 * abs(low) <= tick <= high + 1e-9 * abs(high) for tick in found)
+    assert all(len(short(tick)) <= 7 for tick in found)
+
+
+def test_cells_are_sorted_by_what_they_mean():
+    assert [sort_key(text) for text in ("1,234", "0.94×", "43 %", "-3.3e-09", "765 MB", "1.5 GB", "12 min", "–", "")] == [
+        *(1234.0, 0.94, 43.0, -3.3e-09, 765e6, 1.5e9, 720.0, None, None)
+    ]
+
+
+def comparison(directory):
+    events = [start(0.0, 1), step(1.0, 1, loss=0.5), epoch(2.0, 0, 10, world_size=1)]
+    rows = (
+        RowResult(
+            row=Row(number=1, method=parse_method("single"), num_processes=1),
+            status="ok",
+            run_dir="runs/1",
+            figures=figures_of(events),
+        ),
+        RowResult(
+            row=Row(number=2, method=parse_method("ddp@torchrun+16-mixed"), num_processes=2),
+            status="failed",
+            reason="no <b>luck</b>",
+            error="Traceback\n<b>luck</b>",
+            log="runs/2.log",
+        ),
+    )
+    task = Task(command=("lockstep", "compare"), script=Path("a<b>.py"))
+    return Comparison(
+        task=task, machine=MACHINE, shards=2, threads=1, rows=rows, notes=("<i>",), directory=directory
+    ), events
+
+
+def test_a_comparison_comes_back_from_its_file_and_tells_what_did_not_run(tmp_path):
+    made, events = comparison(tmp_path)
+    made.noting()
+    found = read_results(tmp_path)
+    assert found == made
+    text = render(comparison_page(found, {1: events}, "0"), 0.0)
+    assert "no &lt;b&gt;luck" in text
+    assert "1 row without figures" in text
+    assert "<b>" not in text
+    assert "<i>&lt;" not in text
+    nothing = dataclasses.replace(made, rows=made.rows[1:])
+    assert "No row has figures" in render(comparison_page(nothing, {}, "0"), 0.0)
+
+
+def verification(directory, **fields):
+    summary = Summary(
+        first_step=1,
+        num_steps=3,
+        samples_by_rank=(4, 4),
+        weights="ab" * 16,
+        loss=0.5,
+        strategy="exact",
+        learned=True,
+        each_sample_once=True,
+    )
+    difference = Difference(step=2, stage="loss", phase=0, shard=1, epoch=0, samples=(3, "x<b>"), values=("0.5", "0.25"))
+    one, two = (SettingResult(setting=Setting(number=n, world_size=n), status="ok", summary=summary) for n in (1, 2))
+    made = {
+        "results": (one, dataclasses.replace(two, difference=difference)),
+        "one_device": OneDevice(status="same", shards=2, factor=1.0, error=1e-7),
+        "diagnosis": Diagnosis(
+            cause="unknown",
+            sentence="a <b>cause</b>",
+            locations=("train.py:3 here",),
+            remedy="a remedy",
+            also_seen=(),
+            ruled_out=("chance",),
+            arose="in a layer",
+        ),
+        "experiments": ("again",),
+        **fields,
+    }
+    task = Task(script=Path("train.py"), args=("--x", "<i>"))
+    return Verification(task=task, machine=MACHINE, shards=2, threads=None, directory=directory, **made)
+
+
+def test_a_fail_comes_back_from_its_file_with_the_first_difference_and_its_cause(tmp_path):
+    made = verification(tmp_path)
+    made.noting()
+    found = read_results(tmp_path)
+    assert found == made
+    text = render(verification_page(found, "0"), 0.0)
+    for words in (
+        "FAIL",
+        "step 2 (epoch 1), shard 1: loss",
+        "a &lt;b&gt;cause",
+        "a remedy",
+        "train.py:3 here",
+        "x&lt;b&gt;",
+        "DIFFERS",
+    ):
+        assert words in text
+    assert "<b>" not in text
+
+
+def test_other_verdicts_are_told_as_the_command_does(tmp_path):
+    made = verification(tmp_path, diagnosis=None, experiments=())
+    good = dataclasses.replace(made, results=(made.results[0],))
+    assert "PASS" in render(verification_page(good, "0"), 0.0)
+    sums = dataclasses.replace(good, one_device=OneDevice(status="sum", shards=2, factor=2.0, error=1.0))
+    text = render(verification_page(sums, "0"), 0.0)
+    assert "FAIL" in text
+    assert "reduction=&#34;sum&#34;" in text
+    failed = SettingResult(
+        setting=Setting(number=2, world_size=2), status="failed", reason="E: x", error="E: x\n<b>", log="l"
+    )
+    text = render(verification_page(dataclasses.replace(good, results=(made.results[0], failed)), "0"), 0.0)
+    assert "Settings that failed" in text
+    assert "&lt;b&gt;" in text
+
+
+def test_what_a_later_version_writes_beside_it_does_not_matter(tmp_path):
+    made, _ = comparison(tmp_path)
+    made.noting()
+    content = json.loads((tmp_path / "results.json").read_text())
+    content["new"] = content["machine"]["new"] = content["rows"][0]["new"] = content["rows"][0]["figures"]["new"] = 1
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert read_results(tmp_path) == made
+
+
+def test_where_the_time_went_is_of_the_last_number_of_processes():
+    events = [start(0.0), epoch(1.0, 0, 10, world_size=4), epoch(2.0, 1, 20), epoch(3.0, 2, 30)]
+    splits, num_steps = training.splits_of(events)
+    assert (len(splits), num_steps) == (2, 20)
+    assert splits[0]["data"] == pytest.approx(0.2)
