@@ -94,12 +94,12 @@ from lockstep.measure.events import EventWriter
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
-def journal(world_size=world_size):
+def journal(world_size=world_size, num_samples=100):
     run_dir = Path(settings["run_dir"])
     run_dir.mkdir()  # a run's directory is never there before
     events = EventWriter(run_dir)
     events.write("start", world_size=world_size, device="cpu", num_cores=4)
-    events.write("epoch", epoch=0, num_samples=100, steady_samples=80, steady_s=0.5 / world_size,
+    events.write("epoch", epoch=0, num_samples=num_samples, steady_samples=80, steady_s=0.5 / world_size,
                  cpu_s=[0.5] * world_size, peak_rss_bytes=[1000] * world_size, wall_s=1.0)
     events.write("evaluate", epoch=0, step=1, values={"loss": 0.25, "accuracy": 0.75})
 """

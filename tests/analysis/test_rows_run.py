@@ -111,7 +111,8 @@ def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine
     [
         ("", r"left no journal.*lockstep\.join"),
         ("journal(world_size=2)", "ran as 2 processes, not as 1"),
-        ("journal(); Path(settings['run_dir'], 'events.jsonl').write_text('[]\\n')", "journal cannot be read"),
+        ("journal(); Path(settings['run_dir'], 'events.jsonl').write_text('[]\\n')", "the run finished no pass"),
+        ("journal(num_samples='many')", "journal cannot be read"),
     ],
 )
 def test_a_run_that_cannot_be_measured_is_a_failed_row(fake_script, tmp_path, machine, then, said):
