@@ -53,6 +53,7 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.longest
 def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify):
     done = verify("--world-sizes", "1,2", "train.py", "slow")
     assert done.exit_code == 0, done.output

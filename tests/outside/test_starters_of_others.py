@@ -24,6 +24,7 @@ def weights(here):
     return take
 
 
+@pytest.mark.longest
 def test_they_have_the_answer_of_lockstep_run(lockstep_run, torchrun, start, weights):
     lockstep_run(*TWO, "with_lockstep.py")
     expected = weights()
