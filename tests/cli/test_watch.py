@@ -93,6 +93,14 @@ def read_all(ours):
         text += data
 
 
+def read_until(ours, words):
+    """What is shown on the terminal up to these words."""
+    data = b""
+    while words not in data:
+        data += os.read(ours, 65536)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
+
+
 def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as run:
@@ -105,14 +113,14 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
             or "8/10" in out
         )
         stopped, ours = on_terminal(tmp_path)
-        time.sleep(2)
+        read_until(ours, b"running")  # from then on it can be stopped
         stopped.send_signal(signal.SIGINT)
         text = read_all(ours)
         assert stopped.wait(timeout=60) == 0, text
         process, ours = on_terminal(tmp_path)
-        time.sleep(1)
+        seen = read_until(ours, b"running")
         (tmp_path / "go").touch()
-        text = read_all(ours)
+        text = seen + read_all(ours)
         assert (process.wait(timeout=60), run.wait(timeout=60)) == (0, 0), text
     assert "train-1 · running" in text
     assert "train-1 · finished" in text
