@@ -48,6 +48,25 @@ def contrast(embeddings, temperature=0.2):
     return cross_entropy(alike, torch.arange(len(views), device=views.device).roll(len(embeddings)))
 
 
+def embed(model, views):
+    return normalize(model(views.flatten(0, 1)), dim=1).unflatten(0, views.shape[:2])
+
+
+def pass_back(team, model, batch):
+    """The backward pass of the whole batch's loss, which is returned."""
+    with torch.no_grad():
+        mine = [embed(model, views) for views in batch.shards]
+    ranks = team.all_gather_object(mine)  # in the order of the ranks, which is that of the shards
+    everyone = torch.cat([part.to(team.device) for parts in ranks for part in parts]).requires_grad_()
+    loss = contrast(everyone)
+    (gradient,) = torch.autograd.grad(loss, everyone)
+    first = sum(len(part) for parts in ranks[: team.rank] for part in parts)
+    for views in batch.shards:
+        team.backward((embed(model, views) * gradient[first : first + len(views)]).sum(), reduction="sum")
+        first += len(views)
+    return loss.item()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5)
@@ -64,36 +83,19 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-
-    def embed(views):
-        return normalize(model(views.flatten(0, 1)), dim=1).unflatten(0, views.shape[:2])
-
     for epoch in team.epochs(args.epochs):
         for batch in loader:
-            with torch.no_grad():
-                mine = [embed(views) for views in batch.shards]
-            parts = team.all_gather_object(mine)  # in the order of the ranks, which is that of the shards
-            everyone = torch.cat([part.to(team.device) for parts_of_rank in parts for part in parts_of_rank])
-            loss = contrast(everyone.requires_grad_())
-            (gradient,) = torch.autograd.grad(loss, everyone)
-            first = sum(len(part) for parts_of_rank in parts[: team.rank] for part in parts_of_rank)
-            for views in batch.shards:
-                team.backward((embed(views) * gradient[first : first + len(views)]).sum(), reduction="sum")
-                first += len(views)
+            loss = pass_back(team, model, batch)
             optimizer.step()
             optimizer.zero_grad()
-            team.log(loss=loss.item())
-        known = embed_all(model, images[:1437].to(team.device))
+            team.log(loss=loss)
+        with torch.no_grad():
+            known = normalize(model(images[:1437].to(team.device)), dim=1)
         with team.evaluate(model, test_loader) as batches:
             for pictures, digits in batches:
                 nearest = (normalize(model(pictures), dim=1) @ known.T).argmax(1).cpu()
                 batches.add(accuracy=labels[nearest] == digits.cpu())
-        team.print(f"epoch {epoch + 1}: loss {loss.item():.4f}, nearest neighbour of the same digit {batches['accuracy']:.2%}")
-
-
-@torch.no_grad()
-def embed_all(model, images):
-    return normalize(model(images), dim=1)
+        team.print(f"epoch {epoch + 1}: loss {loss:.4f}, nearest neighbour of the same digit {batches['accuracy']:.2%}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(\]\(|<(?:a|img)[^>]* (?:href|src)=\")(?![a-z]+:|#)([^)\s\"#]+)")
+ERRORS = "src/lockstep/errors.py"  # llms.txt links to it, and no page does
 FENCE = re.compile(r"^([ ]*```\w+) (?!title=|hl_lines=)\S.*$", flags=re.MULTILINE)  # a word for the tests
 
 
@@ -37,6 +38,7 @@ def on_files(files, config):
     """Add what is linked, and what that links to."""
     from mkdocs.structure.files import File
 
+    files.append(File.generated(config, in_site(ERRORS), abs_src_path=str(ROOT / ERRORS)))
     waiting = [in_repository(file.src_uri) for file in files.documentation_pages()]
     waiting += re.findall(r": (\S+\.md)$", Path(config.config_file_path).read_text(), flags=re.MULTILINE)
     while waiting:
@@ -63,3 +65,13 @@ def on_page_markdown(markdown, page, **_):
         return match[0] if path is None else match[1] + posixpath.relpath(in_site(path), start or ".")
 
     return FENCE.sub(r"\1", LINK.sub(moved, markdown))
+
+
+def on_post_build(config):
+    """llms.txt in the root of the site, with its links."""
+
+    def moved(match):
+        uri = in_site(match[2]).replace("README.md", "index.md")
+        return match[1] + re.sub(r"\.md$", ".html", uri)
+
+    Path(config.site_dir, "llms.txt").write_text(LINK.sub(moved, (ROOT / "llms.txt").read_text()))

@@ -1,0 +1,26 @@
+"""The notebook runs from top to bottom in a kernel of Jupyter."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_it_runs_in_a_kernel_and_ends_with_pass(require, tmp_path, monkeypatch):
+    missing = [name for name in ("nbclient", "ipykernel") if importlib.util.find_spec(name) is None]
+    require("jupyter", f"{' and '.join(missing)} not installed" if missing else None)
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
+    told = "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
+    assert "\nPASS" in told
