@@ -16,7 +16,7 @@ __all__ = ["run_here"]
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
-TRAINING = [(page, name, text) for page, name, text in SCRIPTS if re.search(r"^team = lockstep\.join\(", text, re.MULTILINE)]
+TRAINING = [script for script in SCRIPTS if script[1] not in ("before.py", "after.py", "in_a_notebook.py")]
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
 NEEDED = ("accelerate", "transformers")
 
@@ -67,12 +67,12 @@ def test_every_command_runs_a_script_of_its_page():
 
 @pytest.mark.long
 @pytest.mark.parametrize(("page", "name", "text"), TRAINING, ids=[f"{page}-{name}" for page, name, _ in TRAINING])
-def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_several(
+def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_three(
     page, name, text, run_here, require_imports, tmp_path
 ):
     require_imports(text)
     told, left = [], []
-    for nproc in ("1", "2", "3"):
+    for nproc in ("1", "3"):
         run_dir = tmp_path / f"on-{nproc}"
         options = ("--nproc-per-node", nproc, "--shards", "3", "--threads", "1", "--device", "cpu", "--run-dir", str(run_dir))
         done = run_here(text, *options)
@@ -81,8 +81,8 @@ def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_several(
         left.append(digests(run_dir))
     assert len(told[0]) > 1
     assert left[0]
-    assert told == [told[0]] * 3
-    assert left == [left[0]] * 3
+    assert told[0] == told[1]
+    assert left[0] == left[1]
 
 
 @pytest.mark.long
