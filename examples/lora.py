@@ -30,7 +30,7 @@ class LoRA(nn.Module):
 
 
 def make_model(rank):
-    """Random weights stand for those of a file: ``model.load_state_dict(lockstep.load_weights(path))``, before they are frozen."""
+    """Random weights stand for those of a file (``model.load_state_dict(lockstep.load_weights(path))``, as the first thing)."""
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
     model.requires_grad_(False)
     for name, layer in list(model.named_children()):

@@ -74,7 +74,18 @@ def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_three(
     told, left = [], []
     for nproc in ("1", "3"):
         run_dir = tmp_path / f"on-{nproc}"
-        options = ("--nproc-per-node", nproc, "--shards", "3", "--threads", "1", "--device", "cpu", "--run-dir", str(run_dir))
+        options = (
+            "--nproc-per-node",
+            nproc,
+            "--shards",
+            "3",
+            "--threads",
+            "1",
+            "--device",
+            "cpu",
+            "--run-dir",
+            str(run_dir),
+        )
         done = run_here(text, *options)
         assert done.returncode == 0, done.stderr
         told.append(re.findall(r"^epoch \d+: .*$", done.stdout, flags=re.MULTILINE))

@@ -38,7 +38,18 @@ def bin_dir(tmp_path_factory):
     (packages,) = (place / "env").glob("lib/python*/site-packages")
     Path(packages, "borrowed.pth").write_text(sysconfig.get_path("purelib"))  # without its editable lockstep
     (wheel,) = place.glob("*.whl")
-    install = [sys.executable, "-m", "pip", "--python", place / "env", "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        place / "env",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
     return place / "env" / "bin"
 

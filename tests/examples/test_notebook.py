@@ -1,8 +1,6 @@
 """The notebook runs from top to bottom in a kernel of Jupyter."""
 
 import importlib.util
-import os
-import sys
 from pathlib import Path
 
 import pytest
