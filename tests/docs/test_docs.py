@@ -191,7 +191,8 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", [*PAGES, *HOW_TO], ids=lambda page: page.name)
 def test_links_of_the_documentation_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
         there = page.parent / target if target else page
         assert there.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
