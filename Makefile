@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test long test-all soak soak-cluster cluster check bench bench-install gpu wheel clean
+.PHONY: help install horovod demo test long test-all soak soak-cluster cluster check bench bench-install gpu wheel docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -91,6 +91,10 @@ gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA GPU; fails i
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist
 	$(VENV)/bin/python -m build --outdir dist
+
+docs: $(STAMP) ## build the documentation site into build/site, strictly and without the network
+	$(VENV)/bin/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 clean: ## remove the environments and all that was built (never runs/)
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "outside" / "scripts"
 OUTSIDE = re.compile("|".join(rf"\b{re.escape(path.name)}\b" for path in sorted(SCRIPTS.iterdir()) if path.name[0] != "_"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))  # their commands run in test_how_to.py
 
 TRAIN = """
 import argparse, torch, lockstep
@@ -188,9 +189,10 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *HOW_TO], ids=lambda page: page.name)
 def test_links_of_the_documentation_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
         there = page.parent / target if target else page
         assert there.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"

@@ -1,5 +1,6 @@
 """The table of the examples is complete, and its commands run."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -22,6 +23,10 @@ SMALLER = {
     "cifar10.py": "--epochs 1",
     "imagenet.py": "--epochs 1 --arch resnet18 --image-size 32 --workers 1",
     "gan.py": "--epochs 1",
+    "fine_tuning.py": "--epochs 1",
+    "lora.py": "--epochs 1",
+    "streaming.py": "--epochs 1",
+    "contrastive.py": "--epochs 1",
 }
 
 
@@ -46,7 +51,10 @@ def test_links_beside_the_table_lead_somewhere():
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("script", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
-def test_a_command_of_the_table_runs(script, command, tmp_path):
+def test_a_command_of_the_table_runs(script, command, tmp_path, require):
+    if script == "fine_tuning.py":
+        missing = importlib.util.find_spec("transformers") is None
+        require("transformers", "transformers is not installed (pip install transformers)" if missing else None)
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     on_disk.write_cifar(tmp_path / "data")
     on_disk.write_images(tmp_path / "data" / "imagenet")

@@ -1,0 +1,88 @@
+"""Contrastive learning (as CLIP does it) over the whole batch, which no process has: halves of digits find each other.
+
+python examples/contrastive.py                             one process
+lockstep run --nproc-per-node 2 examples/contrastive.py    two
+
+Each step embeds all samples, computes the loss of the whole batch and its gradient with respect to the embeddings, and
+then passes that gradient through the model, shard by shard (GradCache). It is the gradient of one device with the whole
+batch, as the last line of ``lockstep verify`` shows.
+"""
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def make_tower():
+    """Without dropout and BatchNorm, which would give the second pass other embeddings."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
+
+
+def embed(model, upper, lower):
+    """Two embeddings of a digit: of its upper half, and of its lower half."""
+    return torch.stack([normalize(model["upper"](upper)), normalize(model["lower"](lower))], dim=1)
+
+
+def contrast(embeddings, temperature=0.1):
+    """Each half should find the other half of its digit among all of the batch."""
+    alike = embeddings[:, 0] @ embeddings[:, 1].T / temperature
+    target = torch.arange(len(alike), device=alike.device)
+    return (cross_entropy(alike, target) + cross_entropy(alike.T, target)) / 2
+
+
+def pass_back(team, model, batch):
+    """The backward pass of the whole batch's loss, which is returned."""
+    with torch.no_grad():
+        mine = [embed(model, *halves) for halves in batch.shards]
+    ranks = team.all_gather_object(mine)  # in the order of the ranks, which is that of the shards
+    everyone = torch.cat([part.to(team.device) for parts in ranks for part in parts]).requires_grad_()
+    loss = contrast(everyone)
+    (gradient,) = torch.autograd.grad(loss, everyone)
+    first = sum(len(part) for parts in ranks[: team.rank] for part in parts)
+    for halves in batch.shards:
+        found = embed(model, *halves)
+        team.backward((found * gradient[first : first + len(found)]).sum(), reduction="sum")
+        first += len(found)
+    return loss.item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128, help="samples in a step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.002)
+    args = parser.parse_args()
+
+    team = lockstep.join()
+    digits = torch.tensor(load_digits().images, dtype=torch.float32) / 16
+    data = TensorDataset(digits[:1437, :4], digits[:1437, 4:])
+    test_data = TensorDataset(digits[1437:, :4], digits[1437:, 4:])
+    loader = DataLoader(data, args.batch_size, shuffle=True)
+    test_loader = DataLoader(test_data, 60)
+    model = nn.ModuleDict({"upper": make_tower(), "lower": make_tower()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for epoch in team.epochs(args.epochs):
+        for batch in loader:
+            loss = pass_back(team, model, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+            team.log(loss=loss)
+        with team.evaluate(model, test_loader) as batches:
+            for halves in batches:
+                found = embed(model, *halves)
+                best = (found[:, 0] @ found[:, 1].T).topk(5).indices
+                target = torch.arange(len(found), device=team.device)[:, None]
+                batches.add(loss=contrast(found), top5=(best == target).any(1))
+        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, top-5 of 60 {batches['top5']:.2%}")
+
+
+if __name__ == "__main__":
+    main()

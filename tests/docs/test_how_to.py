@@ -1,0 +1,118 @@
+"""The scripts of the how-to pages run as they stand there, and give one answer on one process and on several."""
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from warm import run_here
+
+__all__ = ["run_here"]
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
+BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
+SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
+TRAINING = [script for script in SCRIPTS if script[1] not in ("before.py", "after.py", "in_a_notebook.py")]
+MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
+NEEDED = ("accelerate", "transformers")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def require_imports(require):
+    """Ask for those of ``NEEDED`` that a script imports."""
+
+    def check(text):
+        for name in NEEDED:
+            missing = re.search(rf"^(import|from) {name}\b", text, re.MULTILINE) and not importlib.util.find_spec(name)
+            require(name, f"{name} is not installed (pip install {name})" if missing else None)
+
+    return check
+
+
+def run_plainly(tmp_path, text):
+    """In one process and with one thread, in the way of any script."""
+    script = tmp_path / "plain" / "script.py"
+    script.parent.mkdir()
+    script.write_text(text)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, script], cwd=script.parent, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def digests(run_dir):
+    files = run_dir.rglob("model*.safetensors")
+    return {str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_every_python_block_is_a_script_with_a_name():
+    assert SCRIPTS
+    assert [(page, text.splitlines()[0]) for page, name, text in SCRIPTS if not name] == []
+    assert {page for page, *_ in SCRIPTS} == {page.stem for page in PAGES}
+
+
+def test_every_command_runs_a_script_of_its_page():
+    for page in PAGES:
+        for command in re.findall(r"^\$ (.*)", page.read_text(), flags=re.MULTILINE):
+            name = re.fullmatch(r"(?:lockstep run --nproc-per-node 2|python) (\w+\.py)", command)
+            assert name, f"{page.name}: {command}"
+            assert name[1] in {script for stem, script, _ in SCRIPTS if stem == page.stem}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "name", "text"), TRAINING, ids=[f"{page}-{name}" for page, name, _ in TRAINING])
+def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_three(
+    page, name, text, run_here, require_imports, tmp_path
+):
+    require_imports(text)
+    told, left = [], []
+    for nproc in ("1", "3"):
+        run_dir = tmp_path / f"on-{nproc}"
+        options = (
+            "--nproc-per-node",
+            nproc,
+            "--shards",
+            "3",
+            "--threads",
+            "1",
+            "--device",
+            "cpu",
+            "--run-dir",
+            str(run_dir),
+        )
+        done = run_here(text, *options)
+        assert done.returncode == 0, done.stderr
+        told.append(re.findall(r"^epoch \d+: .*$", done.stdout, flags=re.MULTILINE))
+        left.append(digests(run_dir))
+    assert len(told[0]) > 1
+    assert left[0]
+    assert told[0] == told[1]
+    assert left[0] == left[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", sorted(MIGRATIONS))
+def test_before_and_after_save_the_same_weights(page, run_here, require_imports, tmp_path):
+    import torch  # only here: nothing else of this file needs it
+
+    texts = {name: text.replace("shuffle=True", "shuffle=False") for stem, name, text in SCRIPTS if stem == page}
+    require_imports(texts["before.py"])
+    before = run_plainly(tmp_path, texts["before.py"])
+    done = run_here(texts["after.py"], "--threads", "1", "--device", "cpu", "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": loss") == before.count(": loss") == 5
+    expected, found = torch.load(tmp_path / "plain" / "model.pt"), torch.load(tmp_path / "model.pt")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.long
+def test_a_function_is_launched_as_from_a_notebook(tmp_path):
+    (text,) = [text for page, _, text in SCRIPTS if page == "notebooks"]
+    assert re.fullmatch(r"(?s).*\[\d[\d., ]+\]\n", run_plainly(tmp_path, text))
