@@ -45,6 +45,7 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
+_MAY_BE_NONE = ("shards", "seed", "threads", "workers", "trace_until", "keep_every", "devices_per_process")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -206,6 +207,16 @@ class RunConfig:
     )
     """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
 
+    journal_every: int = option(
+        100,
+        group=TRAINING,
+        metavar="STEPS",
+        help="Steps between lines of the digest journal, for lockstep diff and lockstep replay; 0: none.  [default: 100]",
+    )
+    """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
+    replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
+    hold, the gradient and the state. 0: none is written."""
+
     profile: str | None = option(
         None,
         group=TRAINING,
@@ -225,6 +236,14 @@ class RunConfig:
     Another one is saved at the end of the run. ``off``: none are saved."""
     keep: int = option(2, group=CHECKPOINTS, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]")
     """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
+    keep_every: int | None = option(
+        None,
+        group=CHECKPOINTS,
+        metavar="STEPS",
+        help="Also keep one checkpoint of every so many steps, for lockstep replay.  [default: none]",
+    )
+    """Besides the newest checkpoints, keep the first one of every so many steps: ``lockstep replay`` can begin there. None: keep
+    the newest only."""
     fresh: bool = option(
         False,
         group=CHECKPOINTS,
@@ -266,12 +285,14 @@ class RunConfig:
             ("log_every", 1),
             ("workers", 0),
             ("trace_until", 1),
+            ("journal_every", 0),
             ("keep", 1),
+            ("keep_every", 1),
             ("devices_per_process", 1),
             ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in ("shards", "seed", "threads", "workers", "trace_until", "devices_per_process"):
+            if value is None and field in _MAY_BE_NONE:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
