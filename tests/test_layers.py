@@ -28,6 +28,7 @@ SPINE = (
     ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
+    ("replay",),  # the digest journal, and steps taken again
     ("loop",),
     ("startup",),  # what is checked and said then
     ("parts",),  # the only composer
@@ -130,6 +131,8 @@ WITHOUT_TORCH = (
     "trace.differences",
     "diagnosis.experiments",
     "diagnosis.conclusion",
+    "replay.digests",
+    "replay.request",
     "explain.errors",
     "launch",
     "analysis",

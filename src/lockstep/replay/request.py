@@ -31,6 +31,10 @@ class Request:
     """The shard to show; None: all."""
     every: int = 0
     """Steps between lines of the run's digest journal; 0: it has none."""
+    device: str = "auto"
+    """The run's."""
+    strategy: str = "auto"
+    """What the run's command line gave."""
     out: str | None = None
     """The file for the batches."""
     debugs: bool = False
@@ -53,17 +57,21 @@ class Request:
         return Request(**json.loads((directory / _FILE_NAME).read_text()))
 
 
-def as_replay(config: RunConfig, directory: str) -> RunConfig:
-    """The script's settings for a replay, whatever it has asked for: in a directory of its own, without checkpoints, and not
-    stopped by what is to be looked at."""
-    return dataclasses.replace(
-        config,
-        run_dir=directory,
-        fresh=False,
-        checkpoint_every="off",
-        trace="off",
-        trace_until=None,
-        track="off",
-        profile=None,
-        on_nan="ignore",
-    )
+    def settings(self, config: RunConfig, directory: str) -> RunConfig:
+        """The script's settings for a replay, whatever it has asked for: in a directory of its own, without checkpoints, and
+        not stopped by what is to be looked at."""
+        return dataclasses.replace(
+            config,
+            run_dir=directory,
+            journal_every=self.every,
+            device=self.device,
+            strategy=self.strategy if config.strategy == "auto" else config.strategy,
+            progress="off",
+            fresh=False,
+            checkpoint_every="off",
+            trace="off",
+            trace_until=None,
+            track="off",
+            profile=None,
+            on_nan="ignore",
+        )
