@@ -242,8 +242,8 @@ class RunConfig:
         metavar="STEPS",
         help="Also keep one checkpoint of every so many steps, for lockstep replay.  [default: none]",
     )
-    """Besides the newest checkpoints, keep the first one of every so many steps: ``lockstep replay`` can begin there. None: keep
-    the newest only."""
+    """Besides the newest checkpoints, keep the first one of every so many steps, where ``lockstep replay`` can begin. None:
+    none."""
     fresh: bool = option(
         False,
         group=CHECKPOINTS,

@@ -42,7 +42,8 @@ def squared_norm(tensor: Tensor) -> float:
 def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
     """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with one transfer per device.
 
-    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower integers PyTorch would first make a wide copy of the whole tensor.)"""
+    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower integers PyTorch would first
+    make a wide copy of the whole tensor.)"""
     sums: list[Tensor] = []
     for tensor in tensors:
         flat = tensor.detach()

@@ -88,7 +88,7 @@ def test_steps_are_found_by_name():
     assert step_with_nan(digests)[0] == 3
     assert step_with_worst_loss(digests) == (2, "step 2 has the largest loss, 5 in shard 0")
     assert step_with_first_difference(digests, journal(1.0, 5.0, 6.0))[0] == 3
-    with pytest.raises(UsageError, match="no loss in the digest journal .steps 1 to 1. is NaN"):
+    with pytest.raises(UsageError, match=r"no loss in the digest journal \(steps 1 to 1\) is NaN"):
         step_with_nan(journal(1.0))
     with pytest.raises(UsageError, match="do not differ in the steps that both journals have, up to 1"):
         step_with_first_difference(journal(1.0), journal(1.0))

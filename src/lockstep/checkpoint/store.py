@@ -226,8 +226,10 @@ def find_checkpoint(path: Path) -> Path:
 
 def _thinned(checkpoints: Sequence[Path], every: int | None, newest: int) -> set[Path]:
     """The first checkpoint of each ``every`` steps, up to the newest step: those of later steps are of no run any more."""
+    if every is None:
+        return set()
     first: dict[int, Path] = {}
-    for checkpoint in sorted(checkpoints, key=step_of) if every is not None else ():
+    for checkpoint in sorted(checkpoints, key=step_of):
         if step_of(checkpoint) <= newest:
             first.setdefault(step_of(checkpoint) // every, checkpoint)
     return set(first.values())

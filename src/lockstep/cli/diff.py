@@ -81,7 +81,9 @@ def _lines(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list
     if steps[0] != steps[1]:
         lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
     for changes, heading in ((True, "what may change the answer:"), (False, "what does not, where shards= was given:")):
-        listed = [f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes]
+        listed = [
+            f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
+        ]
         lines += [f"  {heading}", *listed] if listed else []
     if not unlike:
         lines.append("  births, settings, scripts, versions and machines do not differ")

@@ -65,7 +65,9 @@ class _Program:
 @click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("other", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
-@click.option("--step", required=True, metavar="N", help="The step to look at: a number, nan, worst-loss, or first-difference.")
+@click.option(
+    "--step", required=True, metavar="N", help="The step to look at: a number, nan, worst-loss, or first-difference."
+)
 @click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to look at.  [default: N]")
 @click.option("--shard", type=click.IntRange(min=0), metavar="S", help="Look at one shard only, and its own gradient.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
@@ -99,6 +101,8 @@ def command(
     record, digests = read_record(run), _digests_of(run)
     first, remark = _find(step, record, digests, other)
     last = first if last is None else last
+    known = max([record.last_step, *(digests.steps if digests is not None else ())])
+    record = dataclasses.replace(record, last_step=known)
     _check(record, first, last, shard, nproc, debugs=debugs, blames=blames)
     program = _program(record, first, script)
     say = _Voice(as_json)
@@ -175,23 +179,22 @@ def _find(step: str, record: RunRecord, digests: Digests | None, other: Path | N
     return finding.step_with_first_difference(digests, read_digests(other))
 
 
-def _check(
-    record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool
-) -> None:
+def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
     """Refuse what cannot be.
 
     Raises:
         UsageError: such a step or shard is not in the run, or options exclude each other.
     """
-    known = max(record.last_step, 0)
     if not 1 <= first <= last:
         raise UsageError(f"--step {first} --to {last}: steps count from 1, and M is not before N")
-    if last > known:
-        raise UsageError(f"step {last} was never taken: the last step of {record.path} is {known}")
+    if last > record.last_step:
+        raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
     if shard is not None and shard >= record.birth.shards:
         raise UsageError(f"--shard {shard}: the run has {counted(record.birth.shards, 'shard')}, numbered from 0")
     if nproc > record.birth.shards:
-        raise UsageError(f"--nproc {nproc}: the run has {counted(record.birth.shards, 'shard')}, so at most as many processes")
+        raise UsageError(
+            f"--nproc {nproc}: the run has {counted(record.birth.shards, 'shard')}, so at most as many processes"
+        )
     if nproc > 1 and (debugs or blames):
         raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
     if record.command.number > 0:
@@ -213,7 +216,9 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
     if script is not None:
         return _Program(target=str(script.resolve()), is_module=False, args=args, cwd=cwd)
     if not record.command.script:
-        raise UsageError(f"{record.path} was trained by a function or a notebook, so there is no script to run: give --script")
+        raise UsageError(
+            f"{record.path} was trained by a function or a notebook, so there is no script to run: give --script"
+        )
     module = start.get("module")
     return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
 
@@ -235,8 +240,11 @@ class _Replayer:
         directory = new_directory(self._place / name)
         make_directory(directory, request, self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
-        steps = f"steps {request.after + 1} to {request.last}"
-        self._say(f"taking {steps} again from {since}, in {directory}" if not request.blames else "taking it sample by sample")
+        one = request.after + 1 == request.last
+        steps = f"step {request.last}" if one else f"steps {request.after + 1} to {request.last}"
+        self._say(
+            f"taking {steps} again from {since}, in {directory}" if not request.blames else "taking it sample by sample"
+        )
         program = self._program
         if program.cwd.is_dir():
             os.chdir(program.cwd)
@@ -269,7 +277,9 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
     }
     shard = request.shard
     if shard is None:
-        shard = max(losses, key=lambda one: (not math.isfinite(losses[one]), losses[one] if losses[one] == losses[one] else 0))
+        shard = max(
+            losses, key=lambda one: (not math.isfinite(losses[one]), losses[one] if losses[one] == losses[one] else 0)
+        )
     if told.shown.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "

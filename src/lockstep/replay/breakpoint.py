@@ -8,11 +8,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import lockstep
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 
-_PACKAGE = Path(lockstep.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 class Breakpoint(Listener):
@@ -30,8 +29,26 @@ class Breakpoint(Listener):
         """See Listener."""
         if not self._has_stopped and self._shard in (None, micro.shard):
             self._has_stopped = True
-            # It stops at the next line of the script: the first of the loop's body, where the batch has its names.
-            pdb.Pdb().set_trace(_frame_of_script())
+            _Debugger().set_trace(_frame_of_script())
+
+
+class _Debugger(pdb.Pdb):
+    """Stops at the next line of the frame that it is given: the first of the loop's body, where the batch has its names."""
+
+    def set_trace(self, frame: FrameType | None = None) -> None:
+        """See pdb."""
+        self._begins_in = frame
+        super().set_trace(frame)
+
+    def set_step(self) -> None:
+        """See bdb: it would stop in whatever is called next, here in lockstep."""
+        frame, self._begins_in = self._begins_in, None
+        if frame is None:
+            super().set_step()
+        else:
+            self.set_next(frame)
+
+    set_stepinstr = set_step  # what Python 3.13 begins with
 
 
 def _frame_of_script() -> FrameType:

@@ -6,6 +6,7 @@ exact if it shows in a loss, and else lies between two steps whose state is know
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,19 +66,17 @@ def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: f
     return Comparison(steps=tuple(compared), states=tuple(states), difference=None)
 
 
-def _in_shards(
-    mine: dict[ShardKey, Shard], theirs: dict[ShardKey, Shard], tolerance: float | None
-) -> Iterator[Difference]:
+def _in_shards(mine: dict[ShardKey, Shard], theirs: dict[ShardKey, Shard], tolerance: float | None) -> Iterator[Difference]:
     """Differences between the micro-steps that both have. (Of a rank that was killed the last lines are missing.)"""
     for key in [key for key in mine if key in theirs]:
         one, two = mine[key], theirs[key]
-        place = {"step": key.step, "phase": key.phase, "shard": key.shard}
+        at = functools.partial(Difference, step=key.step, phase=key.phase, shard=key.shard)
         if one.samples != two.samples:
-            yield Difference(stage="samples", values=(f"digest {one.samples}", f"digest {two.samples}"), **place)
+            yield at(stage="samples", values=(f"digest {one.samples}", f"digest {two.samples}"))
         elif NOTHING not in (one.content, two.content) and one.content != two.content:
-            yield Difference(stage="content", values=(f"digest {one.content}", f"digest {two.content}"), **place)
+            yield at(stage="content", values=(f"digest {one.content}", f"digest {two.content}"))
         elif not _are_equal(one.losses, two.losses, tolerance):
-            yield Difference(stage="loss", values=(_decimals(one.losses), _decimals(two.losses)), **place)
+            yield at(stage="loss", values=(_decimals(one.losses), _decimals(two.losses)))
 
 
 def _after(one: Digests, two: Digests, step: int) -> Iterator[Difference]:
@@ -97,7 +96,9 @@ def _are_equal(one: tuple[str, ...], two: tuple[str, ...], tolerance: float | No
     if one == two or tolerance is None:
         return one == two
     pairs = [(number(a), number(b)) for a, b in zip(one, two, strict=False)]
-    return len(one) == len(two) and all(math.isclose(a, b, rel_tol=tolerance) or a == b or (a != a and b != b) for a, b in pairs)
+    return len(one) == len(two) and all(
+        math.isclose(a, b, rel_tol=tolerance) or a == b or (a != a and b != b) for a, b in pairs
+    )
 
 
 def _decimals(losses: tuple[str, ...]) -> str:

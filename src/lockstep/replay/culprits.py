@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.trace.lines import number, read_trace
 
 _TIMES = 3.0
-"""As large as the median of the others is what stands out."""
+"""More than twice that many times the median of the others is what stands out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,9 @@ def read_samples(directory: Path) -> list[Sample]:
     """The samples of a replay that blames, in their order."""
     lines = [line for line in read_trace(directory)[0] if line["event"] == "shard" and line["phase"] == 0]
     return [
-        Sample(identity=line["batches"][0]["samples"][0], loss=number(line["losses"][-1])) for line in lines if line["losses"]
+        Sample(identity=line["batches"][0]["samples"][0], loss=number(line["losses"][-1]))
+        for line in lines
+        if line["losses"]
     ]
 
 
@@ -37,9 +39,11 @@ def culprits(samples: Sequence[Sample]) -> list[Sample]:
     bad = [sample for sample in samples if not math.isfinite(sample.loss)]
     if bad or not samples:
         return bad
-    middle = statistics.median(sample.loss for sample in samples)
     worst = max(sample.loss for sample in samples)
-    found = [sample for sample in samples if sample.loss > _TIMES * middle and sample.loss >= worst / 2]
+    found = [sample for sample in samples if sample.loss >= worst / 2]
+    others = [sample.loss for sample in samples if sample.loss < worst / 2]
+    if not others or worst / 2 <= _TIMES * statistics.median(others):
+        return []
     return sorted(found, key=lambda sample: -sample.loss)
 
 
@@ -49,11 +53,14 @@ def in_words(shard: int, samples: Sequence[Sample]) -> list[str]:
     if any(not math.isfinite(sample.loss) for sample in found):
         named = ", ".join(f"{sample.identity} (loss {sample.loss})" for sample in found)
         return [f"to blame in shard {shard}: {'sample' if len(found) == 1 else 'samples'} {named}"]
-    middle = statistics.median(sample.loss for sample in samples) if samples else math.nan
+    others = [sample.loss for sample in samples if sample not in found]
+    middle = statistics.median(others) if others else math.nan
     if found:
         named = ", ".join(f"{sample.identity} (loss {sample.loss:.6g})" for sample in found)
         word = "sample" if len(found) == 1 else "samples"
-        return [f"to blame in shard {shard}: {word} {named}; the median of all {len(samples)} is {middle:.6g}"]
+        return [f"to blame in shard {shard}: {word} {named}; the median of the other {len(others)} is {middle:.6g}"]
     largest = sorted(samples, key=lambda sample: -sample.loss)[:3]
     named = ", ".join(f"{sample.identity} ({sample.loss:.6g})" for sample in largest)
-    return [f"no sample of shard {shard} stands out by itself: the largest losses are of {named}; the median is {middle:.6g}"]
+    return [
+        f"no sample of shard {shard} stands out by itself: the largest losses are of {named}; the median is {middle:.6g}"
+    ]

@@ -41,7 +41,7 @@ def checkpoint_before(
     later = sorted(step_of(path) for path in checkpoints if step_of(path) >= step)
     reached = "no step can be reached from a checkpoint"
     if later:
-        reached = f"its checkpoints are of steps {', '.join(map(str, later))}, from which step {later[0] + 1} and later ones can"
+        reached = f"its checkpoints are of steps {', '.join(map(str, later))}, from which steps after {later[0]} can"
     raise ConfigError(
         f"step {step} of {run_dir} cannot be reached from a checkpoint: {reached}. --from-start takes all {step} steps again, "
         "from the beginning. (Of runs to come, --keep-every STEPS keeps checkpoints for this.)"

@@ -29,7 +29,6 @@ from lockstep.replay.journal import norm_of
 from lockstep.trace.lines import TraceWriter, exact
 from lockstep.trace.subjects import Subjects
 
-
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -135,8 +134,4 @@ class Exhibit(Listener):
 
 def batch_norm_in(subjects: Subjects) -> list[str]:
     """The names of layers that normalize over the samples of a shard, so that none of these can be taken out."""
-    return [
-        name
-        for name, module in subjects.modules()
-        if isinstance(module, _BATCH_NORMS) and module.training
-    ]
+    return [name for name, module in subjects.modules() if isinstance(module, _BATCH_NORMS) and module.training]

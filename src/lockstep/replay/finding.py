@@ -28,9 +28,7 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
     Raises:
         UsageError: no loss is known.
     """
-    losses = [
-        (number(loss), key) for key, shard in sorted(digests.shards.items()) for loss in shard.losses if loss != "nan"
-    ]
+    losses = [(number(loss), key) for key, shard in sorted(digests.shards.items()) for loss in shard.losses if loss != "nan"]
     if not losses:
         raise UsageError(f"no loss is known in {_range(digests)}")
     worst, key = max(losses, key=lambda pair: pair[0])

@@ -46,7 +46,7 @@ class DigestJournal(Listener):
 
     Args:
         writer: of the process's file.
-        every: steps between lines.
+        every: steps between lines; 0: there are only those of ``always``.
         fingerprint: of the run's state.
         subjects: what is trained.
         is_main: whether this is rank 0, which also writes what is the same on all.
@@ -82,7 +82,7 @@ class DigestJournal(Listener):
     def begin_step(self, step: int) -> None:
         """See Listener."""
         self._step = step
-        self._is_due = step % self._every == 0 or step in self._always
+        self._is_due = (self._every > 0 and step % self._every == 0) or step in self._always
         self.drop()
 
     def begin_phase(self, phase: int) -> None:

@@ -59,15 +59,11 @@ def open_digests(
     )
     subjects = Subjects()
     always = range(0) if request is None else request.steps
-    journal = DigestJournal(
-        writer, config.journal_every, fingerprint, subjects, is_main=world.rank == 0, always=always
-    )
+    journal = DigestJournal(writer, config.journal_every, fingerprint, subjects, is_main=world.rank == 0, always=always)
     return [subjects, journal]
 
 
-def open_replay(
-    request: Request, config: RunConfig, world: World, device: torch.device, run_dir: Path
-) -> list[Listener]:
+def open_replay(request: Request, config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
     """Begin to record a replay's steps: what is to be told of it, in this order. The last one ends the script."""
     subjects = Subjects()
     out = None if request.out is None or request.blames else Path(request.out)

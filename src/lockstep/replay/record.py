@@ -91,8 +91,8 @@ def differences(one: RunRecord, two: RunRecord, step: int) -> Iterator[Unlike]:
     both = [name for name in (*_OF_SCRIPTS, *OF_BITS, *_OF_MACHINES) if name in starts[0] and name in starts[1]]
     yield from _unlike(scripts[0], scripts[1], [name for name in scripts[0] if name not in both], changes_answer=True)
     for names, changes in (((*_OF_SCRIPTS[:2], *OF_BITS), True), ((_OF_SCRIPTS[2], *_OF_MACHINES), False)):
-        names = tuple(name for name in names if name in both and name not in births[0])
-        yield from _unlike(starts[0], starts[1], names, changes_answer=changes)
+        known = [name for name in names if name in both and name not in births[0]]
+        yield from _unlike(starts[0], starts[1], known, changes_answer=changes)
 
 
 def _unlike(one: Fields, two: Fields, names: Any, *, changes_answer: bool) -> Iterator[Unlike]:

@@ -56,7 +56,6 @@ class Request:
         """What ``write`` saved there."""
         return Request(**json.loads((directory / _FILE_NAME).read_text()))
 
-
     def settings(self, config: RunConfig, directory: str) -> RunConfig:
         """The script's settings for a replay, whatever it has asked for: in a directory of its own, without checkpoints, and
         not stopped by what is to be looked at."""

@@ -120,7 +120,9 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
             )
     cause = _cause(found.difference.stage, has_notes=bool(notes), was_unlike=bool(unlike))
     return Verdict(
-        status="different", comparison=found, lines=(*notes, f"DIFFERENT from the run, first in {why} (in the replay)", cause)
+        status="different",
+        comparison=found,
+        lines=(*notes, f"DIFFERENT from the run, first in {why} (in the replay)", cause),
     )
 
 
@@ -135,7 +137,8 @@ def _is_other(here: Fields, launch: Fields, name: str) -> bool:
 
 def _counted(found: Comparison) -> str:
     after = f", gradient and state after {_listed(found.states)}" if found.states else ""
-    return f"samples and losses of steps {found.steps[0]} to {found.steps[-1]}{after}"
+    first, last = found.steps[0], found.steps[-1]
+    return f"samples and losses of {f'step {first}' if first == last else f'steps {first} to {last}'}{after}"
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -160,9 +163,7 @@ def _cause(stage: str, *, has_notes: bool, was_unlike: bool) -> str:
     )
 
 
-def lines_of_steps(
-    request: Request, run: TracedRun, shown: Shown, *, with_samples: bool
-) -> Iterator[str]:
+def lines_of_steps(request: Request, run: TracedRun, shown: Shown, *, with_samples: bool) -> Iterator[str]:
     """What is shown of each step."""
     for step in request.steps:
         if step not in run.steps:
