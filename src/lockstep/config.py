@@ -208,10 +208,10 @@ class RunConfig:
     """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
 
     journal_every: int = option(
-        100,
+        1000,
         group=TRAINING,
         metavar="STEPS",
-        help="Steps between lines of the digest journal, for lockstep diff and lockstep replay; 0: none.  [default: 100]",
+        help="Steps between lines of the digest journal, for lockstep diff and lockstep replay; 0: none.  [default: 1000]",
     )
     """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
     replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples

@@ -56,6 +56,7 @@ from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
 from lockstep.recovery.unprepared import Unprepared
 from lockstep.replay.blame import SampleBySample
+from lockstep.replay.digests import is_due
 from lockstep.replay.opening import open_digests, open_replay
 from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth
@@ -141,7 +142,7 @@ class Parts:
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
         fingerprint = Fingerprint(self.state)
-        parted = PartedRanks(fingerprint, self.collectives, config.journal_every)
+        parted = PartedRanks(fingerprint, self.collectives, lambda step: is_due(step, config.journal_every))
         cursor = (
             ScriptCursor() if checkpoint is None else ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         )

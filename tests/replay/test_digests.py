@@ -18,7 +18,7 @@ def start(launch, after=0):
 
 def line(step, shard, loss, **more):
     text = row(ShardKey(step, 0, shard, 0), Shard(f"samples-{step}", "-", (exact(loss),)))
-    return {"event": "steps", "last": step, "shards": [text], **more}
+    return {"event": "steps", "last": step, "shards": text, **more}
 
 
 def journal(*losses, state="same"):
@@ -32,7 +32,7 @@ def journal(*losses, state="same"):
 def test_a_row_says_what_was_put_in():
     key, shard = ShardKey(3, 1, 2, 0), Shard("1a2b", "-", (exact(0.1), exact(float("nan"))))
     digests = Digests()
-    digests.add({"shards": [row(key, shard)]})
+    digests.add({"shards": row(key, shard)})
     assert digests.shards == {key: shard}
 
 

@@ -4,8 +4,9 @@
 (seconds since 1970) and the fields of the kind:
 
 =====================  =================================================================================================
-``start``              ``script``, ``args``, ``module`` (null: it was no module), ``cwd``, ``script_sha256``, ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``,
-                       ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
+``start``              ``script``, ``args``, ``module`` (null: it was none), ``cwd``, ``script_sha256``, ``launcher``,
+                       ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``, ``shards``,
+                       ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
                        ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep``
                        (versions)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run goes on after that step, and what was

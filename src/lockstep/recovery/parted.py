@@ -12,7 +12,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,14 +32,14 @@ class PartedRanks(Listener):
     Args:
         fingerprint: of the run's state.
         collectives: over all ranks.
-        journal_every: steps between lines of the digest journal; 0: there is none.
+        is_journaled: says of a step whether the digest journal needs its sums.
     """
 
-    def __init__(self, fingerprint: Fingerprint, collectives: Collectives, journal_every: int = 0) -> None:
+    def __init__(self, fingerprint: Fingerprint, collectives: Collectives, is_journaled: Callable[[int], bool]) -> None:
         self.have_parted = False
         """Whether a difference was found and reported."""
         self._fingerprint = fingerprint
-        self._journal_every = journal_every
+        self._is_journaled = is_journaled
         self._collectives = collectives
         self._next = 0
         """The step after which the next comparison is due."""
@@ -52,8 +52,8 @@ class PartedRanks(Listener):
         Raises:
             MismatchError: the ranks have parted.
         """
-        is_known = self._journal_every > 0 and step % self._journal_every == 0
-        if (is_known or step >= self._next) and self._collectives.size > 1 and not self.have_parted:
+        is_due = step >= self._next or self._is_journaled(step)
+        if is_due and self._collectives.size > 1 and not self.have_parted:
             self._compare(step, at_end_of_step=True)
 
     def before_save(self, step: int) -> None:

@@ -6,11 +6,12 @@ object with ``event`` (its kind), ``time_s`` and the fields of the kind:
 ===============  =======================================================================================================
 ``start``        a launch begins: ``launch`` (its token, the same on every rank), ``rank``, ``world_size``, ``after`` (the step
                  after which the run goes on), ``every``, ``shards`` (V), ``exact`` (whether bits are promised)
-``steps``        ``shards``: a text for each micro-step of this rank since the line before, ``<step> <phase> <shard> <part>
-                 <samples> <content> <losses>``: the digest of the samples' identities, that of what they hold (only in the
-                 steps below; else ``-``), and the losses with commas between them. If ``last`` is a multiple of ``every``,
-                 then on rank 0 for this step: ``gradients``, for each phase the digest of all gradients after the exchange and
-                 their norm, and ``state``, a digest of each object of the run (``model``, ``optimizer``, ...) after the step
+``steps``        ``shards``: a text with semicolons between the micro-steps of this rank since the line before, each ``<step>
+                 <phase> <shard> <part> <samples> <content> <losses>``: the digest of the samples' identities, that of what they
+                 hold (only in the steps below; else ``-``), and the losses with commas between them. On rank 0, if ``last`` is
+                 a step of which more is written (see ``is_due``): ``gradients``, for each phase the digest of all gradients
+                 after the exchange and their norm, and ``state``, a digest of each object of the run (``model``,
+                 ``optimizer``, ...) after the step
 ===============  =======================================================================================================
 
 Where the run's strategy promises bits, all of it is the same for every number of processes. Numbers are written as in a trace:
@@ -81,13 +82,19 @@ class Digests:
 
     def add(self, line: Line) -> None:
         """Take in a line of a rank."""
-        for text in line.get("shards", ()):
+        for text in filter(None, line["shards"].split(";")):
             key, shard = _parse(text)
             self.shards[key] = shard
         if "state" in line:
             self.states[line["last"]] = dict(line["state"])
         if line.get("gradients"):
             self.gradients[line["last"]] = tuple(PhaseGradient(*pair) for pair in line["gradients"])
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether a line is written after a step, and gradients and state are digested: after every so many steps, and before that
+    after steps 1, 2, 4, 8, ..., so that a short run has some too."""
+    return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
 def row(key: ShardKey, shard: Shard) -> str:
