@@ -12,13 +12,15 @@ from lockstep.replay.directory import checkpoint_before
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 
-@pytest.mark.parametrize(("step", "origin"), [(2, "the beginning"), (5, "step-00000003"), (10, "step-0000000")])
-def test_a_step_of_a_run_killed_on_three_processes_is_taken_again_on_one_to_the_bit(bench, healthy, step, origin):
+@pytest.mark.parametrize(
+    ("step", "origin", "states"), [(2, "the beginning", "1, 2"), (5, "step-00000003", "4"), (10, "step-0000000", "8")]
+)
+def test_a_step_of_a_run_killed_on_three_processes_is_taken_again_on_one_to_the_bit(bench, healthy, step, origin, states):
     done = bench.replay(healthy, "--step", step)
     assert done.status == 0, done.all
     assert f"again from {origin}" in done.out, done.all
     assert "EQUAL to the run, to the bit: samples and losses of steps" in done.out, done.all
-    assert ("gradient and state after" in done.out) == (step != 2), done.all
+    assert f"gradient and state after {states}" in done.out, done.all
     assert len(re.findall(r"  shard \d: loss \S+, 2 samples: \d+ \d+", done.out)) == 4, done.all
     assert re.search(rf"^step {step}  learning rate: optimizer 0.0", done.out, flags=re.MULTILINE), done.all
     assert re.search(r"^  gradient norm: ", done.out, flags=re.MULTILINE), done.all
@@ -38,6 +40,15 @@ def test_a_debugger_stops_in_the_body_of_the_loop_with_the_shards_batch(bench, h
     done = bench.replay(healthy, "--step", 4, "--shard", 2, "--pdb", stdin="p ('mine', tuple(x.shape), team.step)\nc\n")
     assert "('mine', (2, 4), 4)" in done.all, done.all
     assert (done.status, "EQUAL to the run" in done.out) == (0, True), done.all
+    done = bench.replay(healthy, "--step", 4, "--pdb", stdin="q\n")
+    assert (done.status, "left in the debugger" in done.out) == (0, True), done.all
+
+
+@pytest.mark.parametrize("shard", range(4))
+def test_any_shard_is_taken_sample_by_sample(bench, healthy, shard):
+    found, status = bench.replay_json(healthy, "--step", 5, "--shard", shard, "--blame")
+    assert (status, found["verdict"]) == (0, "equal")
+    assert len(found["alone"]) == 2
 
 
 def test_a_changed_script_is_said_and_not_called_equal(bench, healthy):
@@ -157,7 +168,7 @@ def test_two_runs_are_compared_whatever_their_number_of_processes(bench, healthy
     alone = bench.train("alone", nproc=1)
     done = bench.say("diff", healthy, alone)
     assert done.status == 0, done.all
-    assert "EQUAL  samples and losses of steps 1 to 10; gradient and state after 2 of them" in done.out, done.all
+    assert "EQUAL  samples and losses of steps 1 to 10; gradient and state after 4 of them" in done.out, done.all
     assert re.search(r"world_size: 2, and 1", done.out), done.all
 
 
@@ -165,8 +176,10 @@ def test_the_first_step_in_which_two_runs_differ_is_found_and_what_else_differs(
     other = bench.train("other", "lr=0.03", nproc=1)
     done = bench.say("diff", healthy, other, "--json")
     found = json.loads(done.out)
-    assert (done.status, found["equal"], found["difference"]["step"], found["difference"]["stage"]) == (1, False, 2, "loss")
+    assert (done.status, found["equal"], found["difference"]["step"], found["difference"]["stage"]) == (1, False, 1, "state")
     assert ["args", ["kill=7", "lr=0.03"]] in [[item["what"], item["values"]] for item in found["unlike"]]
-    assert bench.say("diff", healthy, other).out.startswith("DIFFERENT  first in step 2, shard 0: its loss: ")
+    assert bench.say("diff", healthy, other).out.startswith(
+        "DIFFERENT  first in step 1: the state after the step (optimizer): digest "
+    )
     done = bench.replay(healthy, other, "--step", "first-difference")
-    assert (done.status, "the runs differ first in step 2, shard 0" in done.out) == (0, True), done.all
+    assert (done.status, "the runs differ first in step 1: the state" in done.out) == (0, True), done.all

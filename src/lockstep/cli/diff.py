@@ -75,7 +75,7 @@ def _lines(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list
         lines.append(f"DIFFERENT  first in {in_words(found.difference)}")
         if found.states:
             lines.append(f"  the state was last compared, and equal, after step {found.states[-1]}")
-        elif found.difference.stage != "state":
+        elif found.difference.step > 1:
             lines.append("  the state was not compared before it: --journal-every sets after which steps it can be")
     steps = [record.last_step for record in records]
     if steps[0] != steps[1]:

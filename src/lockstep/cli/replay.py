@@ -124,6 +124,9 @@ def command(
     taken = _Replayer(record, program, None if found is None else found[0].resolve(), nproc, say)
     directory, failure = taken.take(request)
     told = read_told(directory)
+    if debugs and failure is None and (told is None or first not in told.run.steps):
+        say("left in the debugger")
+        return 0
     if told is None or first not in told.run.steps:
         raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
     verdict = judge(request, record, _start_of(directory), digests, told.digests)
@@ -133,9 +136,9 @@ def command(
         say(f"the batches are in {out}")
     for line in verdict.lines:
         say(line)
-    blamed = _blame(taken, request, told, say) if blames else []
+    alone = _blame(taken, request, told, say) if blames else []
     if as_json:
-        click.echo(json.dumps(_as_json(directory, request, told, verdict, blamed), indent=1))
+        click.echo(json.dumps(_as_json(directory, request, told, verdict, alone), indent=1))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
@@ -268,7 +271,7 @@ def _start_of(directory: Path) -> dict[str, Any]:
 
 
 def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[culprits.Sample]:
-    """Find the samples to blame in the worst shard of the first step, and say so."""
+    """Take the worst shard of the first step sample by sample, and say which are to blame; returns all of them."""
     losses = {
         key.shard: number(loss)
         for key, owners in told.run.shards_of(request.first)
@@ -290,14 +293,14 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
     if failure is not None:
         say(f"to blame: shard {shard}. Its samples could not be taken one by one: the script failed with a single one")
         raise failure
-    samples = culprits.read_samples(directory)
+    samples = culprits.read_samples(directory, shard)
     for line in culprits.in_words(shard, samples):
         say(line)
-    return culprits.culprits(samples)
+    return samples
 
 
 def _as_json(
-    directory: Path, request: Request, told: Told, verdict: Verdict, blamed: list[culprits.Sample]
+    directory: Path, request: Request, told: Told, verdict: Verdict, alone: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -313,5 +316,6 @@ def _as_json(
         ],
         "norms": [{"step": step, "phase": phase, "norms": norms} for (step, phase), norms in told.shown.phases.items()],
         "rates": told.shown.rates,
-        "blamed": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in blamed],
+        "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in alone],
+        "blamed": [sample.identity for sample in culprits.culprits(alone)],
     }

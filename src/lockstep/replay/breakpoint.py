@@ -50,6 +50,10 @@ class _Debugger(pdb.Pdb):
 
     set_stepinstr = set_step  # what Python 3.13 begins with
 
+    def set_quit(self) -> None:
+        """See bdb: to have seen enough is no failure."""
+        raise SystemExit(0)
+
 
 def _frame_of_script() -> FrameType:
     frame: FrameType | None = sys._getframe(1)

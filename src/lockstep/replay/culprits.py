@@ -24,9 +24,10 @@ class Sample:
     loss: float
 
 
-def read_samples(directory: Path) -> list[Sample]:
-    """The samples of a replay that blames, in their order."""
-    lines = [line for line in read_trace(directory)[0] if line["event"] == "shard" and line["phase"] == 0]
+def read_samples(directory: Path, shard: int) -> list[Sample]:
+    """The samples of the shard in a replay that blames, in their order."""
+    lines = [line for line in read_trace(directory)[0] if line["event"] == "shard"]
+    lines = [line for line in lines if (line["phase"], line["shard"]) == (0, shard)]
     return [
         Sample(identity=line["batches"][0]["samples"][0], loss=number(line["losses"][-1]))
         for line in lines

@@ -62,7 +62,7 @@ def read_record(run_dir: Path) -> RunRecord:
     try:
         for event in read_events(run_dir):
             if event["event"] == "start":
-                launches.append(Launch(after=0, start=event))
+                launches.append(Launch(after=0, start={**event, "hosts": sorted(set(event.get("hosts", ())))}))
             elif event["event"] == "resume" and launches and isinstance(event.get("step"), int):
                 launches[-1] = Launch(after=event["step"], start=launches[-1].start)
             if isinstance(event.get("step"), int):
@@ -97,12 +97,12 @@ def differences(one: RunRecord, two: RunRecord, step: int) -> Iterator[Unlike]:
 
 def _unlike(one: Fields, two: Fields, names: Any, *, changes_answer: bool) -> Iterator[Unlike]:
     for name in names:
+        values = _text(one.get(name)), _text(two.get(name))
         if one.get(name) != two.get(name):
-            yield Unlike(what=name, values=(_text(one.get(name)), _text(two.get(name))), changes_answer=changes_answer)
+            yield Unlike(what=name, values=values, changes_answer=changes_answer)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        distinct = list(dict.fromkeys(map(str, value)))
-        return " ".join(distinct) or "none"
+        return " ".join(map(str, value)) or "none"
     return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)

@@ -40,7 +40,7 @@ class Request:
     debugs: bool = False
     """Whether to stop in the body of the loop over ``batch.shards``."""
     blames: bool = False
-    """Whether to run the first step's shard sample by sample, in place of all its shards."""
+    """Whether to run that shard of the first step sample by sample."""
 
     @property
     def steps(self) -> range:
