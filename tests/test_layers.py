@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
     ("errors", "stopping", "digest", "option", "atomic"),
-    ("machine", "trackers"),  # cores, threads, addresses; and names
+    ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
     ("config", "job"),
     ("plan",),
     ("world", "listener"),
@@ -122,6 +122,7 @@ WITHOUT_TORCH = (
     "machine.threads",
     "machine.addresses",
     "stopping",
+    "interval",
     "config",
     "world",
     "plan",

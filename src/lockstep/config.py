@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
+from lockstep.interval import check_interval
 from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 from lockstep.trackers import TRACKERS, check_track
 
@@ -46,7 +47,6 @@ PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
 _MAY_BE_NONE = ("shards", "seed", "threads", "workers", "trace_until", "keep_every", "devices_per_process")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +262,7 @@ class RunConfig:
     current ones apply), ``precision``, ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
+        object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         object.__setattr__(self, "track", check_track(self.track))
         steps_of(self.profile)
@@ -316,7 +316,7 @@ class RunConfig:
     @property
     def interval(self) -> int | str:
         """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
-        return _check_interval(self.checkpoint_every)
+        return check_interval(self.checkpoint_every)
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
@@ -371,28 +371,6 @@ def steps_of(profile: str | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _check_interval(value: Any) -> int | str:
-    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
-    number of seconds followed by ``s``, or ``off``."""
-    if isinstance(value, datetime.timedelta):
-        value = f"{value.total_seconds():.15g}s"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    if value == "off":
-        return "off"
-    if isinstance(value, str):
-        if value.isdecimal() and int(value) >= 1:
-            return int(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
-        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-        if 0 < seconds < math.inf:
-            return f"{seconds:.15g}s"
-    raise ConfigError(
-        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
-        "2h), or 'off'"
-    )
-
-
 def _check_allowed(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
         raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
@@ -405,7 +383,7 @@ def _check_allowed(value: Any) -> tuple[str, ...]:
 
 def _plain(name: str, value: Any) -> Any:
     if name == "checkpoint_every":
-        return _check_interval(value)
+        return check_interval(value)
     if name == "track":
         return check_track(value)
     return _check_allowed(value) if name == "allow" else value
