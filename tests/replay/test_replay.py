@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    ("step", "origin", "states"), [(2, "the beginning", "1, 2"), (5, "step-00000003", "4"), (10, "step-0000000", "8")]
+    ("step", "origin", "states"), [(2, "the beginning", "1, 2"), (5, "step-00000003", "4"), (8, "step-0000000", "(4, )?8")]
 )
 def test_a_step_of_a_run_killed_on_three_processes_is_taken_again_on_one_to_the_bit(bench, healthy, step, origin, states):
     done = bench.replay(healthy, "--step", step)
     assert done.status == 0, done.all
     assert f"again from {origin}" in done.out, done.all
-    assert "EQUAL to the run, to the bit: samples and losses of steps" in done.out, done.all
-    assert f"gradient and state after {states}" in done.out, done.all
+    assert "EQUAL to the run, to the bit: samples and losses of step" in done.out, done.all
+    assert re.search(f"gradient and state after {states}$", done.out, flags=re.MULTILINE), done.all
     assert len(re.findall(r"  shard \d: loss \S+, 2 samples: \d+ \d+", done.out)) == 4, done.all
     assert re.search(rf"^step {step}  learning rate: optimizer 0.0", done.out, flags=re.MULTILINE), done.all
     assert re.search(r"^  gradient norm: ", done.out, flags=re.MULTILINE), done.all
