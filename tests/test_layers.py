@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
     ("errors", "stopping", "digest", "option", "atomic"),
-    ("machine", "trackers"),  # cores, threads, addresses; and names
+    ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
     ("config", "job"),
     ("plan",),
     ("world", "listener"),
@@ -28,6 +28,7 @@ SPINE = (
     ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
+    ("replay",),  # the digest journal, and steps taken again
     ("loop",),
     ("startup",),  # what is checked and said then
     ("parts",),  # the only composer
@@ -121,6 +122,7 @@ WITHOUT_TORCH = (
     "machine.threads",
     "machine.addresses",
     "stopping",
+    "interval",
     "config",
     "world",
     "plan",
@@ -130,6 +132,8 @@ WITHOUT_TORCH = (
     "trace.differences",
     "diagnosis.experiments",
     "diagnosis.conclusion",
+    "replay.digests",
+    "replay.request",
     "explain.errors",
     "launch",
     "analysis",

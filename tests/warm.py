@@ -53,7 +53,7 @@ def in_place(fd, path, flags):
         os.close(file)
 
 
-def run_on(server, directory, command, *, env=None, stdin=None):
+def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
     """``lockstep run`` with these words, in this process but for its fork server, and in this directory."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         streams = [Path(place, name) for name in ("stdin", "stdout", "stderr")]
@@ -68,7 +68,7 @@ def run_on(server, directory, command, *, env=None, stdin=None):
         for name, fd in (("stdout", 1), ("stderr", 2)):
             patch.setattr(sys, name, stack.enter_context(os.fdopen(os.dup(fd), "w", buffering=1)))
         with pytest.raises(SystemExit) as ended:
-            main(["run", *command])
+            main([verb, *command])
         out, err = (path.read_text() for path in streams[1:])
     return subprocess.CompletedProcess(command, ended.value.code or 0, out, err)
 

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
+from lockstep.interval import check_interval
 from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 from lockstep.trackers import TRACKERS, check_track
 
@@ -45,7 +46,7 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAY_BE_NONE = ("shards", "seed", "threads", "workers", "trace_until", "keep_every", "devices_per_process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +207,16 @@ class RunConfig:
     )
     """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
 
+    journal_every: int = option(
+        1000,
+        group=TRAINING,
+        metavar="STEPS",
+        help="Steps between lines of the digest journal, for lockstep diff and lockstep replay; 0: none.  [default: 1000]",
+    )
+    """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
+    replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
+    hold, the gradient and the state. 0: none is written."""
+
     profile: str | None = option(
         None,
         group=TRAINING,
@@ -225,6 +236,14 @@ class RunConfig:
     Another one is saved at the end of the run. ``off``: none are saved."""
     keep: int = option(2, group=CHECKPOINTS, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]")
     """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
+    keep_every: int | None = option(
+        None,
+        group=CHECKPOINTS,
+        metavar="STEPS",
+        help="Also keep one checkpoint of every so many steps, for lockstep replay.  [default: none]",
+    )
+    """Besides the newest checkpoints, keep the first one of every so many steps, where ``lockstep replay`` can begin. None:
+    none."""
     fresh: bool = option(
         False,
         group=CHECKPOINTS,
@@ -243,7 +262,7 @@ class RunConfig:
     current ones apply), ``precision``, ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checkpoint_every", _check_interval(self.checkpoint_every))
+        object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         object.__setattr__(self, "track", check_track(self.track))
         steps_of(self.profile)
@@ -266,12 +285,14 @@ class RunConfig:
             ("log_every", 1),
             ("workers", 0),
             ("trace_until", 1),
+            ("journal_every", 0),
             ("keep", 1),
+            ("keep_every", 1),
             ("devices_per_process", 1),
             ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in ("shards", "seed", "threads", "workers", "trace_until", "devices_per_process"):
+            if value is None and field in _MAY_BE_NONE:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
@@ -295,7 +316,7 @@ class RunConfig:
     @property
     def interval(self) -> int | str:
         """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
-        return _check_interval(self.checkpoint_every)
+        return check_interval(self.checkpoint_every)
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
@@ -350,28 +371,6 @@ def steps_of(profile: str | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _check_interval(value: Any) -> int | str:
-    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
-    number of seconds followed by ``s``, or ``off``."""
-    if isinstance(value, datetime.timedelta):
-        value = f"{value.total_seconds():.15g}s"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    if value == "off":
-        return "off"
-    if isinstance(value, str):
-        if value.isdecimal() and int(value) >= 1:
-            return int(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
-        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-        if 0 < seconds < math.inf:
-            return f"{seconds:.15g}s"
-    raise ConfigError(
-        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
-        "2h), or 'off'"
-    )
-
-
 def _check_allowed(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
         raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
@@ -384,7 +383,7 @@ def _check_allowed(value: Any) -> tuple[str, ...]:
 
 def _plain(name: str, value: Any) -> Any:
     if name == "checkpoint_every":
-        return _check_interval(value)
+        return check_interval(value)
     if name == "track":
         return check_track(value)
     return _check_allowed(value) if name == "allow" else value

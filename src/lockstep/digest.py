@@ -39,6 +39,28 @@ def squared_norm(tensor: Tensor) -> float:
     return float(numpy.square(numbers).sum())
 
 
+def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
+    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with one transfer per device.
+
+    Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower integers PyTorch would first
+    make a wide copy of the whole tensor.)"""
+    sums: list[Tensor] = []
+    for tensor in tensors:
+        flat = tensor.detach()
+        flat = (flat if flat.layout == torch.strided else flat.to_dense()).contiguous().reshape(-1)
+        data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
+        whole = data.numel() // 8 * 8
+        # The result must not depend on the alignment in memory, which may differ between ranks.
+        wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
+        sums.append(wide.sum() + data[whole:].sum(dtype=torch.int64))
+    totals = [0] * len(sums)
+    for device in {total.device for total in sums}:
+        here = [number for number, total in enumerate(sums) if total.device == device]
+        for number, value in zip(here, torch.stack([sums[number] for number in here]).tolist(), strict=True):
+            totals[number] = value
+    return totals
+
+
 def _add(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
     """Update a hash with a value. ``within``: the ids of the containers of this value, to detect cycles."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"

@@ -47,6 +47,7 @@ from lockstep.measure.tracking import Trackers, outlets_for
 from lockstep.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
+from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import ScriptCursor
@@ -54,6 +55,10 @@ from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
 from lockstep.recovery.unprepared import Unprepared
+from lockstep.replay.blame import SampleBySample
+from lockstep.replay.digests import is_due
+from lockstep.replay.opening import open_digests, open_replay
+from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.allotment import misfits
@@ -79,6 +84,8 @@ class RunContext:
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
     notices: Sequence[str]
     """Lines that rank 0 prints at the start."""
+    replay: Request | None = None
+    """What is asked of a replay; None: this is a run."""
     trackers: Mapping[str, Any] = field(default_factory=dict)
     """Objects that the script has given as ``track``, by name."""
 
@@ -134,7 +141,8 @@ class Parts:
         self.restorer = None
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
-        parted = PartedRanks(self.state, self.collectives)
+        fingerprint = Fingerprint(self.state)
+        parted = PartedRanks(fingerprint, self.collectives, lambda step: is_due(step, config.journal_every))
         cursor = (
             ScriptCursor() if checkpoint is None else ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         )
@@ -160,9 +168,11 @@ class Parts:
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
         self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
+        launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
         active: list[Listener | None] = [
             Loaded(self.clock),
             parted if world.world_size > 1 else None,
+            *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             unprepared,
             watch,
         ]
@@ -176,6 +186,8 @@ class Parts:
             steps,
         ]
         active += [None if display is None else Shown(display), *trace, self.clock]
+        if context.replay is not None:
+            active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
@@ -293,6 +305,9 @@ class Parts:
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self._announce(loader)
+                if (asked := self.context.replay) is not None and asked.blames:
+                    assert asked.shard is not None
+                    loader.change_deals(SampleBySample(asked.first, asked.shard))
                 if self.config.trace == "off":  # a traced run is never resumed
                     self.stop_watch.begin()
         return prepared

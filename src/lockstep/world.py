@@ -27,6 +27,8 @@ CALL = "LOCKSTEP_CALL"
 """Set if ``lockstep.launch`` runs a function in this process, rather than a script."""
 LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
+REPLAY = "LOCKSTEP_REPLAY"
+"""Set by ``lockstep replay``: the directory in which steps of a run are taken again (see ``replay.request``)."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -124,6 +126,8 @@ class Environment:
     """Whether the launcher shows rank 0's output on a terminal; None: unknown."""
     threads: int | None = None
     """OMP_NUM_THREADS, if the user has set it."""
+    replay: str | None = None
+    """The directory of a replay; None: this is a run."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ _LAUNCHERS = (
 )
 
 VARIABLES = frozenset(
-    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, CORES, OMP_OF_LAUNCHER, STEP}.union(
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, REPLAY, CORES, OMP_OF_LAUNCHER, STEP}.union(
         *(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)
     )
     - {""}
@@ -351,4 +355,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         settings=settings,
         terminal=terminal,
         threads=_threads_of_user(environ, world),
+        replay=environ.get(REPLAY) or None,
     )

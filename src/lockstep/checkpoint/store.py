@@ -19,7 +19,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Store:
             paths = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
         except FileNotFoundError:
             return []
-        return sorted(paths, key=_step, reverse=True)
+        return sorted(paths, key=step_of, reverse=True)
 
     def has_unfinished(self) -> bool:
         """Whether a killed launch has left a directory that may be complete except for its name: see ``clean``."""
@@ -109,13 +109,14 @@ class Store:
         """
         return self.directory / f"{_UNFINISHED}{step:08d}-{token}"
 
-    def commit(self, unfinished: Path, manifest: Manifest, keep: int) -> Path:
+    def commit(self, unfinished: Path, manifest: Manifest, keep: int, keep_every: int | None = None) -> Path:
         """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its path.
 
         Args:
             unfinished: the directory with its other files, flushed to disk and verified by their writers.
             manifest: its manifest.
             keep: number of checkpoints to keep.
+            keep_every: the first one of each so many steps is kept besides; None: none is.
 
         Raises:
             OSError: it could not be written. Other checkpoints are unchanged.
@@ -130,9 +131,11 @@ class Store:
         flush(self.directory)
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
         # Those of later steps remain from before the run went back to an undamaged one: they are deleted first.
-        older.sort(key=lambda checkpoint: _step(checkpoint) > manifest.step)
+        older.sort(key=lambda checkpoint: step_of(checkpoint) > manifest.step)
+        kept = _thinned([path, *older], keep_every, manifest.step)
         for checkpoint in older[keep - 1 :]:
-            _remove(checkpoint)
+            if checkpoint not in kept:
+                _remove(checkpoint)
         return path
 
     def mark_finished(self, step: int) -> None:
@@ -221,7 +224,19 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def _step(path: Path) -> int:
+def _thinned(checkpoints: Sequence[Path], every: int | None, newest: int) -> set[Path]:
+    """The first checkpoint of each ``every`` steps, up to the newest step: those of later steps are of no run any more."""
+    if every is None:
+        return set()
+    first: dict[int, Path] = {}
+    for checkpoint in sorted(checkpoints, key=step_of):
+        if step_of(checkpoint) <= newest:
+            first.setdefault(step_of(checkpoint) // every, checkpoint)
+    return set(first.values())
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was saved, by its name."""
     return int(path.name.removeprefix("step-"))
 
 

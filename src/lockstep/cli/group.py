@@ -19,6 +19,11 @@ VERBS = {
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
     "watch": ("lockstep.cli.watch:command", "Show a run live: progress, curve, ranks, events, on any machine that sees it."),
     "report": ("lockstep.cli.report:command", "Write a run, a comparison or a verification as one HTML page."),
+    "diff": (
+        "lockstep.cli.diff:command",
+        "Find the first step in which two runs differ, and what else differs between them.",
+    ),
+    "replay": ("lockstep.cli.replay:command", "Take any step of a run again, to the bit, and look into it."),
     "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
 }

@@ -54,7 +54,7 @@ def _run(args: list[str]) -> int:
     from lockstep.launch.server import drop_early, start_early
 
     try:
-        if args[:1] in (["run"], ["doctor"]) and not {"--help", "-h"} & set(args):
+        if args[:1] in (["run"], ["replay"], ["doctor"]) and not {"--help", "-h"} & set(args):
             # Importing torch takes most of a launch's time: start it before anything else is imported.
             start_early()
         return _run_group(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -80,6 +80,7 @@ class PreparedLoader:
         """Batches yielded beside another loader's, over the whole run."""
         self._skip = 0
         """Steps of the next pass that were taken before the run was interrupted."""
+        self._change: Callable[[Deal], Deal] | None = None
         self._totals: dict[str, list[float]] = {}
         """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its weights."""
 
@@ -116,6 +117,10 @@ class PreparedLoader:
             "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
             "run, and the newer one has moved it"
         )
+
+    def change_deals(self, change: Callable[[Deal], Deal]) -> None:
+        """Have the steps of this loader changed before they are yielded. A replay that looks into a step does so."""
+        self._change = change
 
     def describe(self) -> list[str]:
         """Lines that must be the same on every rank."""
@@ -197,7 +202,8 @@ class PreparedLoader:
         self._first, self._done = next_number - skip, skip
         self._is_running = True
         if self._is_compared:
-            return self._source.deal(self._first, epoch, skip)
+            deals = self._source.deal(self._first, epoch, skip)
+            return deals if self._change is None else map(self._change, deals)
         return self._compare(self._source.deal(self._first, epoch, skip, compared=True))
 
     def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:

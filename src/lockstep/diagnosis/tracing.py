@@ -18,12 +18,12 @@ from lockstep.trace.subjects import Subjects
 from lockstep.world import World
 
 
-def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
-    """Begin this process's trace, as ``RunConfig.trace`` has it: what is to be told of the run, in this order."""
+def begin_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path, level: str) -> TraceWriter:
+    """Begin this process's trace: its first line says what is traced, and ``level`` how much of it."""
     writer = TraceWriter(run_dir, f"rank-{world.rank}")
     writer.write(
         event="start",
-        level=config.trace,
+        level=level,
         rank=world.rank,
         world_size=world.world_size,
         shards=config.shards,
@@ -34,6 +34,12 @@ def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: P
         device=device.type,
         launcher=world.launcher,
     )
+    return writer
+
+
+def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
+    """Begin this process's trace, as ``RunConfig.trace`` has it: what is to be told of the run, in this order."""
+    writer = begin_trace(config, world, device, run_dir, config.trace)
     subjects = Subjects()
     told: list[Listener] = []
     layers = None

@@ -36,6 +36,7 @@ from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
+from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth, Command
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
@@ -100,6 +101,10 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
+    request = None
+    if environment.replay is not None:
+        request, trackers = Request.read(Path(environment.replay)), {}
+        config = request.settings(config, environment.replay)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
     _choose(config, world, None)  # invalid settings are reported before any rank waits for others
@@ -117,6 +122,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     try:
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(context, trackers=trackers)
+        if request is not None:
+            context = dataclasses.replace(context, replay=request, notices=())  # said by the command, in other words
         assert config.threads is not None
         use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()

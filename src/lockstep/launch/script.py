@@ -41,7 +41,9 @@ class Interruption:
     """One line for the user."""
 
 
-def run_script(target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any]) -> Interruption | None:
+def run_script(
+    target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any], replay: str = ""
+) -> Interruption | None:
     """Run a script in several processes to its end; None if all went well, else how it was stopped.
 
     A script that starts its processes itself runs once. Of a run on several machines this is one's part.
@@ -51,6 +53,7 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
         args: the script's own.
         options: how it is started.
         settings: of the run: names and values of RunConfig fields that were asked for.
+        replay: the directory of a replay; empty: this is a run.
 
     Raises:
         ConfigError: something asked for cannot be; nothing was started.
@@ -97,6 +100,7 @@ def run_script(target: str, args: Sequence[str], options: LaunchOptions, setting
             terminal=plan.on_terminal,
             max_restarts=options.max_restarts,
             binding=binding,
+            replay=replay,
         )
         server = take_server()
         try:

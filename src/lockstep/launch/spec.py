@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config import RunConfig
 from lockstep.launch.binding import Binding
 from lockstep.machine.cores import num_cores
-from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL
+from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, REPLAY, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
 """The launch's private directory: its mark on processes."""
@@ -108,6 +108,8 @@ class LaunchSpec:
     """The CPUs of each process; None: all that the launcher may use."""
     node: Node | None = None
     """None: this machine is the only one."""
+    replay: str = ""
+    """The directory of a replay; empty: this is a run."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -183,6 +185,8 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         del environ["GLOO_SOCKET_IFNAME"]
     if spec.binding is not None:
         environ[CORES] = str(spec.binding.num_cores)
+    if spec.replay:
+        environ[REPLAY] = spec.replay
     if isinstance(spec.program, Call):
         environ[CALL] = "1"
     elif spec.program.is_executable and spec.nproc > 1 and OMP not in environ:
@@ -202,9 +206,10 @@ def _starter_environ(spec: LaunchSpec) -> dict[str, str]:
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
         PRIVATE_DIR: spec.private_dir,
+        **({REPLAY: spec.replay} if spec.replay else {}),
     }
 
 
 def _without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """Less what a launcher of ours has said: this one may itself be the worker of another."""
-    return {name: value for name, value in environ.items() if name not in (STORE, LAUNCH, CALL, CORES)}
+    return {name: value for name, value in environ.items() if name not in (STORE, LAUNCH, CALL, REPLAY, CORES)}

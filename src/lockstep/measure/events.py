@@ -4,8 +4,9 @@
 (seconds since 1970) and the fields of the kind:
 
 =====================  =================================================================================================
-``start``              ``script``, ``launcher``, ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``,
-                       ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
+``start``              ``script``, ``args``, ``module`` (null: it was none), ``cwd``, ``script_sha256``, ``launcher``,
+                       ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``, ``shards``,
+                       ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
                        ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep``
                        (versions)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run goes on after that step, and what was
@@ -64,10 +65,14 @@ class EventWriter:
     """Appends events to the journal of a run directory. Lines reach the file as they are written.
 
     Where the disk is full they wait in memory, and training goes on.
+
+    Args:
+        run_dir: of the run.
+        name: of the file in it.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / FILE_NAME
+    def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
+        self._path = run_dir / name
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._waiting = b""
         self._has_warned = False
@@ -112,17 +117,18 @@ def _warn(what: str) -> None:
         print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
-def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
+def read_events(run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME) -> Iterator[dict[str, Any]]:
     """The events of a run, in order. A line cut short (a launch was killed while it wrote) or damaged is left out.
 
     Args:
         run_dir: of the run.
         damaged: the numbers of such lines, from 1, are appended to it; not that of a last line that is still being written.
+        name: of the file in it.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
     """
-    with (run_dir / FILE_NAME).open(encoding="utf-8", errors="replace") as file:
+    with (run_dir / name).open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if (event := read_event(line)) is not None:
                 yield event

@@ -184,7 +184,8 @@ class OptimizerContent(Content):
         """See Content."""
         groups = self.target.param_groups
         yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        for number, slots in enumerate(self.target.state.values()):
+        for number, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
+            slots = self.target.state.get(parameter, {})
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
 
 

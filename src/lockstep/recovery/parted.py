@@ -1,7 +1,8 @@
 """Detecting ranks that have diverged, by comparing every few steps what must be the same on all of them.
 
 Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state and the random stream
-outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time.
+outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time. They
+are also compared after steps whose sums the digest journal needs anyway.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.dtensors import is_dtensor
 from lockstep.errors import MismatchError
 from lockstep.listener import Listener
-from lockstep.recovery.run_state import RunState
+from lockstep.recovery.fingerprint import Fingerprint, Sums
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
@@ -31,14 +30,16 @@ class PartedRanks(Listener):
     """Compares the states of the ranks of a run.
 
     Args:
-        state: the run's.
+        fingerprint: of the run's state.
         collectives: over all ranks.
+        is_journaled: says of a step whether the digest journal needs its sums.
     """
 
-    def __init__(self, state: RunState, collectives: Collectives) -> None:
+    def __init__(self, fingerprint: Fingerprint, collectives: Collectives, is_journaled: Callable[[int], bool]) -> None:
         self.have_parted = False
         """Whether a difference was found and reported."""
-        self._state = state
+        self._fingerprint = fingerprint
+        self._is_journaled = is_journaled
         self._collectives = collectives
         self._next = 0
         """The step after which the next comparison is due."""
@@ -51,21 +52,23 @@ class PartedRanks(Listener):
         Raises:
             MismatchError: the ranks have parted.
         """
-        if step >= self._next and self._collectives.size > 1 and not self.have_parted:
-            self._compare(step, with_stream=True)
+        is_due = step >= self._next or self._is_journaled(step)
+        if is_due and self._collectives.size > 1 and not self.have_parted:
+            self._compare(step, at_end_of_step=True)
 
     def before_save(self, step: int) -> None:
         """Compare the ranks before a checkpoint is saved. Every rank must call it. Raises MismatchError like ``tick``."""
         if self._collectives.size > 1 and (self._checked is None or self._checked[0] != step):
-            self._compare(step, with_stream=False)  # fetching the next batch may have drawn
+            self._compare(step, at_end_of_step=False)
 
     def digest(self) -> int:
         """The digest of all compared state on this rank."""
-        return _digest(dict(self._sums(with_stream=False)))
+        return _digest(_named(self._fingerprint.now()))
 
-    def _compare(self, step: int, *, with_stream: bool) -> None:
+    def _compare(self, step: int, *, at_end_of_step: bool) -> None:
         began = time.perf_counter()
-        sums = dict(self._sums(with_stream=with_stream))
+        # Later the script may have changed something, and fetching the next batch may have drawn.
+        sums = _named(self._fingerprint.after(step), _stream()) if at_end_of_step else _named(self._fingerprint.now())
         digest = _digest(sums)
         cost_s = time.perf_counter() - began
         numbers = torch.tensor([digest, -digest, self._steps_until(step, began, cost_s)], dtype=torch.int64)
@@ -97,30 +100,17 @@ class PartedRanks(Listener):
                     "separate generator. `lockstep verify` shows where. No checkpoint is written of this state."
                 )
 
-    def _sums(self, *, with_stream: bool) -> Iterator[tuple[str, Any]]:
-        tensors: list[tuple[str, Tensor]] = []
-        for name, value in self._state.compared():
-            if not isinstance(value, Tensor):
-                yield name, _text(value)
-            elif not is_dtensor(value):
-                tensors.append((name, value))
-        if with_stream:
-            yield "the random stream outside of batch.shards", _stream()
-        yield from zip((name for name, _ in tensors), _add_bits([tensor for _, tensor in tensors]), strict=True)
+
+def _named(sums: Sums, stream: int | None = None) -> dict[str, Any]:
+    """All sums by name; causes come first: settings such as learning rates, then the random stream, then tensors."""
+    named = {f"{part} of {owner}": value for owner, parts in sums.items() for part, value in parts.items()}
+    settings = {name: value for name, value in named.items() if isinstance(value, str)}
+    streams = {} if stream is None else {"the random stream outside of batch.shards": stream}
+    return {**settings, **streams, **named}
 
 
-def _digest(sums: dict[str, Any]) -> int:
+def _digest(sums: Mapping[str, Any]) -> int:
     return zlib.crc32(repr(list(sums.items())).encode())
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {_add_bits([value])}"
-    if isinstance(value, dict):
-        return str({str(key): _text(item) for key, item in value.items()})
-    if isinstance(value, (list, tuple)):
-        return str([_text(item) for item in value])
-    return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__
 
 
 def _stream() -> int:
@@ -128,23 +118,3 @@ def _stream() -> int:
     crc = zlib.crc32(repr(random.getstate()).encode(), crc)
     numpy = sys.modules.get("numpy")
     return crc if numpy is None else zlib.crc32(numpy.random.get_state()[1].tobytes(), crc)
-
-
-def _add_bits(tensors: list[Tensor]) -> list[int]:
-    """The sum of each tensor's bits as 64-bit integers, which wrap around instead of rounding, with one transfer per device.
-    (For narrower integers PyTorch would first make a wide copy of the whole tensor.)"""
-    sums: list[Tensor] = []
-    for tensor in tensors:
-        flat = tensor.detach()
-        flat = (flat if flat.layout == torch.strided else flat.to_dense()).contiguous().reshape(-1)
-        data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
-        whole = data.numel() // 8 * 8
-        # The result must not depend on the alignment in memory, which may differ between ranks.
-        wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
-        sums.append(wide.sum() + data[whole:].sum(dtype=torch.int64))
-    totals = [0] * len(sums)
-    for device in {total.device for total in sums}:
-        here = [number for number, total in enumerate(sums) if total.device == device]
-        for number, value in zip(here, torch.stack([sums[number] for number in here]).tolist(), strict=True):
-            totals[number] = value
-    return totals

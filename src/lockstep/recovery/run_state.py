@@ -61,13 +61,13 @@ class RunState:
             "best": self.best,
         }
 
-    def compared(self) -> Iterator[tuple[str, Tensor | Any]]:
-        """Pairs of a description and a value that must be the same on all ranks: a tensor, or a tree of plain values and
-        tensors."""
+    def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
+        """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
+        plain values and tensors."""
         for content in self.objects:
-            yield from ((f"{label} of {content.name}", value) for label, value in content.compared())
+            yield from ((content.name, part, value) for part, value in content.compared())
         for name, content in self.registered.items():
-            yield from ((f"the registered {name!r}", value) for _, value in content.compared())
+            yield from ((f"the registered {name!r}", part, value) for part, value in content.compared())
 
 
 def _record(content: Content) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Saver(Listener):
         self.held_s = 0.0
         """For how long training has stood still for checkpoints."""
         self._store = store
-        self._keep = config.keep
+        self._keep, self._keep_every = config.keep, config.keep_every
         self._token = token
         self._birth = birth
         self._state = state
@@ -227,6 +227,7 @@ class Saver(Listener):
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,
+            keep_every=self._keep_every,
             tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
             state=state,
             copied=copied,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Collection, Mapping
@@ -70,8 +71,20 @@ class Command:
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
         names = {"strategy", *(setting.name for setting in fields(Birth))}
         settings = {name: value for name, value in explicit.items() if name in names and value is not None}
-        args = tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
-        return Command(script=path, args=args, number=number, part=part, settings=settings)
+        return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
+
+
+def own_args() -> tuple[str, ...]:
+    """The arguments of this process's script, without those that launchers add."""
+    return tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
+
+
+def script_sha256(path: Path) -> str | None:
+    """The SHA-256 of a script; None: it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def write_birth(path: Path, birth: Birth, command: Command) -> None:

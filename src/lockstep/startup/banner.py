@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.machine.cores import num_cores
 from lockstep.recovery.software import version
+from lockstep.rundir.birth import own_args, script_sha256
 from lockstep.startup.allotment import counted
 from lockstep.world import World
 
@@ -22,7 +25,7 @@ def start_event(
 ) -> dict[str, Any]:
     """The fields of the journal's event ``start``. ``hosts``: the host name of each rank."""
     return {
-        "script": sys.argv[0] if sys.argv else "",
+        **_program(),
         "launcher": world.launcher,
         "world_size": world.world_size,
         "num_nodes": world.num_nodes,
@@ -41,6 +44,22 @@ def start_event(
         "python": platform.python_version(),
         "lockstep": version(),
     }
+
+
+def _program() -> dict[str, Any]:
+    """What this process runs, and where: what ``lockstep replay`` needs to run it again."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    file = Path(getattr(main, "__file__", None) or "")
+    with contextlib.suppress(OSError):
+        return {
+            "script": sys.argv[0] if sys.argv else "",
+            "args": list(own_args()),
+            "module": None if spec is None else spec.name,
+            "cwd": str(Path.cwd()),
+            "script_sha256": script_sha256(file),
+        }
+    return {"script": sys.argv[0] if sys.argv else ""}  # the working directory was removed
 
 
 def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -> str:

@@ -66,7 +66,8 @@ class TraceWriter:
         self._file.close()
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of one file. One cut short is left out."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             with contextlib.suppress(ValueError):  # a process was ended in the middle of a line
@@ -81,7 +82,7 @@ def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
     """
     ranks: list[list[dict[str, Any]]] = []
     while (path := run_dir / DIRECTORY / f"rank-{len(ranks)}.jsonl").is_file():
-        ranks.append(list(_read(path)))
+        ranks.append(list(read_lines(path)))
     if not ranks:
         raise FileNotFoundError(f"{run_dir} holds no trace")
     return ranks
@@ -90,7 +91,7 @@ def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
 def read_evidence(run_dir: Path) -> list[dict[str, Any]]:
     """What all processes of a run saw, those of rank 0 first: see ``diagnosis.evidence``."""
     files = sorted((run_dir / DIRECTORY).glob("evidence-*.jsonl"))
-    return [line for file in files for line in _read(file)]
+    return [line for file in files for line in read_lines(file)]
 
 
 def exact(number: float) -> str:

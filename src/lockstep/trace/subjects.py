@@ -44,6 +44,11 @@ class Subjects(Listener):
         """What the names of a model's parameters begin with; None: it is not a model."""
         return next((prefix for prefix, model in self._models if model is thing), None)
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The layers of all models, with their names."""
+        for prefix, model in self._models:
+            yield from ((prefix + name, module) for name, module in model.named_modules())
+
     def gradients(self) -> dict[str, Tensor]:
         """``.grad`` of the parameters that have one."""
         return {name: parameter.grad for parameter, name in self.parameters.items() if parameter.grad is not None}

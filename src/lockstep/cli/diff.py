@@ -1,0 +1,90 @@
+"""``lockstep diff``: the first step in which two runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.cli.options import CONTEXT
+from lockstep.cli.tables import say
+from lockstep.cli.terminal import open_console
+from lockstep.errors import UsageError
+from lockstep.replay.comparison import Comparison, compare, in_words
+from lockstep.replay.digests import read_digests
+from lockstep.replay.record import RunRecord, Unlike, differences, read_record
+
+_EPILOG = """
+\b
+Examples:
+  lockstep diff runs/train-1 runs/train-2
+      the first step in which they differ, in what, and what of their settings, scripts, versions and machines differs
+  lockstep diff runs/train-1 runs/train-2 --json | jq .difference.step
+      for other programs
+
+It reads the digest journals that runs write (--journal-every): samples and losses of all steps, gradients and state of some.
+
+Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there is nothing to compare.
+"""
+
+
+@click.command("diff", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("two", metavar="RUN_B", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def command(one: Path, two: Path, as_json: bool) -> None:
+    """Find the first step in which the runs in two directories differ, and what else differs between them."""
+    records = read_record(one), read_record(two)
+    found = compare(read_digests(one), read_digests(two))
+    if found.is_empty:
+        raise UsageError(f"the digest journals of {one} and {two} have no step in common: there is nothing to compare")
+    step = found.steps[-1] if found.difference is None else found.difference.step
+    unlike = list(differences(*records, step))
+    if as_json:
+        click.echo(json.dumps(_as_json(records, found, unlike), indent=1))
+    else:
+        console = open_console()
+        for line in _lines(records, found, unlike):
+            say(console, line)
+    sys.exit(0 if found.difference is None else 1)
+
+
+def _as_json(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list[Unlike]) -> dict[str, Any]:
+    return {
+        "runs": [str(record.path) for record in records],
+        "last_steps": [record.last_step for record in records],
+        "equal": found.difference is None,
+        "steps": [found.steps[0], found.steps[-1]] if found.steps else None,
+        "states": found.states,
+        "difference": None if found.difference is None else dataclasses.asdict(found.difference),
+        "unlike": [dataclasses.asdict(item) for item in unlike],
+    }
+
+
+def _lines(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list[Unlike]) -> list[str]:
+    names = tuple(str(record.path) for record in records)
+    lines = []
+    if found.difference is None:
+        states = f"; gradient and state after {len(found.states)} of them" if found.states else ""
+        lines.append(f"EQUAL  samples and losses of steps {found.steps[0]} to {found.steps[-1]}{states}")
+    else:
+        lines.append(f"DIFFERENT  first in {in_words(found.difference)}")
+        if found.states:
+            lines.append(f"  the state was last compared, and equal, after step {found.states[-1]}")
+        elif found.difference.step > 1:
+            lines.append("  the state was not compared before it: --journal-every sets after which steps it can be")
+    steps = [record.last_step for record in records]
+    if steps[0] != steps[1]:
+        lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
+    for changes, heading in ((True, "what may change the answer:"), (False, "what does not, where shards= was given:")):
+        listed = [
+            f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
+        ]
+        lines += [f"  {heading}", *listed] if listed else []
+    if not unlike:
+        lines.append("  births, settings, scripts, versions and machines do not differ")
+    return lines

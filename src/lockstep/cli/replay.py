@@ -1,0 +1,321 @@
+"""``lockstep replay``: take steps of a run again, and look into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.analysis.study import new_directory
+from lockstep.cli.options import CONTEXT
+from lockstep.cli.words import counted
+from lockstep.errors import ConfigError, LaunchError, UsageError
+from lockstep.launch.gpus import num_gpus_here
+from lockstep.launch.options import LaunchOptions
+from lockstep.launch.script import Interruption, run_script
+from lockstep.measure.events import read_events
+from lockstep.replay import culprits, finding
+from lockstep.replay.digests import Digests, read_digests
+from lockstep.replay.directory import checkpoint_before, make_directory
+from lockstep.replay.record import RunRecord, read_record
+from lockstep.replay.request import Request
+from lockstep.replay.story import Told, Verdict, judge, lines_of_steps, read_told
+from lockstep.trace.lines import number
+
+_PLACE = Path("replays")
+_STATUS = {"equal": 0, "equal up to rounding": 0, "different": 1, "unknown": 3}
+_EPILOG = """
+\b
+Examples:
+  lockstep replay runs/train-1 --step 1234
+      on one process, from the newest checkpoint before it: losses, samples, gradient norms, learning rates
+  lockstep replay runs/train-1 --step nan --blame
+      the first step with a NaN, and which sample made it
+  lockstep replay runs/train-1 --step worst-loss --shard 2 --samples --out batch.pt
+      the step with the largest loss: all samples of a shard, and its batch in a file for torch.load
+  lockstep replay runs/train-1 --step first-difference runs/train-2
+      the first step in which two runs differ
+  lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
+      stop in the loop's body, with that shard's batch
+
+The run is only read; what is taken again goes to replays/RUN-step-N. With --json, what the script prints goes there too.
+
+Exit status: 0 if the replay's digests are the run's (without shards=, if they are equal up to rounding), 1 if not, 2 for a
+step that cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """What is run, as the run's journal has it."""
+
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    cwd: Path
+
+
+@click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("other", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--step", required=True, metavar="N", help="The step to look at: a number, nan, worst-loss, or first-difference."
+)
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to look at.  [default: N]")
+@click.option("--shard", type=click.IntRange(min=0), metavar="S", help="Look at one shard only, and its own gradient.")
+@click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
+@click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
+@click.option("--pdb", "debugs", is_flag=True, help="Stop in the body of the loop over batch.shards.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the batches, for torch.load.")
+@click.option("--blame", "blames", is_flag=True, help="Take the worst shard sample by sample, and name those to blame.")
+@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="A changed script.  [default: the run's]")
+@click.option("--from-start", is_flag=True, help="Begin at the run's beginning, not at a checkpoint.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def command(
+    run: Path,
+    other: Path | None,
+    step: str,
+    last: int | None,
+    shard: int | None,
+    nproc: int,
+    with_samples: bool,
+    debugs: bool,
+    out: Path | None,
+    blames: bool,
+    script: Path | None,
+    from_start: bool,
+    as_json: bool,
+) -> int:
+    """Take a step of the run in the directory RUN again, on one process, and show what was computed in it.
+
+    It goes on from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
+    digests are the run's: they are if the run was given shards=, however many processes it had.
+    """
+    record, digests = read_record(run), _digests_of(run)
+    first, remark = _find(step, record, digests, other)
+    last = first if last is None else last
+    known = max([record.last_step, *(digests.steps if digests is not None else ())])
+    record = dataclasses.replace(record, last_step=known)
+    _check(record, first, last, shard, nproc, debugs=debugs, blames=blames)
+    program = _program(record, first, script)
+    say = _Voice(as_json)
+    if remark:
+        say(remark)
+    found = checkpoint_before(run, first, say, from_start=from_start)
+    request = Request(
+        run=str(run.resolve()),
+        after=0 if found is None else found[1].step,
+        first=first,
+        last=last,
+        shard=shard,
+        every=0 if digests is None else digests.every,
+        device=record.birth.device,
+        strategy=str(record.command.settings.get("strategy") or "auto"),
+        out=None if out is None else str(out.resolve()),
+        debugs=debugs,
+    )
+    taken = _Replayer(record, program, None if found is None else found[0].resolve(), nproc, say)
+    directory, failure = taken.take(request)
+    told = read_told(directory)
+    if debugs and failure is None and (told is None or first not in told.run.steps):
+        say("left in the debugger")
+        return 0
+    if told is None or first not in told.run.steps:
+        raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
+    verdict = judge(request, record, _start_of(directory), digests, told.digests)
+    for line in lines_of_steps(request, told.run, told.shown, with_samples=with_samples):
+        say(line)
+    if out is not None:
+        say(f"the batches are in {out}")
+    for line in verdict.lines:
+        say(line)
+    alone = _blame(taken, request, told, say) if blames else []
+    if as_json:
+        click.echo(json.dumps(_as_json(directory, request, told, verdict, alone), indent=1))
+    if failure is not None:
+        raise failure
+    return _STATUS[verdict.status]
+
+
+class _Voice:
+    """Says something to the user: on standard error where a program reads the rest."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def __call__(self, line: str) -> None:
+        if not self.as_json:
+            click.echo(line)
+
+
+def _digests_of(run: Path) -> Digests | None:
+    try:
+        return read_digests(run)
+    except UsageError:
+        return None
+
+
+def _find(step: str, record: RunRecord, digests: Digests | None, other: Path | None) -> tuple[int, str]:
+    """The step, and what is said of it."""
+    if (step == "first-difference") != (other is not None):
+        raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
+    if step.isdecimal():
+        return int(step), ""
+    if step not in finding.BY_NAME:
+        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(finding.BY_NAME)}")
+    if digests is None:
+        raise UsageError(
+            f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
+        )
+    if step == "nan":
+        return finding.step_with_nan(digests)
+    if step == "worst-loss":
+        return finding.step_with_worst_loss(digests)
+    assert other is not None
+    return finding.step_with_first_difference(digests, read_digests(other))
+
+
+def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        UsageError: such a step or shard is not in the run, or options exclude each other.
+    """
+    if not 1 <= first <= last:
+        raise UsageError(f"--step {first} --to {last}: steps count from 1, and M is not before N")
+    if last > record.last_step:
+        raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
+    if shard is not None and shard >= record.birth.shards:
+        raise UsageError(f"--shard {shard}: the run has {counted(record.birth.shards, 'shard')}, numbered from 0")
+    if nproc > record.birth.shards:
+        raise UsageError(
+            f"--nproc {nproc}: the run has {counted(record.birth.shards, 'shard')}, so at most as many processes"
+        )
+    if nproc > 1 and (debugs or blames):
+        raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
+    if record.command.number > 0:
+        raise UsageError(
+            f"{record.path} is run number {record.command.number + 1} of those that its script joins one after another: to "
+            "replay it, the ones before would have to train again. Give the script an argument that begins with this run"
+        )
+    if record.birth.device == "cuda" and num_gpus_here() == 0:
+        raise ConfigError(
+            f"{record.path} was trained on a GPU, and this machine has none: bits are equal on the same kind of device only. "
+            "Replay it on a machine with such a GPU"
+        )
+
+
+def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
+    start = record.launch_of(step).start
+    args = tuple(start.get("args", record.command.args))
+    cwd = Path(start.get("cwd") or Path.cwd())
+    if script is not None:
+        return _Program(target=str(script.resolve()), is_module=False, args=args, cwd=cwd)
+    if not record.command.script:
+        raise UsageError(
+            f"{record.path} was trained by a function or a notebook, so there is no script to run: give --script"
+        )
+    module = start.get("module")
+    return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
+
+
+class _Replayer:
+    """Takes steps again."""
+
+    def __init__(self, record: RunRecord, program: _Program, checkpoint: Path | None, nproc: int, say: _Voice) -> None:
+        self._record = record
+        self._program = program
+        self._checkpoint = checkpoint
+        self._nproc = nproc
+        self._say = say
+        self._place = _PLACE.resolve()
+
+    def take(self, request: Request) -> tuple[Path, LaunchError | None]:
+        """Take the steps; returns the replay's directory, and how the script has failed."""
+        name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
+        directory = new_directory(self._place / name)
+        make_directory(directory, request, self._checkpoint)
+        since = "the beginning" if self._checkpoint is None else self._checkpoint.name
+        one = request.after + 1 == request.last
+        steps = f"step {request.last}" if one else f"steps {request.after + 1} to {request.last}"
+        self._say(
+            f"taking {steps} again from {since}, in {directory}" if not request.blames else "taking it sample by sample"
+        )
+        program = self._program
+        if program.cwd.is_dir():
+            os.chdir(program.cwd)
+        else:
+            self._say(f"the run was started in {program.cwd}, which is not here: relative paths begin in {Path.cwd()}")
+        options = LaunchOptions(
+            nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._say.as_json else None
+        )
+        try:
+            stopped = run_script(program.target, program.args, options, {}, str(directory))
+        except LaunchError as error:
+            return directory, error
+        if isinstance(stopped, Interruption):
+            click.echo(stopped.message, err=True)
+            sys.exit(stopped.status)
+        return directory, None
+
+
+def _start_of(directory: Path) -> dict[str, Any]:
+    return next((event for event in read_events(directory) if event["event"] == "start"), {})
+
+
+def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[culprits.Sample]:
+    """Take the worst shard of the first step sample by sample, and say which are to blame; returns all of them."""
+    losses = {
+        key.shard: number(loss)
+        for key, owners in told.run.shards_of(request.first)
+        for loss in owners[0][1]["losses"]
+        if key.phase == 0
+    }
+    shard = request.shard
+    if shard is None:
+        shard = max(
+            losses, key=lambda one: (not math.isfinite(losses[one]), losses[one] if losses[one] == losses[one] else 0)
+        )
+    if told.shown.batch_norm:
+        say(
+            f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
+            f"{told.shown.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another computation"
+        )
+        return []
+    directory, failure = taken.take(dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False))
+    if failure is not None:
+        say(f"to blame: shard {shard}. Its samples could not be taken one by one: the script failed with a single one")
+        raise failure
+    samples = culprits.read_samples(directory, shard)
+    for line in culprits.in_words(shard, samples):
+        say(line)
+    return samples
+
+
+def _as_json(
+    directory: Path, request: Request, told: Told, verdict: Verdict, alone: list[culprits.Sample]
+) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        **dataclasses.asdict(request),
+        "verdict": verdict.status,
+        "why": verdict.lines,
+        "compared": None if verdict.comparison is None else dataclasses.asdict(verdict.comparison),
+        "shards": [
+            {**key._asdict(), "losses": line["losses"], "samples": [batch["samples"] for batch in line["batches"]]}
+            for step in request.steps
+            for key, ((_, line), *_) in told.run.shards_of(step)
+            if request.shard in (None, key.shard)
+        ],
+        "norms": [{"step": step, "phase": phase, "norms": norms} for (step, phase), norms in told.shown.phases.items()],
+        "rates": told.shown.rates,
+        "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in alone],
+        "blamed": [sample.identity for sample in culprits.culprits(alone)],
+    }

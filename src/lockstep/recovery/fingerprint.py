@@ -1,0 +1,63 @@
+"""The digests of a run's state: computed once a step for the comparison of ranks and the digest journal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.comm.dtensors import is_dtensor
+from lockstep.digest import bit_sums
+from lockstep.recovery.run_state import RunState
+
+Sums = dict[str, dict[str, Any]]
+"""For each object of the run, a number or text for each part of its state: equal if and only if the bits are (but for sums that
+agree by chance)."""
+
+
+class Fingerprint:
+    """The digests of all state that must be the same on every rank, and at every world size where the strategy promises it.
+
+    Args:
+        state: the run's.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._known: tuple[int, Sums] | None = None
+
+    def after(self, step: int) -> Sums:
+        """The digests after a step, for those that are told of its end: nothing is computed twice."""
+        if self._known is None or self._known[0] != step:
+            self._known = (step, self.now())
+        return self._known[1]
+
+    def now(self) -> Sums:
+        """The digests as the state is at the moment."""
+        sums: Sums = {}
+        tensors: list[tuple[str, str, Tensor]] = []
+        for owner, name, value in self._state.compared():
+            if not isinstance(value, Tensor):
+                sums.setdefault(owner, {})[name] = _text(value)
+            elif not is_dtensor(value):
+                tensors.append((owner, name, value))
+        for (owner, name, _), found in zip(tensors, bit_sums([value for _, _, value in tensors]), strict=True):
+            sums.setdefault(owner, {})[name] = found
+        return sums
+
+
+def short_digest(sums: Mapping[str, Any]) -> str:
+    """One digest of numbers and texts by name: 16 hexadecimal digits."""
+    return hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).hexdigest()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {bit_sums([value])}"
+    if isinstance(value, dict):
+        return str({str(key): _text(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([_text(item) for item in value])
+    return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__

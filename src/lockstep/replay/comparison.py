@@ -1,0 +1,123 @@
+"""The first step in which two digest journals differ, and what was compared. Pure.
+
+Samples and losses stand there for every step, what samples hold, gradients and state for some. So the step of a difference is
+exact if it shows in a loss, and else lies between two steps whose state is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.replay.digests import NOTHING, Digests, Shard
+from lockstep.trace.differences import Difference
+from lockstep.trace.lines import number
+from lockstep.trace.traced_run import ShardKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What came of it."""
+
+    steps: tuple[int, ...]
+    """Those whose samples and losses were compared, up to the first difference."""
+    states: tuple[int, ...]
+    """Those after which the state was compared, and equal."""
+    difference: Difference | None
+    """None: none was found in them."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nothing to compare."""
+        return not self.steps and not self.states
+
+
+def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: float | None = None) -> Comparison:
+    """Compare two journals step by step.
+
+    Args:
+        one: a journal.
+        two: another.
+        steps: only these; None: all that both know.
+        tolerance: losses are equal up to this, relatively, and gradients and states are not compared; None: to the bit.
+    """
+    known = sorted(set(one.steps) & set(two.steps))
+    shards: tuple[dict[int, dict[ShardKey, Shard]], ...] = tuple({step: {} for step in known} for _ in range(2))
+    for by_step, digests in zip(shards, (one, two), strict=True):
+        for key, shard in sorted(digests.shards.items()):
+            if key.step in by_step:
+                by_step[key.step][key] = shard
+    compared: list[int] = []
+    states: list[int] = []
+    for step in known:
+        if steps is not None and step not in steps:
+            continue
+        mine, theirs = (by_step[step] for by_step in shards)
+        compared += [step] if mine.keys() & theirs.keys() else []
+        differences = _in_shards(mine, theirs, tolerance)
+        if (found := next(differences, None)) is not None:
+            return Comparison(steps=tuple(compared), states=tuple(states), difference=found)
+        if tolerance is None and step in one.states and step in two.states:
+            if (found := next(_after(one, two, step), None)) is not None:
+                return Comparison(steps=tuple(compared), states=tuple(states), difference=found)
+            states.append(step)
+    return Comparison(steps=tuple(compared), states=tuple(states), difference=None)
+
+
+def _in_shards(mine: dict[ShardKey, Shard], theirs: dict[ShardKey, Shard], tolerance: float | None) -> Iterator[Difference]:
+    """Differences between the micro-steps that both have. (Of a rank that was killed the last lines are missing.)"""
+    for key in [key for key in mine if key in theirs]:
+        one, two = mine[key], theirs[key]
+        at = functools.partial(Difference, step=key.step, phase=key.phase, shard=key.shard)
+        if one.samples != two.samples:
+            yield at(stage="samples", values=(f"digest {one.samples}", f"digest {two.samples}"))
+        elif NOTHING not in (one.content, two.content) and one.content != two.content:
+            yield at(stage="content", values=(f"digest {one.content}", f"digest {two.content}"))
+        elif not _are_equal(one.losses, two.losses, tolerance):
+            yield at(stage="loss", values=(_decimals(one.losses), _decimals(two.losses)))
+
+
+def _after(one: Digests, two: Digests, step: int) -> Iterator[Difference]:
+    pairs = zip(one.gradients.get(step, ()), two.gradients.get(step, ()), strict=False)
+    for phase, (mine, theirs) in enumerate(pairs):
+        if mine.digest != theirs.digest:
+            values = tuple(f"digest {g.digest}, norm {number(g.norm):.6g}" for g in (mine, theirs))
+            yield Difference(step=step, phase=phase, stage="gradient", values=(values[0], values[1]))
+    states = one.states[step], two.states[step]
+    for owner in [owner for owner in states[0] if owner in states[1]]:
+        if states[0][owner] != states[1][owner]:
+            values = tuple(f"digest {state[owner]}" for state in states)
+            yield Difference(step=step, stage="state", name=owner, values=(values[0], values[1]))
+
+
+def _are_equal(one: tuple[str, ...], two: tuple[str, ...], tolerance: float | None) -> bool:
+    if one == two or tolerance is None:
+        return one == two
+    pairs = [(number(a), number(b)) for a, b in zip(one, two, strict=False)]
+    return len(one) == len(two) and all(
+        math.isclose(a, b, rel_tol=tolerance) or a == b or (a != a and b != b) for a, b in pairs
+    )
+
+
+def _decimals(losses: tuple[str, ...]) -> str:
+    return " and ".join(repr(number(loss)) for loss in losses) or "none"
+
+
+STAGES = {
+    "samples": "which samples it had",
+    "content": "what its samples hold",
+    "loss": "its loss",
+    "gradient": "the gradient after the exchange",
+    "state": "the state after the step",
+}
+
+
+def in_words(difference: Difference) -> str:
+    """A difference in one line."""
+    where = f"step {difference.step}"
+    where += f", shard {difference.shard}" if difference.shard is not None else ""
+    where += f", phase {difference.phase + 1}" if difference.phase else ""
+    name = f" ({difference.name})" if difference.name else ""
+    return f"{where}: {STAGES[difference.stage]}{name}: {difference.values[0]}, and {difference.values[1]}"

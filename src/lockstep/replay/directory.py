@@ -1,0 +1,60 @@
+"""The directory of a replay: a run's birth, a request, and one of its checkpoints, by links. The run is only read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.checkpoint.manifest import Manifest, verify
+from lockstep.checkpoint.store import Store, step_of
+from lockstep.errors import CheckpointError, ConfigError
+from lockstep.replay.request import Request
+
+_NEAR = 1000
+"""Steps that are taken again from the beginning without being asked for."""
+_BIRTH = "birth.json"
+
+
+def checkpoint_before(
+    run_dir: Path, step: int, say: Callable[[str], None], *, from_start: bool = False
+) -> tuple[Path, Manifest] | None:
+    """The newest sound checkpoint from which a step can be reached; None: the beginning of the run.
+
+    Args:
+        run_dir: the run's.
+        step: the first step to look at.
+        say: called with a line about each damaged checkpoint.
+        from_start: the beginning, even if there are checkpoints.
+
+    Raises:
+        ConfigError: the step can only be reached from the beginning, which is far.
+    """
+    checkpoints = Store(run_dir).all()
+    for path in [path for path in checkpoints if step_of(path) < step] if not from_start else ():
+        try:
+            return path, verify(path)
+        except CheckpointError as error:
+            say(f"{error}: not used")
+    if from_start or step <= _NEAR:
+        return None
+    later = sorted(step_of(path) for path in checkpoints if step_of(path) >= step)
+    reached = "no step can be reached from a checkpoint"
+    if later:
+        reached = f"its checkpoints are of steps {', '.join(map(str, later))}, from which steps after {later[0]} can"
+    raise ConfigError(
+        f"step {step} of {run_dir} cannot be reached from a checkpoint: {reached}. --from-start takes all {step} steps again, "
+        "from the beginning. (Of runs to come, --keep-every STEPS keeps checkpoints for this.)"
+    )
+
+
+def make_directory(directory: Path, request: Request, checkpoint: Path | None) -> None:
+    """Fill a new, empty directory."""
+    run_dir = Path(request.run)
+    shutil.copyfile(run_dir / _BIRTH, directory / _BIRTH)
+    request.write(directory)
+    if checkpoint is not None:
+        place = Store(directory).directory / checkpoint.name
+        place.mkdir(parents=True)
+        for file in checkpoint.resolve().iterdir():
+            (place / file.name).symlink_to(file)

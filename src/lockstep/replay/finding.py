@@ -1,0 +1,53 @@
+"""Which step somebody means. Pure."""
+
+from __future__ import annotations
+
+from lockstep.errors import UsageError
+from lockstep.replay.comparison import compare, in_words
+from lockstep.replay.digests import Digests
+from lockstep.trace.lines import number
+
+BY_NAME = ("nan", "worst-loss", "first-difference")
+
+
+def step_with_nan(digests: Digests) -> tuple[int, str]:
+    """The first step with a loss that is NaN, and what is said of it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for key in sorted(digests.shards):
+        if "nan" in digests.shards[key].losses:
+            return key.step, f"step {key.step} is the first with a NaN: the loss of shard {key.shard}"
+    raise UsageError(f"no loss in {_range(digests)} is NaN")
+
+
+def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
+    """The step in which a shard had the largest loss, and what is said of it.
+
+    Raises:
+        UsageError: no loss is known.
+    """
+    losses = [(number(loss), key) for key, shard in sorted(digests.shards.items()) for loss in shard.losses if loss != "nan"]
+    if not losses:
+        raise UsageError(f"no loss is known in {_range(digests)}")
+    worst, key = max(losses, key=lambda pair: pair[0])
+    return key.step, f"step {key.step} has the largest loss, {worst:.6g} in shard {key.shard}"
+
+
+def step_with_first_difference(digests: Digests, other: Digests) -> tuple[int, str]:
+    """The first step in which another run differs, and what is said of it.
+
+    Raises:
+        UsageError: there is none, or nothing to compare.
+    """
+    found = compare(digests, other)
+    if found.is_empty:
+        raise UsageError("the digest journals of the two runs have no step in common")
+    if found.difference is None:
+        raise UsageError(f"the two runs do not differ in the steps that both journals have, up to {max(found.steps)}")
+    return found.difference.step, f"the runs differ first in {in_words(found.difference)}"
+
+
+def _range(digests: Digests) -> str:
+    return f"the digest journal (steps {min(digests.steps)} to {max(digests.steps)})"

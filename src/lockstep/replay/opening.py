@@ -1,0 +1,77 @@
+"""What a run, or a replay of it, writes for ``lockstep diff`` and ``lockstep replay``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lockstep.config import RunConfig
+from lockstep.diagnosis.tracing import begin_trace
+from lockstep.listener import Listener
+from lockstep.measure.events import EventWriter
+from lockstep.recovery.fingerprint import Fingerprint
+from lockstep.replay.breakpoint import Breakpoint
+from lockstep.replay.digests import DIRECTORY, file_of
+from lockstep.replay.exhibit import Exhibit
+from lockstep.replay.journal import DigestJournal
+from lockstep.replay.request import SHOWN, Request
+from lockstep.replay.window import Window
+from lockstep.rundir.birth import Birth
+from lockstep.trace.lines import TraceWriter
+from lockstep.trace.recorder import Recorder
+from lockstep.trace.subjects import Subjects
+from lockstep.world import World
+
+
+def open_digests(
+    config: RunConfig,
+    world: World,
+    birth: Birth,
+    launch: tuple[str, int],
+    fingerprint: Fingerprint,
+    request: Request | None,
+) -> list[Listener]:
+    """Begin this process's part of the digest journal: what is to be told of the run, in this order.
+
+    Args:
+        config: the settings, with the run's directory and the steps between lines.
+        world: which process this is.
+        birth: the run's.
+        launch: its token, and the step after which the run goes on.
+        fingerprint: of the run's state.
+        request: of a replay, whose steps are all written; None: this is a run.
+    """
+    if config.journal_every == 0 and request is None:
+        return []
+    assert config.run_dir is not None
+    (Path(config.run_dir) / DIRECTORY).mkdir(exist_ok=True)
+    writer = EventWriter(Path(config.run_dir), file_of(world.rank))
+    writer.write(
+        "start",
+        launch=launch[0],
+        rank=world.rank,
+        world_size=world.world_size,
+        after=launch[1],
+        every=config.journal_every,
+        shards=birth.shards,
+        exact=birth.exact,
+    )
+    subjects = Subjects()
+    always = range(0) if request is None else request.steps
+    journal = DigestJournal(writer, config.journal_every, fingerprint, subjects, is_main=world.rank == 0, always=always)
+    return [subjects, journal]
+
+
+def open_replay(request: Request, config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
+    """Begin to record a replay's steps: what is to be told of it, in this order. The last one ends the script."""
+    subjects = Subjects()
+    out = None if request.out is None or request.blames else Path(request.out)
+    if out is not None and world.world_size > 1:
+        out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
+    shown = Exhibit(TraceWriter(run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
+    recorder = Recorder(begin_trace(config, world, device, run_dir, "steps"), subjects, request.last, None)
+    told: list[Listener] = [Window(shown, request.first)]
+    if request.debugs:
+        told.append(Window(Breakpoint(request.shard), request.first))
+    return [subjects, *told, Window(recorder, request.first)]

@@ -1,0 +1,94 @@
+"""Promises of the digest journal: read as if nobody had interrupted the run, and compared to the first difference. Pure."""
+
+import pytest
+
+from lockstep.errors import UsageError
+from lockstep.replay.comparison import compare, in_words
+from lockstep.replay.digests import Digests, PhaseGradient, Shard, gather, row
+from lockstep.replay.finding import step_with_first_difference, step_with_nan, step_with_worst_loss
+from lockstep.trace.lines import exact
+from lockstep.trace.traced_run import ShardKey
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def start(launch, after=0):
+    return {"event": "start", "launch": launch, "after": after, "every": 2, "shards": 2, "exact": True}
+
+
+def line(step, shard, loss, **more):
+    text = row(ShardKey(step, 0, shard, 0), Shard(f"samples-{step}", "-", (exact(loss),)))
+    return {"event": "steps", "last": step, "shards": text, **more}
+
+
+def journal(*losses, state="same"):
+    lines = [
+        line(step, 0, loss, **({"state": {"model": state}, "gradients": [["g", exact(1.0)]]} if step % 2 == 0 else {}))
+        for step, loss in enumerate(losses, 1)
+    ]
+    return gather([[start("a"), *lines]])
+
+
+def test_a_row_says_what_was_put_in():
+    key, shard = ShardKey(3, 1, 2, 0), Shard("1a2b", "-", (exact(0.1), exact(float("nan"))))
+    digests = Digests()
+    digests.add({"shards": row(key, shard)})
+    assert digests.shards == {key: shard}
+
+
+def test_a_launch_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint():
+    ranks = [
+        [start("one"), line(1, 0, 1.0), line(2, 0, 2.0), line(3, 0, 3.0), start("two", after=1), line(2, 0, 20.0)],
+        [start("one"), line(1, 1, 1.5), line(2, 1, 2.5)],
+    ]
+    found = gather(ranks)
+    losses = {(key.step, key.shard): shard.losses[0] for key, shard in found.shards.items()}
+    assert losses == {(1, 0): exact(1.0), (1, 1): exact(1.5), (2, 0): exact(20.0)}
+
+
+def test_equal_journals_are_equal_and_it_is_said_up_to_where():
+    found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.0, 4.0))
+    assert (found.difference, found.steps, found.states) == (None, (1, 2, 3), (2,))
+
+
+def test_the_first_difference_is_found_in_the_loss_or_in_the_state_before_it():
+    found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.5))
+    assert (found.difference.step, found.difference.stage) == (3, "loss")
+    assert in_words(found.difference) == "step 3, shard 0: its loss: 3.0, and 3.5"
+    found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.5, state="other"))
+    assert (found.difference.step, found.difference.stage, found.difference.name) == (2, "state", "model")
+
+
+def test_up_to_a_tolerance_losses_may_differ_and_samples_may_not():
+    one, two = journal(1.0, 2.0), journal(1.0001, 2.0, state="other")
+    assert compare(one, two, tolerance=1e-3).difference is None
+    assert compare(one, two, tolerance=1e-5).difference.stage == "loss"
+    key = next(iter(two.shards))
+    two.shards[key] = two.shards[key]._replace(samples="others")
+    assert compare(one, two, tolerance=1e-3).difference.stage == "samples"
+
+
+def test_journals_without_a_common_step_are_never_called_equal():
+    early, late = journal(1.0, 2.0), Digests(shards={ShardKey(9, 0, 0, 0): Shard("s", "-", ())})
+    assert compare(early, late).is_empty
+    with pytest.raises(UsageError, match="no step in common"):
+        step_with_first_difference(early, late)
+
+
+def test_a_gradient_that_differs_comes_before_the_state():
+    one, two = journal(1.0, 2.0), journal(1.0, 2.0, state="other")
+    two.gradients[2] = (PhaseGradient("h", exact(2.0)),)
+    assert in_words(compare(one, two).difference) == (
+        "step 2: the gradient after the exchange: digest g, norm 1, and digest h, norm 2"
+    )
+
+
+def test_steps_are_found_by_name():
+    digests = journal(1.0, 5.0, float("nan"), 2.0)
+    assert step_with_nan(digests)[0] == 3
+    assert step_with_worst_loss(digests) == (2, "step 2 has the largest loss, 5 in shard 0")
+    assert step_with_first_difference(digests, journal(1.0, 5.0, 6.0))[0] == 3
+    with pytest.raises(UsageError, match=r"no loss in the digest journal \(steps 1 to 1\) is NaN"):
+        step_with_nan(journal(1.0))
+    with pytest.raises(UsageError, match="do not differ in the steps that both journals have, up to 1"):
+        step_with_first_difference(journal(1.0), journal(1.0))
