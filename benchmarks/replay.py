@@ -1,11 +1,12 @@
 """Random steps of the examples' runs, taken again on one process: how many are the run's, to the bit, and in what time?
 
-    python benchmarks/replay.py [--pairs 100]
+    python benchmarks/replay.py [--pairs 100] [--blames 20]
 
 Runs of digits.py, gan.py and transformer.py on one to four processes, with shards, accumulation, loader workers and 16-mixed,
 half of them killed once and gone on with. Of each, random steps are replayed on one process.
 
   equal    of so many pairs (run, step), the replay's digests are the run's: all is the goal
+  named    of so many runs with one sample that makes a NaN, or a spike, --blame has named it and no other: all is the goal
   ratio    the time of the replay's steps over that of the same steps in training, both on one process: 1.1 is the goal
 """
 
@@ -84,6 +85,51 @@ def replay(run_dir: Path, step: int, place: Path) -> tuple[bool, Path]:
     return found["verdict"] == "equal" and is_whole, Path(found["directory"])
 
 
+SPOILED = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import lockstep
+
+kind, culprit = sys.argv[1], int(sys.argv[2])
+team = lockstep.join()
+inputs = torch.randn(1024, 16, generator=torch.Generator().manual_seed(0))
+targets = inputs.sum(1, keepdim=True)
+if kind == "nan":
+    inputs[culprit, 3] = torch.nan
+else:
+    targets[culprit] *= 1000
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(inputs, targets), 64, shuffle=True)
+model, optimizer, loader = team.prepare(model, optimizer, loader)
+for batch in loader:
+    for x, y in batch.shards:
+        loss = nn.functional.mse_loss(model(x), y)
+        team.backward(loss)
+    team.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A training of 16 steps on 1024 samples, one of them spoiled: ``KIND INDEX``."""
+
+
+def is_named(kind: str, culprit: int, nproc: int, place: Path) -> bool:
+    """Whether ``--blame`` names the spoiled sample of a run, and no other."""
+    script, run_dir = place / "spoiled.py", place / "runs" / f"{kind}-{culprit}"
+    script.write_text(SPOILED)
+    command = [LOCKSTEP, "run", "--nproc-per-node", str(nproc), "--shards", "4", "--threads", "1", "--checkpoint-every", "5"]
+    command += ["--keep-every", "5", "--run-dir", str(run_dir), str(script), kind, str(culprit)]
+    subprocess.run(command, cwd=place, env=clean_environ(), check=kind != "nan", capture_output=True)
+    step = "nan" if kind == "nan" else "worst-loss"
+    command = [LOCKSTEP, "replay", str(run_dir), "--step", step, "--blame", "--json"]
+    done = subprocess.run(command, cwd=place, env=clean_environ(), capture_output=True, text=True)
+    if done.returncode not in (0, 1, 3):
+        raise RuntimeError(done.stdout + done.stderr)
+    return bool(json.loads(done.stdout)["blamed"] == [culprit])
+
+
 def step_times(run_dir: Path) -> dict[int, float]:
     """When each line of rank 0's digest journal was written, by step."""
     return {event["last"]: event["time_s"] for event in read_events(run_dir, name=file_of(0)) if event["event"] == "steps"}
@@ -100,15 +146,23 @@ def main() -> None:
     """Measure, and print a line of JSON."""
     parser = harness.make_parser(__doc__ or "", rounds=1)
     parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--blames", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     say, draw = harness.speaker(args), random.Random(args.seed)
     num_pairs = len(CASES) if args.quick else args.pairs
+    num_blames = 2 if args.quick else args.blames
+    named = 0
     equal, unequal, found_ratios = 0, [], list[float]()
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         runs = {}
-        for case in CASES:
+        for number in range(num_blames):
+            kind, culprit, nproc = ("nan", "spike")[number % 2], draw.randrange(1024), 1 + number % 4
+            found = is_named(kind, culprit, nproc, place)
+            named += found
+            say(f"{kind} by sample {culprit} on {nproc} processes: {'named' if found else 'NOT NAMED'}")
+        for case in CASES[:num_pairs]:
             runs[case.name] = train(case, place)
             say(f"trained {case.name}")
         for number in range(num_pairs):
@@ -127,9 +181,11 @@ def main() -> None:
             "pairs": num_pairs,
             "equal": equal,
             "unequal": unequal,
+            "blames": num_blames,
+            "named": named,
             "ratio": ratio,
             "num_ratios": len(found_ratios),
-            "goal_met": equal == num_pairs and (ratio is None or ratio <= 1.1),
+            "goal_met": equal == num_pairs and named == num_blames and (ratio is None or ratio <= 1.1),
             "machine": harness.machine(),
         }
     )
