@@ -139,6 +139,7 @@ def run_script(tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             _kill(alive)
+            _kill(_started_since(known))  # what it started while the others were looked for
             out, err = process.communicate(timeout=100)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

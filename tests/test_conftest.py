@@ -18,7 +18,7 @@ def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedP
     (tmp_path / "long.txt").touch()
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
 
 
 LEAKS = {
