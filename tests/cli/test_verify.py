@@ -105,6 +105,7 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
     assert len(found["experiments"]) == len(list((tmp_path / "verification" / "diagnosis").glob("*.log")))
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_planted_cause_is_named_by_the_command(verify):
     # More of them are planted in diagnosis/test_planted_causes.py, with the same experiments in warm processes.

@@ -252,6 +252,7 @@ def test_a_job_that_is_requeued_by_others_loses_nothing(jobs, undisturbed):
     check_whole(jobs, job, undisturbed)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
@@ -263,6 +264,7 @@ def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
     check_whole(jobs, job, undisturbed)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(jobs, undisturbed):
     job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
@@ -283,6 +285,7 @@ def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(job
     check_whole(jobs, job, undisturbed)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_else(slurm_cluster, jobs, undisturbed):
     job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", "--checkpoint-every", "10", pace_s=0.1)

@@ -64,6 +64,8 @@ SMALLER = {
         "single+16-true,single+bf16-mixed --threads 1 examples/digits.py --epochs 1",
     ),
 }
+# Left out of CI: over a minute each, and parts of them run in other tests.
+LONGEST = re.compile(r"lockstep verify examples/digits\.py --epochs 1|imagenet\.py --multiprocessing-distributed")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
 # mpirun does not like to be run by root, and these say that it may.
@@ -94,6 +96,8 @@ def commands_of_methods():
 def marked(command, page):
     slow = page not in ("README.md", "launching.md") or "examples/" in command or OUTSIDE.search(command)
     marks = [pytest.mark.long, pytest.mark.timeout(300)] if slow else [pytest.mark.timeout(90)]
+    if LONGEST.search(command):
+        marks.append(pytest.mark.longest)
     return pytest.param(command, marks=marks, id=command)
 
 

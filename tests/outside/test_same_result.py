@@ -48,6 +48,7 @@ def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
     assert lockstep_run(*command, stdin=text) == torchrun(*command, stdin=text)
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_fabric_script_is_started_once_as_under_python_or_launched_as_under_torchrun(lockstep_run, torchrun, start):
     expected = start("fabric.py")
