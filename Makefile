@@ -4,7 +4,7 @@ PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?= 2#                files of tests that run at a time (they mostly wait for processes to start); 0: one, as pytest does it
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all REPEATS=5
-DEMO_ARGS ?= --nproc 2#   options of the comparison in make demo
+DEMO_ARGS ?= --methods single,exact,ddp,fsdp --nproc 2# options of the comparison in make demo
 N ?=#                     rounds of make soak and make soak-cluster
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
 HOSTS ?=#                 hosts of make cluster (2)
@@ -40,7 +40,7 @@ install: $(STAMP) ## make .venv with the pinned requirements and lockstep itself
 horovod: $(STAMP) ## build Horovod against the torch of .venv and install it there (once: some 3 minutes)
 	@tools/horovod.sh $(VENV)/bin/python
 
-demo: $(STAMP) ## compare examples/digits.py under every method that this machine can run
+demo: $(STAMP) ## train examples/digits.py with four methods in turns: a table, and a page to look at
 	$(VENV)/bin/lockstep compare $(DEMO_ARGS) examples/digits.py
 
 test: $(STAMP) ## the tests, without the long ones and those that need a GPU

@@ -53,6 +53,7 @@ ASIDE = {
         "errors",
         "config",
         "world",
+        "explain.split",
         "measure.events",
         "trace",
         "diagnosis",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.comparison import Comparison, RowResult, RowRun
 from lockstep.analysis.figures import figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row, parse_method
@@ -47,21 +47,26 @@ def epoch():
 
 @pytest.fixture
 def make_comparison(tmp_path):
-    """A comparison with one row for each ``(method, processes, seconds of the pass or reason that it failed)``."""
+    """A comparison with one row for each ``(method, processes, seconds of the pass or reason that it failed)``; for several
+    rounds, a tuple of seconds."""
 
     def make(*rows, threads=1, num_cores=4, loss=0.5, load=0.0, **of_epoch):
         results = []
         for number, (method, num_processes, outcome) in enumerate(rows, start=1):
             row = Row(number=number, method=parse_method(method), num_processes=num_processes)
             if isinstance(outcome, str):
-                results.append(RowResult(row=row, status="failed", reason=outcome, log="runs/x.log"))
+                runs = (RowRun(status="failed", reason=outcome, log="runs/x.log"),)
+                results.append(RowResult(row=row, runs=runs))
                 continue
-            events = [
-                start_event(world_size=num_processes, num_cores=num_cores),
-                epoch_event(steady_s=outcome, cpu_s=[outcome] * num_processes, **of_epoch),
-                {"event": "evaluate", "epoch": 0, "step": 10, "values": {"loss": loss, "accuracy": 0.75}},
-            ]
-            results.append(RowResult(row=row, status="ok", figures=figures_of(events), command_s=9.0))
+            runs = []
+            for turn_round, seconds in enumerate(outcome if isinstance(outcome, tuple) else (outcome,), start=1):
+                events = [
+                    start_event(world_size=num_processes, num_cores=num_cores),
+                    epoch_event(steady_s=seconds, cpu_s=[seconds] * num_processes, **of_epoch),
+                    {"event": "evaluate", "epoch": 0, "step": 10, "values": {"loss": loss, "accuracy": 0.75}},
+                ]
+                runs.append(RowRun(round=turn_round, status="ok", figures=figures_of(events), command_s=9.0))
+            results.append(RowResult(row=row, runs=tuple(runs)))
         return Comparison(
             directory=tmp_path,
             task=Task(command=("lockstep", "compare", "train.py"), script=Path("train.py")),
@@ -81,6 +86,7 @@ def make_comparison(tmp_path):
                 lockstep="0.1.0",
             ),
             rows=tuple(results),
+            rounds=max([1, *(len(result.runs) for result in results)]),
         )
 
     return make

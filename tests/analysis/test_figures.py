@@ -90,7 +90,7 @@ def test_kinds_and_fields_that_are_not_known_are_passed_over(start, epoch):
 def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epoch):
     single = figures_of([start(), epoch(), evaluation(loss=0.5, accuracy=0.5)])
     double = figures_of([start(world_size=2), epoch(steady_s=1.25), evaluation(loss=0.25, accuracy=0.75)])
-    relation = relate(double, single)
+    relation = relate({1: double}, {1: single})
     assert (relation.speed_up, relation.efficiency) == (1.6, 80.0)
     assert (relation.loss_difference, relation.accuracy_difference) == (-0.25, 0.25)
 
@@ -98,4 +98,4 @@ def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epo
 def test_a_training_loss_is_never_compared_with_one_of_evaluation(start, epoch):
     evaluated = figures_of([start(), epoch(), evaluation(loss=0.5)])
     trained = figures_of([start(), epoch(), step(loss=0.5)])
-    assert relate(trained, evaluated).loss_difference is None
+    assert relate({1: trained}, {1: evaluated}).loss_difference is None

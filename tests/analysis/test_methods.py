@@ -76,19 +76,20 @@ def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_gpus()
 
 
 def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_is_compared():
-    names = default_methods({"gpus", "float16", "horovod", "mpirun"})
+    names = default_methods({"gpus", "float16", "bfloat16", "horovod", "mpirun"})
     methods = parse_methods(",".join(names))
     assert tuple(method.name for method in methods) == names
     assert {method.strategy for method in methods} == set(STRATEGIES)
     assert {method.launcher for method in methods} == set(LAUNCHERS)
     assert {method.precision for method in methods} == set(PRECISIONS)
     missing = set(names) - set(default_methods(()))
-    assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun", *needing("float16")}
+    assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun", *needing("float16", "bfloat16")}
 
 
-def test_float16_is_left_out_where_it_is_emulated():
+def test_16_bit_formats_are_left_out_where_they_are_emulated():
     assert needing("float16") == ("ddp+16-mixed", "ddp+16-master", "ddp+16-true")
-    assert not set(needing("float16")) & set(default_methods({"gpus"}))
+    assert needing("bfloat16") == ("ddp+bf16-mixed", "ddp+bf16-true")
+    assert not set(needing("float16", "bfloat16")) & set(default_methods({"gpus"}))
 
 
 def test_numbers_of_processes_come_sorted_and_once():

@@ -34,7 +34,7 @@ class Silent:
     def __init__(self, on_waiting=lambda what, elapsed_s: None):
         self.heard, self.on_waiting = [], on_waiting
 
-    def started(self, what):
+    def started(self, what, left_s=None):
         self.heard.append(what)
 
     def waiting(self, elapsed_s):
@@ -44,8 +44,8 @@ class Silent:
         self.heard.append(outcome.partition(" (")[0])
 
 
-def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), **options):
-    planned = compare.plan(Task(script=script, **options), parse_methods(methods), nprocs, machine)
+def run(script, methods, tmp_path, machine, observer=None, nprocs=(2,), rounds=1, **options):
+    planned = compare.plan(Task(script=script, **options), parse_methods(methods), nprocs, machine, rounds=rounds)
     return compare.run(planned.begin(tmp_path / "comparison"), observer or Silent())
 
 
@@ -66,7 +66,7 @@ def test_a_row_that_fails_says_why_and_spoils_no_other(fake_script, tmp_path, ma
     observer = Silent()
     comparison = run(script, "single@python+bf16-mixed,single@python", tmp_path, machine, observer)
     failed, fine = comparison.rows
-    assert (failed.status, failed.reason, failed.exit_status) == ("failed", "ValueError: no luck", 1)
+    assert (failed.status, failed.reason, failed.told.exit_status) == ("failed", "ValueError: no luck", 1)
     assert (fine.status, fine.figures.samples_per_s) == ("ok", 160.0)
     assert observer.heard == [
         *("[1/2] single@python+bf16-mixed ×1", "failed: ValueError: no luck"),
@@ -85,7 +85,7 @@ def test_every_row_gets_the_same_shards_threads_and_seed(fake_script, tmp_path, 
     """)
     options = {"seed": 7, "threads": 3, "shards": 8, "args": ("--epochs", "2")}
     comparison = run(script, "single@python,single@python+bf16-mixed", tmp_path, machine, **options)
-    seen = [json.loads((comparison.directory / result.log).read_text()) for result in comparison.rows]
+    seen = [json.loads((comparison.directory / result.told.log).read_text()) for result in comparison.rows]
     assert seen[0].pop("precision") == "32-true"
     assert seen[1].pop("precision") == "bf16-mixed"
     assert seen[0] == seen[1]
@@ -117,7 +117,7 @@ def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine
 )
 def test_a_run_that_cannot_be_measured_is_a_failed_row(fake_script, tmp_path, machine, then, said):
     (result,) = run(fake_script(then), "single@python", tmp_path, machine).rows
-    assert (result.status, result.exit_status, result.figures) == ("failed", 0, None)
+    assert (result.status, result.told.exit_status, result.figures) == ("failed", 0, None)
     assert re.search(said, result.reason)
 
 
@@ -239,7 +239,7 @@ def test_fewer_shards_than_processes_are_refused_before_anything_runs(make_plan)
 
 def test_lockstep_run_gets_its_settings_as_flags(make_plan):
     planned = make_plan("ddp+bf16-mixed", nprocs=(2,), threads=1, shards=4, args=("--lr", "1"))
-    trial = compare.trial_of(planned, planned.rows[0].row)
+    trial = compare.trial_of(planned, planned.rows[0], 1)
     tail = trial.command[trial.command.index("run") :]
     flags = {"--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", f"--run-dir={trial.run_dir.resolve()}"}
     assert (tail[:2], set(tail[2:7]), tail[7:]) == (("run", "--nproc-per-node=2"), flags, ("s.py", "--lr", "1"))

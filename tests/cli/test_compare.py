@@ -52,7 +52,7 @@ def compare(capfd):
 
 
 def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_path):
-    done = compare("--methods", "single@python", script, "--epochs", "3")
+    done = compare("--methods", "single@python", "--rounds", "1", script, "--epochs", "3")
     assert done.exit_code == 0, done.output
     assert "160" in done.output
     assert "[1/1] single@python ×1: 160 samples/s" in done.output
@@ -62,7 +62,7 @@ def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_pa
 
 
 def test_a_module_is_compared_as_python_runs_it(compare, script, tmp_path):
-    done = compare("--methods", "single@python", "-m", "train", "--epochs", "3")
+    done = compare("--methods", "single@python", "--rounds", "1", "-m", "train", "--epochs", "3")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "comparison" / "results.json").read_text())
     assert results["rows"][0]["command"][1:] == ["-m", "train", "--epochs", "3"]
@@ -93,7 +93,7 @@ for epoch in team.epochs(2):
 def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_path):
     script, out = tmp_path / "real.py", tmp_path / "out"
     script.write_text(REAL)
-    done = compare("--methods", "single,ddp", "--nproc", "2", "--out", str(out), str(script))
+    done = compare("--methods", "single,ddp", "--nproc", "2", "--rounds", "1", "--out", str(out), str(script))
     assert done.exit_code == 0, done.output
     single, ddp = json.loads((out / "results.json").read_text())["rows"]
     assert (single["reason"], ddp["reason"]) == (None, None)
@@ -105,7 +105,7 @@ def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_p
 
 def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):
     for _ in range(2):
-        assert compare("--methods", "single@python", "--out", "out", script).exit_code == 0
+        assert compare("--methods", "single@python", "--rounds", "1", "--out", "out", script).exit_code == 0
     assert (tmp_path / "out" / "results.json").is_file()
     assert (tmp_path / "out-2" / "results.json").is_file()
 
@@ -119,7 +119,7 @@ def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compa
         return whole(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    done = compare("--methods", "single@python", script)
+    done = compare("--methods", "single@python", "--rounds", "1", script)
     assert done.exit_code == 0, done.output
     assert 'pip install "torch-lockstep[compare]"' in done.output
     assert (tmp_path / "comparison" / "results.json").is_file()
@@ -164,7 +164,7 @@ def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, nu
         stderr=subprocess.STDOUT,
         text=True,
     )
-    log = tmp_path / "comparison" / "runs" / "2-single-python-bf16-mixed-x1.log"
+    log = tmp_path / "comparison" / "runs" / "2-single-python-bf16-mixed-x1-round1.log"
     try:
         deadline = time.monotonic() + 20
         while not (log.is_file() and log.read_text()):

@@ -136,9 +136,10 @@ def assert_every_method_of_this_machine_ran(comparison):
     assert methods[:4] == ["single", "ddp", "exact", "fsdp"]
     assert ("ddp@mpirun" in methods) == (shutil.which("mpirun") is not None)
     assert {"horovod", "horovod@horovodrun"}.issubset(methods) == (why_missing() is None)
-    has_float16 = "float16" in find_components(num_gpus=0)
+    found = find_components(num_gpus=0)
+    emulated = tuple(begin for begin, name in (("16", "float16"), ("bf16", "bfloat16")) if name not in found)
     precisions = {method.partition("+")[2] or "32-true" for method in methods}
-    assert precisions == {name for name in PRECISIONS if has_float16 or not name.startswith("16")}
+    assert precisions == {name for name in PRECISIONS if not name.startswith(emulated)}
     losses = {row["method"]: row["figures"]["loss"] for row in rows}
     for method in methods:
         assert losses[method] == pytest.approx(losses["single"], rel=0.01 if "+" not in method else 0.2), method

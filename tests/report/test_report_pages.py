@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.comparison import Comparison, RowResult, RowRun
 from lockstep.analysis.figures import figures_of
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Row, parse_method
@@ -183,16 +183,11 @@ def comparison(directory):
     rows = (
         RowResult(
             row=Row(number=1, method=parse_method("single"), num_processes=1),
-            status="ok",
-            run_dir="runs/1",
-            figures=figures_of(events),
+            runs=(RowRun(status="ok", run_dir="runs/1", figures=figures_of(events)),),
         ),
         RowResult(
             row=Row(number=2, method=parse_method("ddp@torchrun+16-mixed"), num_processes=2),
-            status="failed",
-            reason="no <b>luck</b>",
-            error="Traceback\n<b>luck</b>",
-            log="runs/2.log",
+            runs=(RowRun(status="failed", reason="no <b>luck</b>", error="Traceback\n<b>luck</b>", log="runs/2.log"),),
         ),
     )
     task = Task(command=("lockstep", "compare"), script=Path("a<b>.py"))
@@ -280,6 +275,25 @@ def test_other_verdicts_are_told_as_the_command_does(tmp_path):
     text = render(verification_page(dataclasses.replace(good, results=(made.results[0], failed)), "0"), 0.0)
     assert "Settings that failed" in text
     assert "&lt;b&gt;" in text
+
+
+def test_a_comparison_shows_how_it_scales_its_noise_and_what_others_have_published(tmp_path):
+    made, _ = comparison(tmp_path)
+
+    def row(number, method, num_processes, *seconds):
+        runs = [
+            RowRun(round=index, status="ok", figures=figures_of([start(0.0, num_processes), epoch(second, 0, 10)]))
+            for index, second in enumerate(seconds, start=1)
+        ]
+        return RowResult(row=Row(number=number, method=parse_method(method), num_processes=num_processes), runs=tuple(runs))
+
+    rows = (row(1, "single", 1, 2.0, 2.1), row(2, "ddp", 2, 1.0, 1.1), row(3, "ddp", 4, 0.6, 0.5))
+    text = render(comparison_page(dataclasses.replace(made, rows=rows, rounds=2), {}, "0"), 0.0)
+    assert "Speed-up over single ×1" in text
+    assert "the others are compared with it, measured to ±" in text
+    assert "torch.distributed: ResNet-50 on ImageNet" in text
+    assert "7.46×" in text
+    assert "nn.DataParallel" not in text  # not a method of this comparison
 
 
 def test_what_a_later_version_writes_beside_it_does_not_matter(tmp_path):

@@ -15,6 +15,7 @@ def notes_on(comparison: Comparison) -> list[str]:
     measured = [(result.row, result.figures) for result in comparison.rows if result.figures is not None]
     all_figures = [figures for _, figures in measured]
     notes = [
+        *_not_the_same_twice(comparison),
         *_too_few_cores(comparison, all_figures),
         *_short_runs(comparison),
         *_slow_16_bit(comparison),
@@ -28,6 +29,18 @@ def notes_on(comparison: Comparison) -> list[str]:
             "the timings are those of a shared machine."
         )
     return notes
+
+
+def _not_the_same_twice(comparison: Comparison) -> list[str]:
+    changing = [
+        result.row.label for result in comparison.rows if len({figures.loss for figures in result.measured.values()}) > 1
+    ]
+    if not changing:
+        return []
+    return [
+        f"Rounds of the same row ended with different losses: {', '.join(changing)}. Something in the script is not the same "
+        "twice; lockstep verify finds what."
+    ]
 
 
 def _too_few_cores(comparison: Comparison, all_figures: list[Figures]) -> list[str]:
@@ -74,7 +87,7 @@ def _short_runs(comparison: Comparison) -> list[str]:
         which = "every row" if len(short) == num_measured else ", ".join(short)
         notes.append(
             f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: "
-            "expect some per cent of noise, or train for longer."
+            "expect some per cent of noise, more --rounds, or train for longer."
         )
     return notes
 

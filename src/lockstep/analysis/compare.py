@@ -1,4 +1,4 @@
-"""Runs one script under several methods, one after another, and collects their figures."""
+"""Runs one script under several methods, one after another and several times round, and collects their figures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from lockstep.analysis import advice
-from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.comparison import Comparison, RowResult, RowRun
 from lockstep.analysis.figures import Figures, figures_of
 from lockstep.analysis.machine import Machine
-from lockstep.analysis.methods import Method, Row, expand
+from lockstep.analysis.methods import Method, expand
+from lockstep.analysis.schedule import Turn, seconds_left, turns_left
 from lockstep.analysis.study import Task
 from lockstep.analysis.table import count
 from lockstep.analysis.trial import Observer, Trial, run_trial
@@ -17,8 +18,18 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.measure.events import read_history
 
 
-def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine) -> Comparison:
+def plan(
+    task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3, source: str = ""
+) -> Comparison:
     """A comparison of which nothing was run yet, with what was not asked for filled in. Pure.
+
+    Args:
+        task: what was asked for.
+        methods: of the rows.
+        nprocs: numbers of processes of each method that takes several.
+        machine: this one.
+        rounds: how many times each row runs.
+        source: digest of the script.
 
     Raises:
         ConfigError: there are fewer shards than processes in some row.
@@ -35,50 +46,60 @@ def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: 
         machine=machine,
         shards=largest if task.shards is None else task.shards,
         threads=max(1, machine.num_cores // largest) if task.threads is None else task.threads,
-        rows=tuple(RowResult(row=row, reason="the comparison was stopped before") for row in rows),
+        rows=tuple(RowResult(row=row) for row in rows),
+        rounds=rounds,
+        source=source,
     )
 
 
 def run(comparison: Comparison, observer: Observer) -> Comparison:
-    """Run every row. A row that fails is a row with a reason; ``results.json`` is written anew after each.
+    """Run every row once a round. A row that fails is a row with a reason; ``results.json`` is written anew after each run.
 
     A KeyboardInterrupt ends the row that runs, and the comparison: what was measured until then is returned and
-    written.
+    written. What was measured already is not run again.
     """
-    for index, planned in enumerate(comparison.rows):
-        row = planned.row
-        observer.started(f"[{row.number}/{len(comparison.rows)}] {row.label}")
-        result = _run_row(comparison, row, observer)
-        comparison = dataclasses.replace(comparison, rows=(*comparison.rows[:index], result, *comparison.rows[index + 1 :]))
+    whole = comparison.rounds * len(comparison.rows)
+    while turns := turns_left(comparison):
+        turn = turns[0]
+        result = comparison.rows[turn.index]
+        round_of = f", round {turn.round} of {comparison.rounds}" if comparison.rounds > 1 else ""
+        observer.started(f"[{turn.number}/{whole}] {result.row.label}{round_of}", seconds_left(comparison))
+        done = _run_row(comparison, result, turn, observer)
+        result = dataclasses.replace(result, runs=(*result.runs, done))
+        rows = (*comparison.rows[: turn.index], result, *comparison.rows[turn.index + 1 :])
+        comparison = dataclasses.replace(comparison, rows=rows)
         comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
-        speed = f"{count(result.figures.samples_per_s)} samples/s" if result.figures else f"{result.status}: {result.reason}"
-        observer.ended(f"{speed} ({result.command_s or 0:.1f} s in all)")
-        if result.status == "interrupted":
+        speed = f"{count(done.figures.samples_per_s)} samples/s" if done.figures else f"{done.status}: {done.reason}"
+        observer.ended(f"{speed} ({done.command_s or 0:.1f} s in all)")
+        if done.status == "interrupted":
             break
     return comparison
 
 
-def trial_of(comparison: Comparison, row: Row) -> Trial:
-    """How a row is run."""
+def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Trial:
+    """How a row is run in a round."""
+    row, method = result.row, result.row.method
+    # What an interrupted run has left is kept: in its directory, this one would resume it.
+    attempt = sum(run.round == turn_round for run in result.runs)
     return comparison.trial(
-        f"runs/{row.slug}",
-        launcher=row.method.launcher,
+        f"runs/{row.slug}-round{turn_round}{f'-{attempt + 1}' if attempt else ''}",
+        launcher=method.launcher,
         num_processes=row.num_processes,
-        settings={"strategy": row.method.strategy, "precision": row.method.precision},
+        settings={"strategy": method.strategy, "precision": method.precision},
         # For libraries that count them before the script joins. (torchrun would set it to 1, and other launchers would not.)
         variables={"OMP_NUM_THREADS": str(comparison.threads)},
     )
 
 
-def _run_row(comparison: Comparison, row: Row, observer: Observer) -> RowResult:
-    trial = trial_of(comparison, row)
-    result = RowResult(row=row, **vars(run_trial(trial, observer)))
-    if result.status != "ok":
-        return result
+def _run_row(comparison: Comparison, result: RowResult, turn: Turn, observer: Observer) -> RowRun:
+    trial = trial_of(comparison, result, turn.round)
+    done = RowRun(round=turn.round, **vars(run_trial(trial, observer)))
+    if done.status != "ok":
+        return done
     try:
-        return dataclasses.replace(result, figures=_figures(trial))
+        return dataclasses.replace(done, figures=_figures(trial))
     except UsageError as error:
-        return dataclasses.replace(result, status="failed", reason=str(error))
+        return dataclasses.replace(done, status="failed", reason=str(error))
 
 
 def _figures(trial: Trial) -> Figures:

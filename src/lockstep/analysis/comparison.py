@@ -6,65 +6,129 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.analysis.figures import Figures, Relation, relate
+from lockstep.analysis.confidence import Interval, interval_of
+from lockstep.analysis.figures import Figures, Relation, pooled, relate
 from lockstep.analysis.methods import Row
 from lockstep.analysis.study import Study
 from lockstep.analysis.trial import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowResult(Record):
-    """What became of one row."""
+class RowRun(Record):
+    """What became of a row in one round."""
 
-    row: Row
+    round: int = 1
     figures: Figures | None = None
     """Always there if the status is ``ok``, never otherwise."""
 
 
+NOT_RUN = RowRun(reason="the comparison was stopped before")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """What became of a row in all rounds so far."""
+
+    row: Row
+    runs: tuple[RowRun, ...] = ()
+    """In the order in which they were made."""
+
+    @property
+    def measured(self) -> dict[int, Figures]:
+        """The figures of each round that has some; none if the row has failed in any."""
+        return {} if self.failure else {run.round: run.figures for run in self.runs if run.figures is not None}
+
+    @property
+    def failure(self) -> RowRun | None:
+        """The run that failed or took too long. One does not stand in the way of other rows, but the row is not run again."""
+        return next((run for run in self.runs if run.status in ("failed", "timeout")), None)
+
+    @property
+    def told(self) -> RowRun:
+        """The run that speaks for the row: what failed, else the newest that was measured, else what stopped the only one."""
+        good = [run for run in self.runs if run.figures is not None]
+        return self.failure or (*self.runs[-1:], NOT_RUN)[0] if self.failure or not good else good[-1]
+
+    @property
+    def status(self) -> str:
+        """``ok`` (it has figures), ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
+        return self.told.status
+
+    @property
+    def reason(self) -> str | None:
+        """In one line; None if the status is ``ok``."""
+        return self.told.reason
+
+    @property
+    def figures(self) -> Figures | None:
+        """Of all rounds together. Always there if the status is ``ok``, never otherwise."""
+        measured = self.measured
+        return pooled([measured[number] for number in sorted(measured)]) if measured else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of samples a second; None: fewer than two rounds were measured."""
+        return interval_of([figures.samples_per_s for figures in self.measured.values()])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Study):
-    """One script under several methods."""
+    """One script under several methods, each of them once a round."""
 
     threads: int
     """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
     rows: tuple[RowResult, ...]
+    rounds: int = 1
+    source: str = ""
+    """The SHA-256 digest of the script's file; empty: not known. What has another is not gone on with."""
     notes: tuple[str, ...] = ()
     """What a reader must know before believing the figures."""
 
     @property
     def is_interrupted(self) -> bool:
         """Whether it was stopped from outside."""
-        return any(result.status == "interrupted" for result in self.rows)
+        return any(run.status == "interrupted" for result in self.rows for run in result.runs[-1:])
 
     @property
     def baseline(self) -> RowResult | None:
         """The row that the others are compared with: the first ``single`` that ran, in the usual precision if there is
         one."""
-        singles = [result for result in self.rows if result.row.method.strategy == "single" and result.figures]
+        singles = [result for result in self.rows if result.row.method.strategy == "single" and result.measured]
         usual = [result for result in singles if result.row.method.precision == "32-true"]
         return next(iter((*usual, *singles)), None)
 
     def relation(self, result: RowResult) -> Relation | None:
         """A row beside the baseline; None if either has no figures."""
         baseline = self.baseline
-        if baseline is None or baseline.figures is None or result.figures is None:
-            return None
-        return relate(result.figures, baseline.figures)
+        return relate(result.measured, baseline.measured) if baseline is not None and result.measured else None
 
     def as_json(self) -> dict[str, Any]:
         """The contents of ``results.json``."""
         baseline = self.baseline
         return {
             **super().as_json(),
+            "rounds": self.rounds,
+            "source": self.source,
             "baseline": None if baseline is None else baseline.row.number,
             "rows": [self._row_as_json(result) for result in self.rows],
             "notes": self.notes,
         }
 
     def _row_as_json(self, result: RowResult) -> dict[str, Any]:
-        relation = self.relation(result)
-        fields = dataclasses.asdict(result)
-        row = fields.pop("row")
+        row = dataclasses.asdict(result.row)
         method = {"method": result.row.method.name, **row.pop("method")}
-        against = None if relation is None else dataclasses.asdict(relation)
-        return {"number": row["number"], **method, **row, **fields, "against_baseline": against}
+        told = dataclasses.asdict(dataclasses.replace(result.told, figures=result.figures))
+        del told["round"]
+        return {
+            "number": row["number"],
+            **method,
+            **row,
+            **told,
+            "interval": _plain(result.interval),
+            "against_baseline": _plain(self.relation(result)),
+            "runs": [dataclasses.asdict(run) for run in result.runs],
+        }
+
+
+def _plain(value: Interval | Relation | None) -> dict[str, Any] | None:
+    return None if value is None else dataclasses.asdict(value)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.analysis.confidence import Interval, interval_of, middle
+from lockstep.analysis.splits import slowest_of, splits_of
 from lockstep.errors import UsageError
+from lockstep.explain.split import shares_of
 
 _ACCURACY_NAMES = ("accuracy", "top1")
 
@@ -42,6 +48,12 @@ class Figures:
     """``evaluation`` (the last one) or ``training`` (mean of the last epoch's steps)."""
     accuracy: float | None
     accuracy_from: str | None
+    shares: Mapping[str, float] | None = None
+    """The share of each part of ``explain.split.PARTS`` in the time of all ranks."""
+    slowest_rank: int | None = None
+    """The one that was busy with work of its own for longest; None with one process."""
+    slowest_by: float | None = None
+    """By so much longer than the median of the others, in per cent."""
 
     @property
     def utilisation(self) -> float | None:
@@ -79,9 +91,10 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         raise UsageError("the run's epochs took no time at all: its journal is not one that lockstep wrote")
     num_cores = int(start.get("num_cores") or 1)
     by_rank = _gpu_utilisation_by_rank(passes)
-    read = [value for value in by_rank or () if value is not None]
     loss, loss_from = _final(listed, ("loss",))
     accuracy, accuracy_from = _final(listed, _ACCURACY_NAMES)
+    splits, _ = splits_of(passes)
+    slowest_rank, slowest_by = slowest_of(splits)
     return Figures(
         num_processes=int(start.get("world_size") or 1),
         device=str(start.get("device") or "cpu"),
@@ -94,7 +107,7 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         samples_per_s=samples / seconds,
         epoch_s=samples_per_epoch * seconds / samples,
         cpu_utilisation=None if cpu_s is None else 100 * cpu_s / (seconds * num_cores),
-        gpu_utilisation=sum(read) / len(read) if read else None,
+        gpu_utilisation=_mean(by_rank or ()),
         gpu_utilisation_by_rank=by_rank,
         peak_rss_bytes=_sum_of_peaks(passes, "peak_rss_bytes"),
         peak_gpu_bytes=_sum_of_peaks(passes, "peak_gpu_bytes"),
@@ -102,6 +115,36 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         loss_from=loss_from,
         accuracy=accuracy,
         accuracy_from=accuracy_from,
+        shares=shares_of(splits) if splits else None,
+        slowest_rank=slowest_rank,
+        slowest_by=slowest_by,
+    )
+
+
+def pooled(rounds: Sequence[Figures]) -> Figures:
+    """The figures of a row from those of its rounds: of speed the geometric mean, of memory the peak; values are those of the
+    first round (``Relation`` says whether any round has others), and so is what does not differ."""
+    first = rounds[0]
+    if len(rounds) == 1:
+        return first
+    speed = middle([figures.samples_per_s for figures in rounds])
+    slowest = max(rounds, key=lambda figures: figures.slowest_by or 0.0)
+    by_rank = [figures.gpu_utilisation_by_rank for figures in rounds if figures.gpu_utilisation_by_rank]
+    shares = [figures.shares for figures in rounds if figures.shares]
+    return dataclasses.replace(
+        first,
+        steady_s=sum(figures.steady_s for figures in rounds),
+        includes_warm_up=any(figures.includes_warm_up for figures in rounds),
+        samples_per_s=speed,
+        epoch_s=first.samples_per_epoch / speed,
+        cpu_utilisation=_mean(figures.cpu_utilisation for figures in rounds),
+        gpu_utilisation=_mean(figures.gpu_utilisation for figures in rounds),
+        gpu_utilisation_by_rank=tuple(map(_mean, zip(*by_rank, strict=False))) if by_rank else None,
+        peak_rss_bytes=max(figures.peak_rss_bytes or 0 for figures in rounds) or None,
+        peak_gpu_bytes=max(figures.peak_gpu_bytes or 0 for figures in rounds) or None,
+        shares={part: statistics.fmean(share.get(part, 0.0) for share in shares) for part in shares[0]} if shares else None,
+        slowest_rank=slowest.slowest_rank,
+        slowest_by=slowest.slowest_by,
     )
 
 
@@ -110,29 +153,50 @@ class Relation:
     """A row beside the baseline, ``single``."""
 
     speed_up: float
-    """Samples a second, divided by the baseline's."""
+    """Samples a second, divided by the baseline's: the geometric mean over the rounds."""
     efficiency: float
     """Speed-up divided by the number of processes, in per cent."""
+    interval: Interval | None = None
+    """Of the speed-up; None: fewer than two rounds have both."""
     loss_difference: float | None
-    """Final loss less the baseline's; 0 is equality of every bit that was logged."""
+    """Final loss less the baseline's, the largest of any two rounds; 0 is equality of every bit that was logged, in all."""
     accuracy_difference: float | None
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether the two may well be equally fast."""
+        return self.interval is not None and self.interval.has(1.0)
 
-def relate(figures: Figures, baseline: Figures) -> Relation:
-    """How a row compares with the baseline. Values are compared only if both are from evaluation, or from training."""
+
+def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Relation:
+    """How a row compares with the baseline, by the figures of each round. Values are compared only if both are from
+    evaluation, or from training."""
 
     def difference(name: str) -> float | None:
-        ours, theirs = getattr(figures, name), getattr(baseline, name)
-        alike = getattr(figures, f"{name}_from") == getattr(baseline, f"{name}_from")
-        return float(ours - theirs) if ours is not None and theirs is not None and alike else None
+        pairs = [
+            (getattr(ours, name), getattr(theirs, name))
+            for ours, theirs in itertools.product(rounds.values(), baseline.values())
+            if getattr(ours, f"{name}_from") == getattr(theirs, f"{name}_from")
+        ]
+        found = [float(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        return max(found, key=abs, default=None)
 
-    speed_up = figures.samples_per_s / baseline.samples_per_s
+    ratios = [rounds[number].samples_per_s / baseline[number].samples_per_s for number in rounds if number in baseline]
+    if not ratios:  # the one was interrupted in the only round that the other has
+        ratios = [pooled([*rounds.values()]).samples_per_s / pooled([*baseline.values()]).samples_per_s]
+    speed_up = middle(ratios)
     return Relation(
         speed_up=speed_up,
-        efficiency=100 * speed_up / figures.num_processes,
+        efficiency=100 * speed_up / next(iter(rounds.values())).num_processes,
+        interval=interval_of(ratios),
         loss_difference=difference("loss"),
         accuracy_difference=difference("accuracy"),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _sum(passes: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -161,7 +225,7 @@ def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float
     columns = _columns(passes, "gpu_utilisation")
     if not any(columns):
         return None
-    return tuple(sum(values) / len(values) if values else None for values in columns)
+    return tuple(_mean(values) for values in columns)
 
 
 def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:

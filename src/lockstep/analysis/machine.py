@@ -16,6 +16,8 @@ import psutil
 
 _FLOAT16_FLAGS = {"avx512_fp16", "amx_fp16", "asimdhp"}
 """Of processors that compute in float16, as the kernel names them. Others emulate it, some five times slower than float32."""
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""The same for bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,11 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
 
 def find_components(*, num_gpus: int) -> set[str]:
     """What this machine has of that which some methods need."""
+    flags = {*_cpu_line("flags", "features").split()}
     found = {
         "gpus": num_gpus > 0,
-        "float16": num_gpus > 0 or bool(_FLOAT16_FLAGS & {*_cpu_line("flags", "features").split()}),
+        "float16": num_gpus > 0 or bool(_FLOAT16_FLAGS & flags),
+        "bfloat16": num_gpus > 0 or bool(_BFLOAT16_FLAGS & flags),
         "horovod": importlib.util.find_spec("horovod") is not None,
         "mpirun": shutil.which("mpirun") is not None,
     }

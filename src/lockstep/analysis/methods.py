@@ -13,7 +13,7 @@ STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 LAUNCHERS = ("lockstep", "torchrun", "python", "mpirun", "horovodrun")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
 _NARROW = {
-    f"ddp+{precision}": "float16" if precision.startswith("16") else ""
+    f"ddp+{precision}": "float16" if precision.startswith("16") else "bfloat16"
     for precision in config.PRECISIONS
     if precision != "32-true"
 }
@@ -104,13 +104,14 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(found: Collection[str]) -> tuple[str, ...]:
-    """The names of those that a machine can run, of which ``found`` says what it has: gpus, float16, horovod, mpirun."""
+    """The names of those that a machine can run, of which ``found`` says what it has: gpus, float16, bfloat16, horovod,
+    mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in found)
 
 
-def needing(component: str) -> tuple[str, ...]:
-    """The names of those that are left out by default where a machine does not have it."""
-    return tuple(name for name, needed in _DEFAULTS.items() if needed == component)
+def needing(*components: str) -> tuple[str, ...]:
+    """The names of those that are left out by default where a machine does not have one of these."""
+    return tuple(name for name, needed in _DEFAULTS.items() if needed in components)
 
 
 def parse_nprocs(text: str) -> tuple[int, ...]:

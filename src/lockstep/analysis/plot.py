@@ -1,17 +1,19 @@
-"""A comparison as a picture with the article's three panels: time per epoch, utilisation, memory."""
+"""A comparison as a picture with the article's three panels, time per epoch, utilisation, memory, and how speed scales."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.analysis import table
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
+from lockstep.analysis.scaling import Point, scaling_of
 from lockstep.analysis.study import counted
 
 FILE_NAME = "comparison.png"
+_SCALING_HEIGHT = 3.6
 
 # Okabe and Ito's colours, told apart with any kind of colour vision. Precision is hatching, not colour, so that the
 # picture also survives black-and-white print.
@@ -39,9 +41,15 @@ def draw(comparison: Comparison) -> Path:
 
     measured = [result.figures for result in comparison.rows if result.figures is not None]
     on_gpu = any(figures.device == "cuda" for figures in measured)
-    figure = Figure(figsize=(14, 1.9 + 0.42 * len(comparison.rows)), layout="constrained", dpi=120)
+    scaling, bars_height = scaling_of(comparison), 1.9 + 0.42 * len(comparison.rows)
+    figure = Figure(figsize=(14, bars_height + (_SCALING_HEIGHT if scaling else 0)), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
-    time, utilisation, memory = figure.subplots(1, 3, sharey=True, width_ratios=(1.35, 1, 1))
+    upper: Any = figure
+    if scaling:
+        parts: Any = figure.subfigures(2, 1, height_ratios=(bars_height, _SCALING_HEIGHT))
+        upper, lower = parts
+        _draw_scaling(lower.subplots(), scaling)
+    time, utilisation, memory = upper.subplots(1, 3, sharey=True, width_ratios=(1.35, 1, 1))
     _bars(time, comparison, lambda figures: figures.epoch_s, lambda figures: _time_label(comparison, figures))
     _bars(utilisation, comparison, lambda figures: figures.utilisation, lambda figures: table.percent(figures.utilisation))
     _bars(memory, comparison, _gigabytes, lambda figures: table.size(figures.peak_bytes))
@@ -57,6 +65,34 @@ def draw(comparison: Comparison) -> Path:
     path = comparison.directory / FILE_NAME
     figure.savefig(path)
     return path
+
+
+def _draw_scaling(axes: Any, scaling: Mapping[str, Sequence[Point]]) -> None:
+    numbers = sorted({point.num_processes for points in scaling.values() for point in points})
+    axes.plot(numbers, numbers, color="#999999", linestyle="--", label="N times as fast")
+    for name, points in scaling.items():
+        speed_ups = [point.speed_up for point in points]
+        intervals = [point.interval for point in points]
+        below = [
+            0.0 if found is None else point.speed_up - found.low for point, found in zip(points, intervals, strict=True)
+        ]
+        above = [
+            0.0 if found is None else found.high - point.speed_up for point, found in zip(points, intervals, strict=True)
+        ]
+        axes.errorbar(
+            [point.num_processes for point in points],
+            speed_ups,
+            yerr=(below, above),
+            label=name,
+            marker="o",
+            capsize=3,
+            color=_COLOURS.get(name),
+        )
+    axes.set(title="Speed-up over one process (bars: 95 % interval)", xlabel="processes")
+    axes.set_xticks(numbers)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _title(comparison: Comparison) -> str:

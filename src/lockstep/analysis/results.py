@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.comparison import Comparison, RowResult, RowRun
 from lockstep.analysis.figures import Figures
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.methods import Method, Row
@@ -50,13 +50,16 @@ def _comparison(content: Mapping[str, Any], directory: Path) -> Comparison:
     return Comparison(
         **_common(content, directory),
         rows=tuple(_row(row) for row in content["rows"]),
+        rounds=content["rounds"],
+        source=content["source"],
         notes=tuple(content["notes"]),
     )
 
 
 def _row(content: Mapping[str, Any]) -> RowResult:
     method = _made(Method, content)
-    return _made(RowResult, content, row=_made(Row, content, method=method), figures=_maybe(Figures, content["figures"]))
+    runs = tuple(_made(RowRun, run, figures=_maybe(Figures, run["figures"])) for run in content["runs"])
+    return RowResult(row=_made(Row, content, method=method), runs=runs)
 
 
 def _verification(content: Mapping[str, Any], directory: Path) -> Verification:

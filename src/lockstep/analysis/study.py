@@ -107,6 +107,7 @@ class Study(abc.ABC):
             "shards": self.shards,
             "threads": self.threads,
             "seed": task.seed,
+            "timeout_s": task.timeout_s,
             "machine": dataclasses.asdict(self.machine),
         }
 
@@ -127,6 +128,17 @@ def new_directory(out: Path) -> Path:
             return candidate
         if candidate.is_dir() and not any(candidate.iterdir()):
             return candidate
+    raise AssertionError("count() does not end")
+
+
+def latest_directory(out: Path) -> Path | None:
+    """The last of ``out``, ``out-2``, ... that there is; None: not even ``out``."""
+    latest = None
+    for number in itertools.count(1):
+        candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
+        if not candidate.is_dir():
+            return latest
+        latest = candidate
     raise AssertionError("count() does not end")
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
+from lockstep.analysis.sentences import sentence_of
 from lockstep.analysis.study import counted
 
 NOTHING = "–"
@@ -22,7 +23,9 @@ class Column:
     """One column: its heading, and its cell in a row that has figures."""
 
     heading: str
-    cell: Callable[[Figures, Relation | None], str]
+    cell: Callable[[Figures, Relation | None], str] = lambda figures, relation: NOTHING
+    of_row: Callable[[RowResult], str] | None = None
+    """Where it takes more than the figures of all rounds together."""
 
 
 def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
@@ -32,9 +35,10 @@ def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, .
     speed = (
         Column(heading="seconds\n/ epoch", cell=lambda figures, _: seconds(figures.epoch_s)),
         Column(heading="samples\n/ s", cell=lambda figures, _: count(figures.samples_per_s)),
+        *([Column(heading="95 %\n±", of_row=_spread)] if comparison.rounds > 1 else []),
         Column(heading="speed-\nup", cell=lambda _, relation: f"{relation.speed_up:.2f}×" if relation else NOTHING),
         Column(heading="effi-\nciency", cell=lambda _, relation: percent(relation.efficiency if relation else None)),
-        Column(heading=f"{unit}\nbusy", cell=lambda figures, _: percent(figures.utilisation)),
+        Column(heading=f"{unit}\nbusy", cell=lambda figures, _: _busy(figures)),
         Column(heading=f"peak\n{memory}", cell=lambda figures, _: size(figures.peak_bytes)),
     )
     answer = (
@@ -51,11 +55,23 @@ def line(comparison: Comparison, result: RowResult, chosen: Sequence[Column]) ->
     if result.figures is None:
         return [result.status, *[""] * (len(chosen) - 1)]
     figures, relation = result.figures, comparison.relation(result)
-    return [column.cell(figures, relation) for column in chosen]
+    return [column.cell(figures, relation) if column.of_row is None else column.of_row(result) for column in chosen]
+
+
+def _spread(result: RowResult) -> str:
+    interval = result.interval
+    return NOTHING if interval is None else f"{interval.half_width:.1f} %"
+
+
+def _busy(figures: Figures) -> str:
+    """The mean, and the range of several GPUs."""
+    read = [value for value in figures.gpu_utilisation_by_rank or () if value is not None]
+    of_each = f" ({min(read):.0f} to {max(read):.0f})" if figures.device == "cuda" and len(read) > 1 else ""
+    return percent(figures.utilisation) + of_each
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the table, why rows have no figures, and the notes."""
+    """Print the table, a sentence a row, why rows have no figures, and the notes."""
     speed, answer = columns(comparison)
     whole = _table(comparison, (*speed, *answer))
     if console.measure(whole, options=console.options.update(width=1000)).minimum <= console.width:
@@ -63,8 +79,12 @@ def show(comparison: Comparison, console: Console) -> None:
     else:  # cut cells would tell less than two tables
         console.print(_table(comparison, speed), _table(comparison, answer), sep="")
     for result in comparison.rows:
+        said = sentence_of(comparison, result)
+        if said is not None:
+            console.print(Text(f"{result.row.label}: {said}"), soft_wrap=False)
+    for result in comparison.rows:
         if result.reason is not None:
-            log = f" ({comparison.directory / result.log})" if result.log else ""
+            log = f" ({comparison.directory / result.told.log})" if result.told.log else ""
             console.print(Text(f"{result.row.label} {result.status}: {result.reason}{log}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
     for note in comparison.notes:
@@ -81,10 +101,15 @@ def legend(comparison: Comparison) -> str:
     ]
     source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
     shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"
+    spread = (
+        ""
+        if comparison.rounds == 1
+        else (f" Each row ran once in each of {comparison.rounds} rounds; ± is half the 95 % confidence interval.")
+    )
     return (
         f"Every row: {shards}, {counted(comparison.threads, 'thread')} a process. "
         "Times are of training without warm-up, measured in the workers; memory is the sum over the processes."
-        f"{against}{source}"
+        f"{spread}{against}{source}"
     )
 
 

@@ -126,8 +126,8 @@ class Record:
 class Observer(Protocol):
     """Told how it goes on."""
 
-    def started(self, what: str) -> None:
-        """A trial is about to be started."""
+    def started(self, what: str, left_s: float | None = None) -> None:
+        """A trial is about to be started. All that are left take about so long, as far as that is known."""
 
     def waiting(self, elapsed_s: float) -> None:
         """Several times a second while it runs."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from importlib import metadata
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from lockstep.analysis import compare, methods, plot, table
+from lockstep.analysis import compare, methods, plot, table, unfinished
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
 from lockstep.analysis.study import Task, counted
+from lockstep.atomic import write_atomic
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
+from lockstep.cli.report import DEFAULT as REPORT
+from lockstep.cli.report import histories_of
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
+from lockstep.launch.program import find_script
+from lockstep.report.comparison_page import comparison_page
+from lockstep.report.html import render
 
 _EPILOG = """
 \b
@@ -48,6 +56,17 @@ Examples:
     help="Numbers of processes for each method except single and dp, which have one.  "
     "[default: 2, 4, 8, ... up to the number of GPUs; without several GPUs, 2, and 4 if there are 4 cores]",
 )
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Times that each row runs, in turn with the others: what differs by noise only is told from what does not.",
+)
+@click.option(
+    "--fresh", is_flag=True, help="Begin anew also where this comparison was interrupted and could be gone on with."
+)
 @options_of_studies(
     run="row",
     out="comparison",
@@ -55,12 +74,17 @@ Examples:
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
-def command(task: Task, here: Machine, out: Path, method_names: str | None, nproc: str | None) -> None:
-    """Run SCRIPT with ARGS with several methods, one after another, and compare them.
+def command(
+    task: Task, here: Machine, out: Path, method_names: str | None, nproc: str | None, rounds: int, fresh: bool
+) -> None:
+    """Run SCRIPT with ARGS with several methods, in turns, and compare them.
 
-    Prints a table of speed (seconds per epoch, samples per second, speed-up, efficiency), resource usage (cores or GPUs,
-    memory) and answers (final loss and accuracy, and their differences from those of one process). The directory of
-    --out receives the same as results.json and comparison.png, and the directory and output of every run.
+    Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
+    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
+    a sentence a row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
+    same as report.html, comparison.png and results.json, and the directory and output of every run.
+
+    The same command goes on with a comparison that was interrupted.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -80,17 +104,27 @@ def command(task: Task, here: Machine, out: Path, method_names: str | None, npro
         nprocs = methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores)
     else:
         nprocs = methods.parse_nprocs(nproc)
-    planned = compare.plan(task, chosen, nprocs, here)
+    source = unfinished.digest_of(find_script(str(task.script), is_module=task.is_module))
+    planned = compare.plan(task, chosen, nprocs, here, rounds=rounds, source=source)
     what = (
-        f"comparing {counted(len(planned.rows), 'run')} of {task.script}: V = {counted(planned.shards, 'shard')}, "
-        f"{counted(planned.threads, 'thread')} a process"
+        f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
+        f"V = {counted(planned.shards, 'shard')}, {counted(planned.threads, 'thread')} a process"
     )
-    if method_names is None and "float16" not in found:
+    emulated = [name for name in ("float16", "bfloat16") if name not in found]
+    if method_names is None and emulated:
         click.echo(
-            f"left out: {', '.join(methods.needing('float16'))}. This processor emulates float16, several times slower than "
-            "float32; --methods runs them."
+            f"left out: {', '.join(methods.needing(*emulated))}. This processor emulates {' and '.join(emulated)}, several "
+            "times slower than float32; --methods runs them."
         )
-    done = conduct(planned, out, what, compare.run, _report)
+    resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
+    if why_not:
+        click.echo(f"{why_not}: a new one is begun")
+    if resumed is not None:
+        done_before = sum(len(result.measured) for result in resumed.rows)
+        what = f"going on with an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
+    study = resumed or planned.begin(out)
+    with unfinished.held(study.directory):
+        done = conduct(study, what, compare.run, _report)
     if not any(result.status == "ok" for result in done.rows):
         raise click.ClickException("no method could be run: the lines above say why")
 
@@ -105,4 +139,7 @@ def _report(comparison: Comparison, console: Console) -> None:
             raise
         picture = ""
         say(console, 'no picture, which requires matplotlib: pip install "torch-lockstep[compare]"', style="yellow")
+    page = comparison_page(comparison, dict(histories_of(comparison)), metadata.version("torch-lockstep"))
+    write_atomic(comparison.directory / REPORT, render(page, time.time()))
     say(console, f"{comparison.directory}/: results.json{picture}, runs/")
+    say(console, f"to look at, or to pass on: {(comparison.directory / REPORT).absolute().as_uri()}")

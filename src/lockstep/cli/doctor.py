@@ -185,7 +185,7 @@ class _Progress:
         if self._status is not None:
             self._status.stop()
 
-    def started(self, what: str) -> None:
+    def started(self, what: str, left_s: float | None = None) -> None:
         """Something begins."""
         self._what = what
         self.waiting(0.0)

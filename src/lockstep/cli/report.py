@@ -32,7 +32,7 @@ from lockstep.report.run_page import RunRecord, SavedState, run_page
 from lockstep.report.verification_page import verification_page
 from lockstep.rundir.birth import read_birth
 
-_DEFAULT = "report.html"
+DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100
 _LOG_BYTES = 200_000
 _MOST_LISTED = 6
@@ -60,7 +60,7 @@ run is active: that changes nothing but the file.
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help=f"Write this file, replacing what is there.  [default: PATH/{_DEFAULT}]",
+    help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path, output: Path | None) -> None:
     """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
@@ -74,7 +74,7 @@ def command(path: Path, output: Path | None) -> None:
 
     Every picture has a text alternative, and its numbers as a table.
     """
-    file = path / _DEFAULT if output is None else output
+    file = path / DEFAULT if output is None else output
     now_s = time.time()
     text = render(_read(path, now_s), now_s)
     try:
@@ -103,7 +103,7 @@ def _read(path: Path, now_s: float) -> Page:
         raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
     results = read_results(path)
     if isinstance(results, Comparison):
-        return comparison_page(results, dict(_histories(results)), version)
+        return comparison_page(results, dict(histories_of(results)), version)
     return verification_page(results, version)
 
 
@@ -185,8 +185,9 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
         yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
 
 
-def _histories(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def histories_of(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The history of the run that speaks for each row, by the row's number, as far as they are there."""
     for result in comparison.rows:
-        if result.run_dir is not None:
+        if result.told.run_dir is not None:
             with contextlib.suppress(OSError):
-                yield result.row.number, read_history(comparison.directory / result.run_dir)
+                yield result.row.number, read_history(comparison.directory / result.told.run_dir)

@@ -20,6 +20,7 @@ from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.cli.words import span
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
@@ -92,19 +93,16 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
     return add
 
 
-def conduct(study: S, out: Path, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
-    """Run a study that was planned, with its results in ``out``, and report on it. The process ends here if that was
-    interrupted.
+def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
+    """Run a study that has begun, or go on with it, and report on it. The process ends here if that was interrupted.
 
     Args:
-        study: what was planned.
-        out: the directory for the results, if there is nothing in it.
+        study: what was planned, with a directory for its results.
         what: the line to begin with says.
         run: runs it.
         report: prints what came of it.
     """
     console = open_console()
-    study = study.begin(out)
     say(console, f"{what}, results in {study.directory}")
     with sigterm_interrupts() as stopped_by, _Progress(console) as progress:
         study = run(study, progress)
@@ -120,6 +118,7 @@ class _Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._description = ""
+        self._left_s: float | None = None
         self._status = Status("", console=console) if console.is_terminal else None
 
     def __enter__(self) -> _Progress:
@@ -129,11 +128,11 @@ class _Progress:
         if self._status is not None:
             self._status.stop()
 
-    def started(self, description: str) -> None:
+    def started(self, description: str, left_s: float | None = None) -> None:
         """See Observer."""
-        self._description = description
+        self._description, self._left_s = description, left_s
         if self._status is None:
-            say(self._console, f"{description} ...")
+            say(self._console, f"{description} ...{'' if left_s is None else f' (about {span(left_s)} left)'}")
         else:
             self._status.update(Text(description))
             self._status.start()
@@ -141,7 +140,8 @@ class _Progress:
     def waiting(self, elapsed_s: float) -> None:
         """See Observer."""
         if self._status is not None:
-            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s"))
+            left = "" if self._left_s is None else f", about {span(self._left_s - elapsed_s)} left"
+            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s{left}"))
 
     def ended(self, outcome: str) -> None:
         """See Observer."""

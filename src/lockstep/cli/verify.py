@@ -110,7 +110,7 @@ def command(
     )
     num_settings = counted(len(planned.results), "setting")
     what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"
-    if not conduct(planned, out, what, verify.run, _report).passed:
+    if not conduct(planned.begin(out), what, verify.run, _report).passed:
         sys.exit(1)
 
 

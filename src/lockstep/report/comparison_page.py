@@ -9,12 +9,16 @@ from pathlib import Path
 from lockstep.analysis import table
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
+from lockstep.analysis.published import PUBLISHED
+from lockstep.analysis.scaling import scaling_of
+from lockstep.analysis.sentences import sentence_of
+from lockstep.analysis.splits import splits_of
 from lockstep.explain.split import PARTS
 from lockstep.report import chart, training
 from lockstep.report.chart import Bars, Lines, Series, Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import machine_facts, not_whole
-from lockstep.report.thin import thin
+from lockstep.report.thin import Curve, Point, thin
 
 _TONES = ("single", "ddp", "exact")
 _NUM_HUES = 8
@@ -33,14 +37,24 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
     measured = [result for result in comparison.rows if result.figures is not None]
     failed = [result for result in comparison.rows if result.status not in ("ok", "not run")]
     sections = (
-        Section(title="Table", tables=[_table(comparison)], text=table.legend(comparison)),
-        Section(title="Side by side", pictures=_panels(comparison)),
+        Section(title="Side by side", pictures=[*_panels(comparison), *_scaling(comparison)]),
+        Section(title="Table", tables=[_table(comparison)], text=table.legend(comparison), remarks=_sentences(comparison)),
         Section(title="Where the time went", pictures=_splits(comparison, histories)),
         Section(title="What was learned", pictures=_curves(comparison, histories)),
         Section(
             title="What did not run",
             remarks=[f"{result.row.label}: {result.status}: {result.reason}" for result in comparison.rows if result.reason],
-            quotes=[(f"{result.row.label}, {result.log}", result.error) for result in comparison.rows if result.error],
+            quotes=[
+                (f"{result.row.label}, {result.told.log}", result.told.error)
+                for result in comparison.rows
+                if result.told.error
+            ],
+        ),
+        Section(
+            title="What others have published",
+            text="Figures of two articles, on their hardware. With N GPUs they train with N times the batch, and so get "
+            "another answer; the rows above do not.",
+            tables=_published(comparison),
         ),
         Section(title="Settings and surroundings", facts=machine_facts(comparison), tables=[_commands(comparison)]),
     )
@@ -144,10 +158,64 @@ def _tone(result: RowResult) -> str:
     return strategy if strategy in _TONES else "other"
 
 
+def _scaling(comparison: Comparison) -> list[Lines]:
+    """The speed-up of each method that ran with several numbers of processes, its interval as a band."""
+    series = []
+    for number, (name, points) in enumerate(scaling_of(comparison).items()):
+        drawn = [
+            Point(
+                x=float(point.num_processes),
+                mean=point.speed_up,
+                least=point.interval.low if point.interval else point.speed_up,
+                most=point.interval.high if point.interval else point.speed_up,
+            )
+            for point in points
+        ]
+        curve = Curve(points=tuple(drawn), per_point=1, num_missing=0)
+        series.append(Series(name=name, curve=curve, tone=f"hue-{number % _NUM_HUES}", has_dots=True))
+    baseline = comparison.baseline
+    title = f"Speed-up over {baseline.row.label}" if baseline is not None else ""
+    picture = chart.lines(title, series, x_name="processes", note="Bands: 95 % confidence interval.")
+    return [] if picture is None else [picture]
+
+
+def _sentences(comparison: Comparison) -> list[str]:
+    told = ((result.row.label, sentence_of(comparison, result)) for result in comparison.rows)
+    return [f"{label}: {said}" for label, said in told if said]
+
+
+def _published(comparison: Comparison) -> list[Table]:
+    """The articles' figures of the methods that are in this comparison, beside what the fastest row of each has here."""
+    rows = []
+    for theirs in PUBLISHED:
+        ours = [result for result in comparison.rows if result.figures and result.row.method.name == theirs.method]
+        best = _fastest(ours)
+        relation = None if best is None else comparison.relation(best)
+        if best is not None and relation is not None:
+            rows.append(
+                (
+                    theirs.method,
+                    f"{theirs.called}: {theirs.task}",
+                    str(theirs.num_processes),
+                    table.seconds(theirs.seconds),
+                    f"{theirs.speed_up:.2f}×",
+                    table.percent(theirs.efficiency),
+                    table.percent(theirs.utilisation),
+                    table.NOTHING if theirs.memory_gb is None else f"{theirs.memory_gb:.2f} GB",
+                    str(best.row.num_processes),
+                    f"{relation.speed_up:.2f}×",
+                    table.percent(relation.efficiency),
+                )
+            )
+    headings = ("method", "article", "GPUs", "seconds", "speed-up", "efficiency", "GPU busy", "GPU memory")
+    here = ("processes here", "speed-up here", "efficiency here")
+    return [Table(headings=(*headings, *here), rows=rows, numbers=frozenset(range(2, 11)))] if rows else []
+
+
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
     rows = []
     for result in comparison.rows:
-        splits, num_steps = training.splits_of(histories.get(result.row.number, ()))
+        splits, num_steps = splits_of(training.passes_of(histories.get(result.row.number, ())))
         if splits:
             per_step = {part: sum(split[part] for split in splits) / len(splits) / num_steps for part in PARTS}
             rows.append((result.row.label, per_step))
@@ -178,10 +246,12 @@ def _commands(comparison: Comparison) -> Table:
     rows = [
         (
             result.row.label,
-            result.status,
-            "" if result.command_s is None else f"{result.command_s:.1f} s",
-            shlex.join(result.command),
+            str(run.round),
+            run.status,
+            "" if run.command_s is None else f"{run.command_s:.1f} s",
+            shlex.join(run.command),
         )
         for result in comparison.rows
+        for run in result.runs
     ]
-    return Table(headings=("row", "status", "whole command", "command"), rows=rows, numbers=frozenset({2}))
+    return Table(headings=("row", "round", "status", "whole command", "command"), rows=rows, numbers=frozenset({1, 3}))

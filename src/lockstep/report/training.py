@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.analysis.splits import Split, splits_of
 from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
 from lockstep.measure.events import number_in
 from lockstep.report import chart
@@ -93,37 +94,15 @@ def _epoch(event: Mapping[str, Any]) -> int:
     return int(number_in(event, "epoch") or 0) + 1
 
 
-Split = dict[str, float]
-"""Seconds of each part."""
-
-
-def splits_of(events: Events) -> tuple[list[Split], int]:
-    """The seconds of each part by rank, and the steps, of all passes at the last number of processes; both empty: none."""
-    found = [event for event in passes_of(events) if _is_split(event.get("split")) and number_in(event, "num_steps")]
-    if not found:
-        return [], 0
-    size = len(found[-1]["split"])
-    alike = [event for event in found if len(event["split"]) == size]
-    splits = [
-        {part: math.fsum(number_in(event["split"][rank], part) or 0.0 for event in alike) for part in PARTS}
-        for rank in range(size)
-    ]
-    return splits, sum(int(event["num_steps"]) for event in alike)
-
-
-def _is_split(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(split, Mapping) for split in value)
-
-
 def bound(events: Events) -> str:
     """What limits the speed, in a sentence; empty: not known."""
-    splits, _ = splits_of(events)
+    splits, _ = splits_of(passes_of(events))
     return sentence(shares_of(splits)) if splits else ""
 
 
 def where_the_time_went(events: Events, hosts: Sequence[str]) -> Bars | None:
     """The time of a step on each rank, cut into its parts; None: no pass has ended."""
-    splits, num_steps = splits_of(events)
+    splits, num_steps = splits_of(passes_of(events))
     if not splits:
         return None
     several = len(set(hosts)) > 1 and len(hosts) >= len(splits)
