@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.analysis import advice, plot, table
+from lockstep.analysis.scaling import scaling_of
 from lockstep.config import PRECISIONS
 
 pytestmark = pytest.mark.timeout(30)
@@ -125,6 +126,20 @@ def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_com
 def test_every_precision_can_be_drawn_and_has_a_pattern_of_its_own(make_comparison):
     assert plot.draw(make_comparison(*[(f"single+{precision}", 1, 2.0) for precision in PRECISIONS])).is_file()
     assert len({plot._HATCHES[precision] for precision in PRECISIONS}) == len(PRECISIONS)
+
+
+def test_the_picture_shows_how_speed_scales_where_a_method_ran_with_several_numbers_of_processes(make_comparison):
+    from matplotlib.image import imread
+
+    rows = [("single", 1, (2.0, 2.1)), ("ddp", 2, (1.0, 1.1)), ("ddp", 4, (0.6, 0.5)), ("fsdp", 2, 3.0)]
+    comparison = make_comparison(*rows)
+    (points,) = scaling_of(comparison).values()
+    assert [(point.num_processes, round(point.speed_up, 1)) for point in points] == [(2, 2.0), (4, 3.7)]
+    assert points[0].interval.low < points[0].speed_up < points[0].interval.high
+    height = imread(plot.draw(comparison)).shape[0]
+    others = make_comparison(*rows[:2], rows[3], ("exact", 2, 1.0))
+    assert scaling_of(others) == {}
+    assert imread(plot.draw(others)).shape[0] < height
 
 
 def test_a_picture_of_nothing_but_failures_can_be_drawn(make_comparison):

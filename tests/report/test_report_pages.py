@@ -291,7 +291,8 @@ def test_a_comparison_shows_how_it_scales_its_noise_and_what_others_have_publish
     text = render(comparison_page(dataclasses.replace(made, rows=rows, rounds=2), {}, "0"), 0.0)
     assert "Speed-up over single ×1" in text
     assert "the others are compared with it, measured to ±" in text
-    assert "torch.distributed: ResNet-50 on ImageNet" in text
+    assert "ddp: torch.distributed" in text
+    assert "ResNet-50 on ImageNet" in text
     assert "7.46×" in text
     assert "nn.DataParallel" not in text  # not a method of this comparison
 

@@ -113,8 +113,8 @@ def command(
     emulated = [name for name in ("float16", "bfloat16") if name not in found]
     if method_names is None and emulated:
         click.echo(
-            f"left out: {', '.join(methods.needing(*emulated))}. This processor emulates {' and '.join(emulated)}, several "
-            "times slower than float32; --methods runs them."
+            f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
+            f"{' and '.join(emulated)} and emulates them, often several times slower than float32; --methods runs them."
         )
     resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
     if why_not:

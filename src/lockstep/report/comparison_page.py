@@ -185,31 +185,37 @@ def _sentences(comparison: Comparison) -> list[str]:
 
 
 def _published(comparison: Comparison) -> list[Table]:
-    """The articles' figures of the methods that are in this comparison, beside what the fastest row of each has here."""
-    rows = []
+    """Of each article, the figures of the methods that are in this comparison, beside those of the fastest such row here."""
+    found: dict[str, list[tuple[str, ...]]] = {}
     for theirs in PUBLISHED:
-        ours = [result for result in comparison.rows if result.figures and result.row.method.name == theirs.method]
-        best = _fastest(ours)
+        best = _fastest([row for row in comparison.rows if row.figures and row.row.method.name == theirs.method])
         relation = None if best is None else comparison.relation(best)
         if best is not None and relation is not None:
-            rows.append(
-                (
-                    theirs.method,
-                    f"{theirs.called}: {theirs.task}",
-                    str(theirs.num_processes),
-                    table.seconds(theirs.seconds),
-                    f"{theirs.speed_up:.2f}×",
-                    table.percent(theirs.efficiency),
-                    table.percent(theirs.utilisation),
-                    table.NOTHING if theirs.memory_gb is None else f"{theirs.memory_gb:.2f} GB",
-                    str(best.row.num_processes),
-                    f"{relation.speed_up:.2f}×",
-                    table.percent(relation.efficiency),
-                )
+            cells = (
+                f"{theirs.method}: {theirs.called}",
+                str(theirs.num_processes),
+                table.seconds(theirs.seconds),
+                f"{theirs.speed_up:.2f}×",
+                table.percent(theirs.efficiency),
+                table.percent(theirs.utilisation),
+                table.NOTHING if theirs.memory_gb is None else f"{theirs.memory_gb:.2f} GB",
+                f"{relation.speed_up:.2f}× on {best.row.num_processes}",
+                table.percent(relation.efficiency),
             )
-    headings = ("method", "article", "GPUs", "seconds", "speed-up", "efficiency", "GPU busy", "GPU memory")
-    here = ("processes here", "speed-up here", "efficiency here")
-    return [Table(headings=(*headings, *here), rows=rows, numbers=frozenset(range(2, 11)))] if rows else []
+            found.setdefault(theirs.task, []).append(cells)
+    headings = (
+        "method",
+        "GPUs",
+        "seconds",
+        "speed-up",
+        "efficiency",
+        "GPU busy",
+        "GPU memory",
+        "speed-up here",
+        "efficiency here",
+    )
+    numbers = frozenset(range(1, len(headings)))
+    return [Table(headings=headings, rows=rows, numbers=numbers, caption=task) for task, rows in found.items()]
 
 
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
