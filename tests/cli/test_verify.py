@@ -115,6 +115,7 @@ def test_a_planted_cause_is_named_by_the_command(verify):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(verify):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "update by one rank")
     assert done.exit_code == 1, done.output
@@ -125,6 +126,7 @@ def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(ver
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_what_is_in_no_checkpoint_is_found_by_a_kill(verify):
     done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-one-device", "train.py", "not saved")
     assert done.exit_code == 1, done.output
@@ -134,6 +136,7 @@ def test_what_is_in_no_checkpoint_is_found_by_a_kill(verify):
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_a_summed_loss_is_found_by_one_device(verify):
     done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-resume", "train.py", "sum")
     assert done.exit_code == 1, done.output

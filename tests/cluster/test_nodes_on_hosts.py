@@ -277,6 +277,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.longest
 def test_restarts_stay_counted_when_a_host_comes_that_is_the_first_by_its_address(node, tmp_path):
     options = ("--nnodes", "1:2", "--rdzv-endpoint", f"host1:{PORT}", "--max-restarts", "1", "--timeout", "10")
     first = node(1, FAILS_ALONE_AND_TOGETHER, *options)  # host1 waits 10 s for the other
@@ -323,6 +324,7 @@ def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_o
     assert read_weights(again.out) == alone()
 
 
+@pytest.mark.longest
 def test_clocks_that_differ_change_nothing(coming, alone, hurry, cluster, tmp_path):
     cluster.hosts[1].set_clock(3600)
     cluster.hosts[2].set_clock(-7000)
@@ -375,6 +377,7 @@ def test_hosts_whose_own_names_resolve_nowhere_meet_by_address(numbered, alone, 
     assert read_weights(*(each.out for each in nodes)) == alone()
 
 
+@pytest.mark.longest
 def test_a_link_that_is_cut_while_nodes_still_wait_for_each_other_is_no_wait_without_end(coming, cluster):
     nodes = [coming(number, TRAIN, nnodes="3:4", args=(1, 0)) for number in (0, 1)]
     until(lambda: all("for more nodes: 2 of 3 to 4 are here" in each.err for each in nodes))

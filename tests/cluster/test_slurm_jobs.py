@@ -227,6 +227,7 @@ def test_a_job_that_is_asked_to_make_room_comes_again_and_goes_on_although_it_wa
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_a_job_that_is_cancelled_is_saved_first_and_comes_again_only_when_it_is_submitted_again(jobs, undisturbed):
     job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
     jobs.wait_for_steps(20, job)
@@ -302,6 +303,7 @@ def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_els
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_tasks_of_an_array_on_the_same_nodes_are_runs_of_their_own_and_each_goes_on_with_its_own(jobs):
     options = ("--nodes", "2", "--cpus-per-task", "2", "--shards", "2", "--threads", "1", "--job-name", "train")
     array = jobs.submit(*options, "--array", "0-2", "--output", "train-%a.out", pace_s=0.1)

@@ -65,7 +65,9 @@ SMALLER = {
     ),
 }
 # Left out of CI: over a minute each, and parts of them run in other tests.
-LONGEST = re.compile(r"lockstep verify examples/digits\.py --epochs 1|imagenet\.py --multiprocessing-distributed")
+LONGEST = re.compile(
+    r"(verify|compare) examples/digits\.py|compare --methods single,single\+16|imagenet\.py --multiprocessing-distributed"
+)
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
 # mpirun does not like to be run by root, and these say that it may.

@@ -26,6 +26,7 @@ def plain(text):
 
 @pytest.mark.long
 @pytest.mark.timeout(150)
+@pytest.mark.longest
 def test_the_walk_from_a_spike_to_its_sample_runs_as_written(tmp_path):
     (tmp_path / "spiky.py").write_text(re.search(r"```python\n(# spiky.py\n.*?)```", PAGE, flags=re.DOTALL)[1])
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -46,6 +46,7 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(folder, told
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
     told, run_dir = told_on_one_and_two("imagenet.py", "--epochs", "1", *SMALL, "--workers", "1")
     assert told[0].endswith("the best so far")

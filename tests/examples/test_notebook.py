@@ -30,6 +30,7 @@ def run_cells(require, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.longest
 def test_one_process_and_two_are_launched_from_a_kernel_and_learn_the_same(run_cells):
     run_cells(-2)  # it asserts that itself
 

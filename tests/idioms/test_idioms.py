@@ -76,7 +76,7 @@ def test_some_idioms_are_equal_to_the_bit_on_three_processes(results, number, sh
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("shards", [SHARDS[0], pytest.param(SHARDS[1], marks=pytest.mark.longest)])
 def test_each_idiom_is_equal_to_the_bit_on_every_rank_of_every_number_of_processes(results, shards, number):
     assert_equal(results, every(number, 4), shards, WORLDS)
 
