@@ -32,7 +32,7 @@ def run(name, *options, timeout=100):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
+NAMES = ("compare", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 

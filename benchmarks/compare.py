@@ -1,0 +1,127 @@
+"""How often does `lockstep compare` call two identical rows different?
+
+    python benchmarks/compare.py
+
+One comparison runs one row many times, as `lockstep compare` runs it: a command of its own, three seconds of training and its
+start. Of these runs, each six in succession stand for a comparison of two identical rows, A and B, in the three rounds
+that the command makes by default: A B, B A, A B. Those whose 95 % interval leaves out 1 have called noise a difference.
+(Comparisons that share runs are not independent, which changes nothing about how many are to be expected.)
+
+  false_differences   share of these comparisons: 0.05 is what the interval promises
+  half_width          of the interval of the speed-up, median: smaller differences are noise to three rounds
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import _harness as harness
+
+from lockstep.analysis import compare, machine
+from lockstep.analysis.confidence import Interval, interval_of
+from lockstep.analysis.methods import parse_methods
+from lockstep.analysis.study import Task
+from lockstep.machine.cores import num_cores
+
+SCRIPT = """
+import sys, torch, lockstep
+from torch.utils.data import DataLoader, TensorDataset
+
+team = lockstep.join()
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(2048, 128, generator=generator)
+model = torch.nn.Sequential(torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 64, shuffle=True)
+model, optimizer, loader = team.prepare(model, optimizer, loader)
+for epoch in team.epochs(int(sys.argv[1])):
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        team.log(loss=batch["loss"])
+"""
+ROUNDS = 3
+
+
+class Spoken:
+    """Says what becomes of each run. An ``analysis.trial.Observer``."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def started(self, what: str, left_s: float | None = None) -> None:
+        self.what = what
+
+    def waiting(self, elapsed_s: float) -> None:
+        pass
+
+    def ended(self, outcome: str) -> None:
+        self.say(f"{self.what}: {outcome}")
+
+
+def comparisons(speeds: list[float]) -> list[Interval]:
+    """The intervals of the speed-up of one row over its like, of each six runs in succession."""
+    found = []
+    for first in range(len(speeds) - 2 * ROUNDS + 1):
+        pairs = [speeds[first + 2 * number : first + 2 * number + 2] for number in range(ROUNDS)]
+        ratios = [a / b if number % 2 == 0 else b / a for number, (a, b) in enumerate(pairs)]
+        interval = interval_of(ratios)
+        assert interval is not None
+        found.append(interval)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100, metavar="N", help="how many (default: 100)")
+    parser.add_argument("--epochs", type=int, default=30, metavar="N", help="passes of each (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="six runs: see that it works")
+    parser.add_argument("--json", action="store_true", help="print the last line only")
+    args = parser.parse_args()
+    if args.runs < 2 * ROUNDS:
+        parser.error(f"--runs {args.runs}: a comparison takes {2 * ROUNDS}")
+    say, here = harness.speaker(args), harness.machine()
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch, "train.py")
+        script.write_text(SCRIPT)
+        task = Task(script=script, args=("2" if args.quick else str(args.epochs),))
+        looked = machine.look(num_cores=num_cores(), num_gpus=0)
+        rounds = 2 * ROUNDS if args.quick else args.runs
+        planned = compare.plan(task, parse_methods("single"), (1,), looked, rounds=rounds)
+        (row,) = compare.run(planned.begin(Path(scratch, "comparison")), Spoken(say)).rows
+    if row.failure is not None:
+        raise SystemExit(f"{row.reason}\n{row.failure.error}")
+    speeds = [row.measured[number].samples_per_s for number in sorted(row.measured)]
+    intervals = comparisons(speeds)
+    different = sum(not interval.has(1.0) for interval in intervals)
+    half_width = statistics.median(interval.half_width for interval in intervals)
+    say(f"\n{len(intervals)} comparisons of two identical rows: {different} called different")
+    say(f"95 % interval of the speed-up: ±{half_width:.1f} % (median)")
+    harness.finish(
+        {
+            "benchmark": "compare",
+            "goal": 0.05,
+            "better": "lower",
+            "runs": len(speeds),
+            "comparisons": len(intervals),
+            "false_differences": different / len(intervals),
+            "half_width": round(half_width, 2),
+            "goal_met": different / len(intervals) <= 0.05,
+            "row": dataclasses.asdict(row.row),
+            "versions": harness.versions(("torch",)),
+            "machine": here,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
