@@ -155,7 +155,7 @@ def test_the_help_names_every_method_and_shows_examples(compare):
         assert word in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["2", "15"])
 def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, number):
     methods = "single@python,single@python+bf16-mixed"
     stopped = subprocess.Popen(

@@ -226,7 +226,7 @@ def test_the_help_teaches_with_examples(verify):
         assert word in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["2", "15"])
 def test_a_signal_stops_the_run_and_keeps_what_was_found(tmp_path, number):
     script = tmp_path / "hang.py"
     script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")

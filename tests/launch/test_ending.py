@@ -45,7 +45,9 @@ def training(directory):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    ids=["2-130", "15-143"],  # not those of the Python at hand
 )
 def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, status):
     launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")

@@ -472,7 +472,7 @@ def test_a_name_with_any_letters_is_kept_over_a_restart(numbered):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["9", "2"])
 def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, number):
     options = (
         "--timeout",

@@ -132,7 +132,7 @@ def test_a_start_that_fails_is_not_tried_again(run_warm, server):
         run_warm(f"import os, time; os.kill({server.pid}, {signal.SIGKILL:d}); time.sleep(100)", max_restarts=2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["2", "15"])
 def test_a_stopped_run_does_not_start_again(start_cold, tmp_path, number):
     source = MEET + "import pathlib\npathlib.Path(f'pid-{os.getpid()}').touch()\nwhile True: dist.all_reduce(one)\n"
     launcher = start_cold(source, "--nproc-per-node", "2", "--max-restarts", "3")
