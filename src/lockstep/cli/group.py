@@ -16,6 +16,7 @@ VERBS = {
     "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
     "doctor": ("lockstep.cli.doctor:command", "Examine this machine, or several together, before they train."),
+    "tune": ("lockstep.cli.tune:command", "Find the loader settings with which a script's steps wait least for their data."),
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
     "watch": ("lockstep.cli.watch:command", "Show a run live: progress, curve, ranks, events, on any machine that sees it."),
     "report": ("lockstep.cli.report:command", "Write a run, a comparison or a verification as one HTML page."),
