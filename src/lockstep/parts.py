@@ -223,7 +223,7 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = checkpoint.manifest.step if checkpoint else None
-        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from, is_traced=config.trace != "off")
+        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
         trackers = Trackers(outlets, lambda: self.log.is_behind)
         return trackers
 

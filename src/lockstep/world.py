@@ -29,6 +29,8 @@ LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
 REPLAY = "LOCKSTEP_REPLAY"
 """Set by ``lockstep replay``: the directory in which steps of a run are taken again (see ``replay.request``)."""
+TRIAL = "LOCKSTEP_TRIAL"
+"""``1`` in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something: nothing of them goes to trackers."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -128,6 +130,8 @@ class Environment:
     """OMP_NUM_THREADS, if the user has set it."""
     replay: str | None = None
     """The directory of a replay; None: this is a run."""
+    is_trial: bool = False
+    """Whether the run serves a comparison, a verification or an examination."""
 
 
 @dataclass(frozen=True)
@@ -356,4 +360,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         terminal=terminal,
         threads=_threads_of_user(environ, world),
         replay=environ.get(REPLAY) or None,
+        is_trial=environ.get(TRIAL) == "1",
     )

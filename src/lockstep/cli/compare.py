@@ -84,7 +84,7 @@ def command(
     a sentence a row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
     same as report.html, comparison.png and results.json, and the directory and output of every run.
 
-    The same command goes on with a comparison that was interrupted.
+    The same command resumes a comparison that was interrupted.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -114,14 +114,15 @@ def command(
     if method_names is None and emulated:
         click.echo(
             f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
-            f"{' and '.join(emulated)} and emulates them, often several times slower than float32; --methods runs them."
+            f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
+            "--methods runs them."
         )
     resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
     if why_not:
         click.echo(f"{why_not}: a new one is begun")
     if resumed is not None:
         done_before = sum(len(result.measured) for result in resumed.rows)
-        what = f"going on with an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
+        what = f"resuming an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
     study = resumed or planned.begin(out)
     with unfinished.held(study.directory):
         done = conduct(study, what, compare.run, _report)
