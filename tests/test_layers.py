@@ -51,6 +51,7 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "machine.sizes",
         "config",
         "world",
         "explain.split",
@@ -122,6 +123,7 @@ WITHOUT_TORCH = (
     "machine.cores",
     "machine.threads",
     "machine.addresses",
+    "machine.sizes",
     "stopping",
     "interval",
     "config",

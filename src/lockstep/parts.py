@@ -289,11 +289,11 @@ class Parts:
         elif not self.context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
 
-    def _say_slow(self, found: SlowRank) -> None:
+    def _say_slow(self, slow: SlowRank) -> None:
         if self.world.rank == 0:
-            host = self._hosts[found.rank]
-            self.journal.write("slow", step=self.phases.step, host=host, **asdict(found))
-            say(f"WARNING: {found.describe(host, self.phases.step)}")
+            host = self._hosts[slow.rank]
+            self.journal.write("slow", step=self.phases.step, host=host, **asdict(slow))
+            say(f"WARNING: {slow.describe(host, self.phases.step)}")
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See ``Team.prepare``."""

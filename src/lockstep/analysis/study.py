@@ -150,8 +150,3 @@ def latest_directory(out: Path) -> Path | None:
             return latest
         latest = candidate
     raise AssertionError("count() does not end")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -13,7 +13,7 @@ from rich.text import Text
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
 from lockstep.analysis.sentences import sentence_of
-from lockstep.analysis.study import counted
+from lockstep.machine.sizes import counted
 
 NOTHING = "–"
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from lockstep.analysis import compare, methods, plot, table, unfinished
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
-from lockstep.analysis.study import Task, counted
+from lockstep.analysis.study import Task
 from lockstep.atomic import write_atomic
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.report import DEFAULT as REPORT
@@ -20,6 +20,7 @@ from lockstep.cli.report import histories_of
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
+from lockstep.machine.sizes import counted
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import render
 
@@ -98,8 +99,8 @@ def command(
       precision  32-true (the default), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
-    found = find_components(num_gpus=here.num_gpus)
-    chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(found)))
+    components = find_components(num_gpus=here.num_gpus)
+    chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(components)))
     if nproc is None:
         nprocs = methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores)
     else:
@@ -110,7 +111,7 @@ def command(
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
         f"V = {counted(planned.shards, 'shard')}, {counted(planned.threads, 'thread')} a process"
     )
-    emulated = [name for name in ("float16", "bfloat16") if name not in found]
+    emulated = [name for name in ("float16", "bfloat16") if name not in components]
     if method_names is None and emulated:
         click.echo(
             f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "

@@ -147,10 +147,10 @@ def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        found = read_birth(path)
+        birth = read_birth(path)
     except ConfigError:  # one of the remarks on the run
         return {}
-    return {} if found is None else found[0].as_json()
+    return {} if birth is None else birth[0].as_json()
 
 
 def _saved(path: Path) -> Iterator[SavedState]:

@@ -218,21 +218,21 @@ def end_of(error: SystemExit | None = None) -> End:
 
 
 def early_end(
-    found: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
+    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
 ) -> Failure | None:
     """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
 
     Args:
-        found: the failures, in order.
+        reported: the failures, in order.
         ends: of the programs that have ended well, by rank.
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not found or not all(map(has_waited_in_vain, found)):
+    if not reported or not all(map(has_waited_in_vain, reported)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
-    known = {rank: end for rank, end in ends.items() if end.time_s < found[0].time_s}
+    known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
     for rank, time_s in without_failure.items():
         if rank not in ends:
             known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
@@ -257,7 +257,7 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
-    first, *others = failures
+    first, *rest = failures
     explained = f"In words: {first.explanation}" if first.explanation else ""
     parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
     parts += [text.rstrip() for text in (explained, first.text, first.remark) if text]
@@ -266,8 +266,10 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
-    if others:
-        lines = [f"  rank {other.rank} on {other.host}: {_beside(first.summary(), other.summary())}" for other in others]
+    if rest:
+        lines = [
+            f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
+        ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
 

@@ -98,8 +98,8 @@ class Source:
     def starts_horovod(self) -> str | None:
         """Where the script starts Horovod, and does not call ``lockstep.join()``; None: it does not."""
         calls = {name: node.lineno for node, name in self._calls()}
-        found = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
-        return f"{self.path}, line {calls[found[0]]}," if found and "lockstep.join" not in calls else None
+        starts = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
+        return f"{self.path}, line {calls[starts[0]]}," if starts and "lockstep.join" not in calls else None
 
     def asks_launcher(self, root: Path) -> bool:
         """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
@@ -195,13 +195,13 @@ class Source:
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
     """What names stand for: ``mp`` for ``torch.multiprocessing``."""
-    found = {}
+    targets = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update({alias.asname: alias.name for alias in node.names if alias.asname})
+            targets.update({alias.asname: alias.name for alias in node.names if alias.asname})
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    return found
+            targets.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return targets
 
 
 def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:

@@ -100,10 +100,10 @@ def moment(time_s: float) -> str:
 
 def sort_key(text: str) -> float | None:
     """What a cell of a column of numbers is sorted by: its first number, in its unit; None: there is none."""
-    found = _NUMBER.match(text.strip())
-    if found is None:
+    match = _NUMBER.match(text.strip())
+    if match is None:
         return None
-    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0)
+    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
 
 
 def with_code(text: str) -> Markup:
