@@ -51,6 +51,7 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "machine.sizes",
         "config",
         "option",
         "world",
@@ -123,6 +124,7 @@ WITHOUT_TORCH = (
     "machine.cores",
     "machine.threads",
     "machine.addresses",
+    "machine.sizes",
     "stopping",
     "interval",
     "config",

@@ -235,7 +235,7 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = checkpoint.manifest.step if checkpoint else None
-        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from, is_traced=config.trace != "off")
+        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
         trackers = Trackers(outlets, lambda: self.log.is_behind)
         return trackers
 
@@ -307,11 +307,11 @@ class Parts:
         elif not self.context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
 
-    def _say_slow(self, found: SlowRank) -> None:
+    def _say_slow(self, slow: SlowRank) -> None:
         if self.world.rank == 0:
-            host = self._hosts[found.rank]
-            self.journal.write("slow", step=self.phases.step, host=host, **asdict(found))
-            say(f"WARNING: {found.describe(host, self.phases.step)}")
+            host = self._hosts[slow.rank]
+            self.journal.write("slow", step=self.phases.step, host=host, **asdict(slow))
+            say(f"WARNING: {slow.describe(host, self.phases.step)}")
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See ``Team.prepare``."""

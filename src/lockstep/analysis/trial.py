@@ -92,7 +92,9 @@ class Trial:
     def environment(self, mark: str) -> dict[str, str]:
         """This process's, changed as little as can be. Launchers that know nothing of lockstep have the settings there."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
-        environment.update({_MARK: mark, **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables})
+        environment.update(
+            {_MARK: mark, world.TRIAL: "1", **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
+        )
         if self.launcher != "lockstep":
             environment[world.SETTINGS] = json.dumps(dict(self.settings))
         return environment

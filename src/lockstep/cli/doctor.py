@@ -113,7 +113,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
 
 
 def _with_other_launchers(
-    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, own: Sequence[Finding]
+    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
     """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
     how = dataclasses.replace(
@@ -128,11 +128,11 @@ def _with_other_launchers(
     of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
-        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in own]))
+        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
         try:
             interruption = run_script("lockstep.doctor.over_hosts", [str(path)], how, of_hosts)
         except LockstepError as error:
-            return [*own, _apart(error)], True
+            return [*here, _apart(error)], True
         if interruption is not None:
             click.echo(interruption.message, err=True)
             sys.exit(interruption.status)
@@ -140,14 +140,14 @@ def _with_other_launchers(
     return [Finding(**fields) for fields in told["findings"]], told["rank"] == 0
 
 
-def _with_other_processes(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], bool]:
+def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
     """The same where srun, torchrun or mpirun has started this command several times."""
     from lockstep.doctor.over_hosts import meet  # imports torch
 
     try:
-        findings, rank = meet(situation, own)
+        findings, rank = meet(situation, here)
     except LockstepError as error:
-        return [*own, _apart(error)], True
+        return [*here, _apart(error)], True
     return findings, rank == 0
 
 

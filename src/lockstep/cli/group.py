@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 
 import click
@@ -48,7 +49,10 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click, but the error for an unknown command lists the known ones."""
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            hint = f" To run a script: lockstep run {args[0]}" if args[0].endswith(".py") else ""
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            if args[0].endswith(".py"):
+                hint = f" To run a script: lockstep run {args[0]}"
             ctx.fail(f"unknown command {args[0]!r}: choose one of {', '.join(VERBS)}.{hint}")
         return super().resolve_command(ctx, args)
 

@@ -52,7 +52,7 @@ class Watch:
         doing = [record["doing"] for record in records if record is not None]
         if len(doing) < self._num_processes:
             return False
-        step, splits = doing[0]["step"], [one["split"] for one in doing]
+        step, splits = doing[0]["step"], [sample["split"] for sample in doing]
         if step < _WARM_UP_STEPS:
             return False
         if self._first is None or sum(splits[0].values()) < sum(self._first[1][0].values()):  # another pass has begun

@@ -42,7 +42,7 @@ from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
-from lockstep.trackers import split_track
+from lockstep.trackers import split_track, without_services
 from lockstep.tuning.request import TuningRequest
 from lockstep.tuning.tuned import Situation, fit
 from lockstep.tuning.tuned import read as read_tuned
@@ -104,6 +104,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
+    if environment.is_trial:
+        config, trackers = dataclasses.replace(config, track=without_services(config.track)), {}
     request = None
     if environment.replay is not None:
         request, trackers = Request.read(Path(environment.replay)), {}
