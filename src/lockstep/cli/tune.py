@@ -19,13 +19,13 @@ from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_f
 from lockstep.cli.studies import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.cli.words import counted
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import counted
 from lockstep.plan.loading import Loading
 from lockstep.tuning import verdict
 from lockstep.tuning.request import TuningRequest, has_result, read_result, read_stage
@@ -106,7 +106,7 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
     console, began_s = open_console(), time.monotonic()
     say(
         console,
-        f"tuning the loader of {script} on {counted(num_processes, 'process', 'es')} and {counted(num_cores(), 'core')}",
+        f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
     )
     program = [*(["-m"] if options.is_module else []), script, *args]
     result = _measure(program, num_processes, settings, seconds, limit_s, console)

@@ -50,7 +50,7 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
         deals.append(get())
         profile.disable()
     profile.create_stats()
-    found = heaviest(profile.stats)  # type: ignore[attr-defined]
+    found = heaviest(profile.stats)
     if not isinstance(batches.dataset, IterableDataset):
         samples = [sample for plan, _ in deals for micro in plan.micro_steps for sample in micro.samples]
         found.update(_slowest_sample(batches.dataset, samples))
