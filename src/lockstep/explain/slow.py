@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from lockstep.explain.split import ACTIVITIES
 
 _WINDOW = 20
-_SLOW = 1.2
+SLOW = 1.2
 """How many times as busy as the median of the others a rank is that is called slow."""
-_NEARLY_ALWAYS = 0.8
+NEARLY_ALWAYS = 0.8
 """In that part of the phases of each of two windows on end: what is stolen now and then, or once for long, is no slow rank."""
-_LEAST_COST = 0.05
+LEAST_COST = 0.05
 """Of everybody's time; less is not worth a word."""
 
 
-_REMEDIES = {
+REMEDIES = {
     "data": "Look at the disk and the loader workers of that machine",
     "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
     "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
@@ -45,7 +45,7 @@ class SlowRank:
         """For the user."""
         return (
             f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes it {self.times:.1f} "
-            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {_REMEDIES[self.activity]}."
+            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {REMEDIES[self.activity]}."
         )
 
 
@@ -98,14 +98,14 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
         rank = rates.index(highest)
         longest = max(busy)
         whole_s += longest
-        if highest > _SLOW * others and busy[rank] == longest:
+        if highest > SLOW * others and busy[rank] == longest:
             slowest[rank] += 1
             lost_s += (highest - others) * rows[rank][0]
     if not slowest:
         return None
     rank, count = slowest.most_common(1)[0]
     cost = lost_s / whole_s if whole_s else 0.0
-    if count < _NEARLY_ALWAYS * len(window) or cost < _LEAST_COST:
+    if count < NEARLY_ALWAYS * len(window) or cost < LEAST_COST:
         return None
     return SlowRank(rank, *_slow_in(window, rank), cost)
 
