@@ -60,21 +60,21 @@ class SlowRanks:
     def __init__(self, *, may_judge: bool, tell: Callable[[SlowRank], None]) -> None:
         self._may_judge = may_judge
         self._tell = tell
-        self._rows: list[Sequence[Sequence[float]]] = []
+        self._rows: list[tuple[Sequence[Sequence[float]], Sequence[float]]] = []
         self._suspect: int | None = None
         """The rank that was slow in the window before."""
         self._known: int | None = None
         """The rank that was reported, until it is slow no more."""
 
-    def add(self, rows: Sequence[Sequence[float]]) -> None:
+    def add(self, rows: Sequence[Sequence[float]], busy: Sequence[float]) -> None:
         """A phase has ended: see ``StepClock``'s ``tell``."""
         if not self._may_judge:
             return
-        self._rows.append(rows)
+        self._rows.append((rows, busy))
         if len(self._rows) < _WINDOW:
             return
         window, self._rows = self._rows, []
-        found = judge(window)
+        found = judge(window) if _may_be_slow(window) else None
         before, self._suspect = self._suspect, None if found is None else found.rank
         if found is None or found.rank != self._known:
             self._known = None
@@ -83,12 +83,25 @@ class SlowRanks:
             self._tell(found)
 
 
-def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
-    """The slow rank of a window of phases, if there is one. A rank with more samples may be busy for longer."""
+def busy_of(rows: Sequence[Sequence[float]]) -> list[float]:
+    """For how long each rank was busy in a phase."""
+    return [data + forward + backward + script for _, data, forward, backward, script in rows]
+
+
+def _may_be_slow(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> bool:
+    """Whether one rank was busy for longest in nearly all phases: with many ranks the rest of ``judge`` takes time."""
+    longest = Counter(busy.index(max(busy)) for _, busy in window)
+    return longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
+
+
+def judge(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> SlowRank | None:
+    """The slow rank of a window of phases, if there is one. A rank with more samples may be busy for longer.
+
+    ``window``: of each phase its rows, and ``busy_of`` them.
+    """
     slowest: Counter[int] = Counter()
     lost_s = whole_s = 0.0
-    for rows in window:
-        busy = [data + forward + backward + script for _, data, forward, backward, script in rows]
+    for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
         except ZeroDivisionError:  # a rank without samples is not judged
@@ -107,7 +120,7 @@ def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
     cost = lost_s / whole_s if whole_s else 0.0
     if count < NEARLY_ALWAYS * len(window) or cost < LEAST_COST:
         return None
-    return SlowRank(rank, *_slow_in(window, rank), cost)
+    return SlowRank(rank, *_slow_in([rows for rows, _ in window], rank), cost)
 
 
 def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[str, float]:
