@@ -104,7 +104,10 @@ class RankReport:
         doing = self.record["doing"]
         at, of = _where(self.record)
         if self.state == "gone":
-            return f"its process is gone, without a word: it was killed {at}, perhaps because memory ran out (see dmesg)"
+            return (
+                f"its process is gone, without a word: it was killed {at}, by the launcher after another rank had failed, or "
+                "because memory ran out (see dmesg)"
+            )
         if self.state == "replaced":
             return f"has put another program in its place {at} (exec), which tells nothing"
         if self.state == "stopped":

@@ -206,9 +206,9 @@ class Sampler:
             self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._asked_at_s >= _WAITS_AFTER_S:
-            found, self._asked_at_s = recorded(), now
-            self._collective = None if found.pending is None else {**asdict(found.pending), "text": str(found.pending)}
-            self._recent = found.recent
+            record, self._asked_at_s = recorded(), now
+            self._collective = None if record.pending is None else {**asdict(record.pending), "text": str(record.pending)}
+            self._recent = record.recent
         self._begun = counts().begun
         if did_bytes - self._io_bytes > BUSY_BYTES:
             self._worked_s = now

@@ -74,13 +74,13 @@ class SlowRanks:
         if len(self._rows) < _WINDOW:
             return
         window, self._rows = self._rows, []
-        found = judge(window) if _may_be_slow(window) else None
-        before, self._suspect = self._suspect, None if found is None else found.rank
-        if found is None or found.rank != self._known:
+        slow = judge(window) if _may_be_slow(window) else None
+        before, self._suspect = self._suspect, None if slow is None else slow.rank
+        if slow is None or slow.rank != self._known:
             self._known = None
-        if found is not None and found.rank == before and found.rank != self._known:
-            self._known = found.rank
-            self._tell(found)
+        if slow is not None and slow.rank == before and slow.rank != self._known:
+            self._known = slow.rank
+            self._tell(slow)
 
 
 def busy_of(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -107,13 +107,13 @@ def judge(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -
         except ZeroDivisionError:  # a rank without samples is not judged
             continue
         ranked = sorted(rates)
-        highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
+        highest, typical = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
         longest = max(busy)
         whole_s += longest
-        if highest > SLOW * others and busy[rank] == longest:
+        if highest > SLOW * typical and busy[rank] == longest:
             slowest[rank] += 1
-            lost_s += (highest - others) * rows[rank][0]
+            lost_s += (highest - typical) * rows[rank][0]
     if not slowest:
         return None
     rank, count = slowest.most_common(1)[0]
@@ -130,7 +130,7 @@ def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[st
         rates = [
             sum(rows[each][column] / rows[each][0] for rows in window if rows[each][0]) for each in range(len(window[0]))
         ]
-        others = statistics.median(rate for peer, rate in enumerate(rates) if peer != rank)
-        excess.append((rates[rank] - others, activity, rates[rank] / others if others else float("inf")))
+        typical = statistics.median(rate for peer, rate in enumerate(rates) if peer != rank)
+        excess.append((rates[rank] - typical, activity, rates[rank] / typical if typical else float("inf")))
     _, activity, times = max(excess)
     return activity, times

@@ -141,9 +141,9 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
     if meets_at(report.frames):
         return False
     begun = report.record.get("begun") or {}
-    for other in reports:
-        collective = other.record["collective"]
-        if other is report or collective is None or collective.get("group") not in begun:
+    for peer in reports:
+        collective = peer.record["collective"]
+        if peer is report or collective is None or collective.get("group") not in begun:
             continue
         if int(begun[collective["group"]]) < int(collective["number"]):
             return True

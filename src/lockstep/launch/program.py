@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import shutil
 import sys
@@ -40,6 +41,10 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
+    else:
+        beside = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        if near := difflib.get_close_matches(target, beside, n=1):
+            hint = f". Did you mean {near[0]}?"
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
@@ -73,17 +78,17 @@ def check_script(
         root = Path.cwd() if is_module else source.resolve().parent
         has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
         debug_level = read.set_before_torch("TORCH_DISTRIBUTED_DEBUG")
-        found = read.starter() if spawns == "auto" else None
+        spawning = read.starter() if spawns == "auto" else None
         alone = read.starter_if_alone() if spawns == "auto" and not nproc_given else None
-        if found or alone:
-            if found and nproc_given and read.asks_launcher(root):
+        if spawning or alone:
+            if spawning and nproc_given and read.asks_launcher(root):
                 guesses.append(
-                    f"the script may start processes itself ({found}), but also asks who a launcher has started: it is "
+                    f"the script may start processes itself ({spawning}), but also asks who a launcher has started: it is "
                     "launched (--spawns yes starts it once)"
                 )
             else:
-                starter = found or alone
-                how = "--spawns no" if found else "--nproc-per-node N"
+                starter = spawning or alone
+                how = "--spawns no" if spawning else "--nproc-per-node N"
                 guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
         if pass_local_rank == "auto" and starter is None:
             option, where = read.local_rank_option(root) or (None, "")

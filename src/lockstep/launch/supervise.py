@@ -137,15 +137,15 @@ class _Watch:
     def outcome(self) -> Outcome:
         received = self._interrupts.received
         stopped_by = signal.Signals(received[0]) if received else None
-        found, is_saving, was_cut_short = self._found(), self._state.is_saving, self._state.was_cut_short
+        reported, is_saving, was_cut_short = self._reported(), self._state.is_saving, self._state.was_cut_short
         if stopped_by and (not is_saving or len(received) > 1):
-            found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
-        if is_saving and not found and self.stopped_with is None and not was_cut_short:
+            reported = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
+        if is_saving and not reported and self.stopped_with is None and not was_cut_short:
             stopped_by = None  # it had come to its end meanwhile
         return Outcome(
-            failures=found,
+            failures=reported,
             stopped_by=stopped_by,
-            stopped_with=None if found else self.stopped_with,
+            stopped_with=None if reported else self.stopped_with,
             was_cut_short=is_saving and was_cut_short,
             spec=self._spec,
         )
@@ -158,7 +158,7 @@ class _Watch:
             next_s = self._next_s()
             ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             # Signals last: what is to be done about them depends on what the workers have told.
-            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._interrupts):
+            for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
 
@@ -176,15 +176,15 @@ class _Watch:
         self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
         return [
             *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self._found(), self._spec.world_size)] if self.failures else []),
+            *([failures.report(self._reported(), self._spec.world_size)] if self.failures else []),
         ]
 
-    def _found(self) -> tuple[Failure, ...]:
+    def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        found = failures.in_order(list(self.failures.values()))
+        reported = failures.in_order(list(self.failures.values()))
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
-        early = failures.early_end(found, ends, self._without_failure, self._spec.nproc)
-        return (early, *found) if early is not None else tuple(found)
+        early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
+        return (early, *reported) if early is not None else tuple(reported)
 
     def _next_s(self) -> float:
         """When something is to be done even if nobody says anything."""
@@ -281,7 +281,7 @@ class _Watch:
         """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
         rank = failure.rank
         if failures.has_waited_in_vain(failure):
-            echoes = [other for other, known in self.failures.items() if failures.has_waited_in_vain(known)]
+            echoes = [peer for peer, known in self.failures.items() if failures.has_waited_in_vain(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
         was_killed = failure.exit_status > 128 and not failure.text
@@ -292,8 +292,8 @@ class _Watch:
         pids = self._pids
         for rank, stopped_s in self._standstill.look(pids).items():
             if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
-                found = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(found, remark=self._watching.last_seen(rank))
+                failure = failures.from_standstill(rank, pids[rank], stopped_s)
+                self.failures[rank] = replace(failure, remark=self._watching.last_seen(rank))
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
@@ -375,8 +375,8 @@ class _Watch:
         """How long they may take to do that."""
         if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in self._pids.items()):
             return SAVING_GRACE_S
-        found = self._found()
-        restart_follows = found and not self._interrupts.received and restarts.follows(self._spec, found[0])
+        reported = self._reported()
+        restart_follows = reported and not self._interrupts.received and restarts.follows(self._spec, reported[0])
         return RESTART_GRACE_S if restart_follows else GRACE_S
 
     def _stop_signal(self, rank: int, pid: int) -> int:

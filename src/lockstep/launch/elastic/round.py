@@ -67,8 +67,8 @@ class Report:
     @staticmethod
     def from_json(text: str) -> Report:
         """What ``to_json`` made."""
-        found: dict[str, Any] = json.loads(text)
-        return Report(**{**found, "failures": tuple(Failure(**failure) for failure in found["failures"])})
+        fields: dict[str, Any] = json.loads(text)
+        return Report(**{**fields, "failures": tuple(Failure(**failure) for failure in fields["failures"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,10 @@ class Round:
             self._store.set("start", json.dumps(asdict(start)))
         names = [f"machine/{number}" for number in range(self._num_nodes)]
         self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
-        found = Start(**json.loads(self._store.get("start")))
+        agreed = Start(**json.loads(self._store.get("start")))
         self._beats = [(b"", time.monotonic())] * self._num_nodes
         self._heartbeat.also(self._beat)
-        return found
+        return agreed
 
     def silent(self, limit_s: float) -> list[int]:
         """The other nodes that have said nothing for longer than this, while the store did answer."""
@@ -156,13 +156,13 @@ class Round:
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
         """What all nodes report that are still there, by number. Waits for those that are."""
-        found: dict[int, Report] = {}
+        by_node: dict[int, Report] = {}
         while True:
-            for number in set(range(self._num_nodes)) - found.keys():
+            for number in set(range(self._num_nodes)) - by_node.keys():
                 if self._store.check([f"report/{number}"]):
-                    found[number] = Report.from_json(self._store.get(f"report/{number}").decode())
-            if set(range(self._num_nodes)) - found.keys() <= set(self.silent(_GONE_S)):
-                return found
+                    by_node[number] = Report.from_json(self._store.get(f"report/{number}").decode())
+            if set(range(self._num_nodes)) - by_node.keys() <= set(self.silent(_GONE_S)):
+                return by_node
             if self._heartbeat.error is not None:
                 raise self._heartbeat.error
             wait(0.05)
