@@ -42,7 +42,7 @@ def found(result: Result) -> Loading:
 
 def speedup(result: Result) -> float:
     """How much faster steps are with the best settings that were tried: the median of all comparisons."""
-    return statistics.median(trial["speedup"] for trial in (result["best"], *result["again"]))
+    return statistics.median(float(trial["speedup"]) for trial in (result["best"], *result["again"]))
 
 
 def sentence(result: Result) -> str:
