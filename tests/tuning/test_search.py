@@ -151,8 +151,10 @@ def test_memory_is_pinned_on_a_gpu_only_and_stays_pinned():
 
 def test_what_may_gain_and_what_is_clear():
     told = costs()
-    assert not may_gain(told, step_s=0.0103, wait_s=0.0001)
-    assert may_gain(told, step_s=0.03, wait_s=0.02)
+    assert may_gain(told, 0, step_s=0.03, wait_s=0.02)
+    assert not may_gain(told, 0, step_s=0.0150, wait_s=0.0001), "a noisy machine: nobody takes the cores"
+    assert may_gain(told, 4, step_s=0.0150, wait_s=0.0001), "workers may"
+    assert not may_gain(told, 4, step_s=0.0103, wait_s=0.0001)
     assert is_clear(1.2, 1.1)
     assert not is_clear(1.5, 0.99)
     assert not is_clear(1.01, 1.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,17 @@ class RankReport:
     """Its loader workers that have something to do, if it waits for them."""
     is_behind: bool = False
     """It has begun a collective, and not come to the one that others wait in."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a launcher of another machine."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> RankReport:
+        """What ``as_json`` made."""
+        facts = None if found["facts"] is None else Facts(**found["facts"])
+        loaders = [LoaderWorker(worker["pid"], Facts(**worker["facts"]), worker["frames"]) for worker in found["loaders"]]
+        return RankReport(**{**found, "facts": facts, "loaders": loaders})
 
     @property
     def rank(self) -> int:
@@ -161,6 +172,8 @@ def _where(record: Mapping[str, Any]) -> tuple[str, str]:
     if "num_done" in doing:  # a script that knows no steps
         done = doing["num_done"]
         at = f"after {done} collective{'s' if done > 1 else ''}" if done else "before its first collective"
+        if step := doing.get("step", 0):  # its optimizers tell
+            at = f"after step {step} ({done} collective{'' if done == 1 else 's'})"
         return at, f", {at}"
     step = doing.get("step", 0)
     at = f"in step {step}" if doing.get("in_step") else (f"after step {step}" if step else "before the first step")

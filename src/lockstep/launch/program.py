@@ -70,13 +70,14 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod = False, None
+    has_optimizer, own_horovod, debug_level = False, None, None
     guesses = []
     if source is not None:
         read = Source.read(source)
         # The first entry of the script's sys.path: where its own modules are.
         root = Path.cwd() if is_module else source.resolve().parent
         has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
+        debug_level = read.set_before_torch("TORCH_DISTRIBUTED_DEBUG")
         spawning = read.starter() if spawns == "auto" else None
         alone = read.starter_if_alone() if spawns == "auto" and not nproc_given else None
         if spawning or alone:
@@ -104,6 +105,7 @@ def check_script(
         is_executable=is_executable,
         own_horovod=own_horovod,
         has_optimizer=has_optimizer,
+        debug_level=debug_level,
         guesses=tuple(guesses),
     )
 

@@ -113,6 +113,20 @@ class Source:
         sources = (self, *self._imported(root, about=b"optim"))
         return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
 
+    def set_before_torch(self, variable: str) -> str | None:
+        """What the script itself gives an environment variable before it imports torch, if it says that plainly; else None."""
+        found = None
+        for node in self.tree.body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "torch" for name in names):
+                return found
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                targets = [ast.unparse(target) for target in node.targets]
+                if any(target.endswith(f"environ[{variable!r}]") for target in targets):
+                    found = str(node.value.value)
+        return None
+
     def trains_alone(self, root: Path) -> bool:
         """Whether the script has an optimizer, and certainly nothing by which several processes of it would train together.
 
