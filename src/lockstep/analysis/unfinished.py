@@ -1,4 +1,4 @@
-"""A comparison that was interrupted is gone on with by the same command."""
+"""A comparison that was interrupted is resumed by the same command."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
     if not isinstance(earlier, Comparison) or not turns_left(earlier):
         return None, ""
     now, then = _identity(planned), _identity(earlier)
-    other = [name for name in now if now[name] != then[name]]
-    if other:
-        return None, f"{directory} is not complete, and not gone on with: it has other {', '.join(other)}"
+    differing = [name for name in now if now[name] != then[name]]
+    if differing:
+        return None, f"{directory} is not complete, and not resumed: it has other {', '.join(differing)}"
     with held(directory) as is_mine:
         if not is_mine:
-            return None, f"{directory} is not gone on with: it is still running, or its file system has no locks"
+            return None, f"{directory} is not resumed: it is still running, or its file system has no locks"
     return dataclasses.replace(earlier, task=planned.task), ""
 
 

@@ -20,9 +20,8 @@ from lockstep.cli.inspect import inspect_command
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import counted
 from lockstep.errors import CheckpointError, ConfigError, unknown_name
-from lockstep.machine.sizes import size
+from lockstep.machine.sizes import counted, size
 
 _SUFFIX = ".safetensors"
 _TRIES = 5

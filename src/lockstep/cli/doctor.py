@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.findings import show, situation_of
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
@@ -52,23 +52,11 @@ _SHOWN = (
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
-class _ShortHelp(GroupedCommand):
-    """Shows the options that matter here; the others of ``lockstep run`` are accepted."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        own = [name for name in records if name not in self._groups]
-        for title, names in (("Options", own), ("Options of lockstep run, such as", _SHOWN)):
-            with formatter.section(title):
-                formatter.write_dl([records[name] for name in names])
-
-
 @click.command(
     "doctor",
-    cls=_ShortHelp,
+    cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
+    shown=_SHOWN,
     examples=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
@@ -125,7 +113,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
 
 
 def _with_other_launchers(
-    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, own: Sequence[Finding]
+    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
     """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
     how = dataclasses.replace(
@@ -140,11 +128,11 @@ def _with_other_launchers(
     of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
-        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in own]))
+        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
         try:
             interruption = run_script("lockstep.doctor.over_hosts", [str(path)], how, of_hosts)
         except LockstepError as error:
-            return [*own, _apart(error)], True
+            return [*here, _apart(error)], True
         if interruption is not None:
             click.echo(interruption.message, err=True)
             sys.exit(interruption.status)
@@ -152,14 +140,14 @@ def _with_other_launchers(
     return [Finding(**fields) for fields in told["findings"]], told["rank"] == 0
 
 
-def _with_other_processes(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], bool]:
+def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
     """The same where srun, torchrun or mpirun has started this command several times."""
     from lockstep.doctor.over_hosts import meet  # imports torch
 
     try:
-        findings, rank = meet(situation, own)
+        findings, rank = meet(situation, here)
     except LockstepError as error:
-        return [*own, _apart(error)], True
+        return [*here, _apart(error)], True
     return findings, rank == 0
 
 

@@ -12,9 +12,9 @@ import click
 
 from lockstep.cli import run
 from lockstep.cli.options import CONTEXT
-from lockstep.cli.words import counted
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
+from lockstep.machine.sizes import counted
 from lockstep.slurm import commands, files, inventory
 from lockstep.slurm.batch import batch_text, output_of
 from lockstep.slurm.request import RUNTIMES, Request
@@ -155,7 +155,7 @@ def command(
     words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
     notices = _check(request, needed=submit)
     backup = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
-    processes = counted(request.nodes * request.tasks, "process", "es")
+    processes = counted(request.nodes * request.tasks, "process", "processes")
     click.echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
         notices.insert(0, f"{file} had other content before, which is now in {backup}")

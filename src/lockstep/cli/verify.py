@@ -10,11 +10,12 @@ from rich.console import Console
 
 from lockstep.analysis import settings, verdict, verify
 from lockstep.analysis.machine import Machine
-from lockstep.analysis.study import Task, counted
+from lockstep.analysis.study import Task
 from lockstep.analysis.verification import Verification
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
+from lockstep.machine.sizes import counted
 
 _EPILOG = """
 \b

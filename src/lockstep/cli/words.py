@@ -1,4 +1,4 @@
-"""Times and counts in readable form. (Importing those of ``analysis`` takes a tenth of a second.)"""
+"""Times in readable form. (Importing those of ``analysis`` takes a tenth of a second.)"""
 
 from __future__ import annotations
 
@@ -14,8 +14,3 @@ def span(seconds: float | None) -> str:
     _, unit_s, unit = next(entry for entry in _SPANS if seconds >= entry[0])
     number = seconds / unit_s
     return f"{number:.1f} {unit}" if unit == "h" and number < 10 else f"{number:.0f} {unit}"
-
-
-def counted(number: int, noun: str, ending: str = "s") -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{ending}"

@@ -26,11 +26,11 @@ _SETS_NAME = "put it into /etc/hosts or DNS, with an address that the other mach
 
 def resolve(name: str) -> tuple[list[str], str]:
     """The addresses of a host, and what is wrong with it, or nothing. Takes no longer than ``_RESOLVE_S``."""
-    found, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
+    addresses, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
 
     def ask() -> None:
         try:
-            found.extend(addresses_of(name))
+            addresses.extend(addresses_of(name))
             error[0] = ""
         except OSError as failed:
             error[0] = str(failed)
@@ -38,7 +38,7 @@ def resolve(name: str) -> tuple[list[str], str]:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return list(found), error[0]
+    return list(addresses), error[0]
 
 
 def own_addresses() -> list[str]:
@@ -55,7 +55,7 @@ def look_at_name(situation: Situation) -> dict[str, Any]:
         "name": name,
         "addresses": addresses,
         "error": error,
-        "own": own_addresses(),
+        "local": own_addresses(),
         "meeting": meeting,
         "meeting_error": resolve(meeting)[1] if meeting else "",
         "has_several_hosts": situation.has_several_hosts,
@@ -67,7 +67,7 @@ def judge_name(
     name: str,
     addresses: Sequence[str],
     error: str,
-    own: Sequence[str],
+    local: Sequence[str],
     meeting: str | None,
     meeting_error: str,
     has_several_hosts: bool,
@@ -78,7 +78,7 @@ def judge_name(
         return fail(f"{meeting}, where the machines meet, does not resolve here: {meeting_error}", _SETS_NAME)
     if error:
         return verdict(f"{name} does not resolve here: {error}; Gloo and PyTorch's store look it up", _SETS_NAME)
-    foreign = [address for address in addresses if address not in own and not is_loopback(address)]
+    foreign = [address for address in addresses if address not in local and not is_loopback(address)]
     if foreign:
         return verdict(f"{name} resolves to {foreign[0]}, which is no address of this machine", f"correct it: {_SETS_NAME}")
     if has_several_hosts and all(map(is_loopback, addresses)):

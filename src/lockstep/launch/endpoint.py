@@ -43,22 +43,22 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
         ConfigError: there is no such host, it should be this machine and is not, or the port is in use.
     """
     addresses = _resolve(nodes)
-    own = own_address(nodes.host)
-    if own is None:
+    address = own_address(nodes.host)
+    if address is None:
         raise ConfigError(f"{nodes.endpoint}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
-    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=own, listener=None, listens_at=None)
+    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=address, listener=None, listens_at=None)
     if nodes.node_rank not in (0, None):
         return elsewhere
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
         # Debian gives a machine's own name an address of loopback. Others, who see another one, shall get through.
-        at, own = None, _outward_address(nodes) or own
+        at, address = None, _outward_address(nodes) or address
     try:
-        return dataclasses.replace(elsewhere, own_address=own, listener=listen(at, nodes.port), listens_at=at)
+        return dataclasses.replace(elsewhere, own_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            return dataclasses.replace(elsewhere, own_address=own)  # another node's, or launcher's on this machine
+            return dataclasses.replace(elsewhere, own_address=address)  # another node's, or launcher's on this machine
         if is_foreign:
             raise ConfigError(
                 f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the nodes meet "
@@ -73,14 +73,15 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
 def _outward_address(nodes: Nodes) -> str | None:
     """The address that the other machines can know this one by, whose name means loopback here; None: it has no other."""
     towards_most = own_address(SOMEWHERE)
-    found = outward_addresses() if towards_most is None else [towards_most]
-    if len(found) > 1:
+    candidates = outward_addresses() if towards_most is None else [towards_most]
+    if len(candidates) > 1:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
         raise ConfigError(
             f"{option} {nodes.host} means this machine alone here ({', '.join(addresses_of(nodes.host))}), which has several "
-            f"addresses, {', '.join(found)}, and no default route that would choose: give the one that the other nodes reach"
+            f"addresses, {', '.join(candidates)}, and no default route that would choose: give the one that the other nodes "
+            "reach"
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _resolve(nodes: Nodes) -> list[str]:

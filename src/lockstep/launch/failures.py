@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ _CONSEQUENCE_TEXTS = (
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
+
+_SHARED_END = 80
+"""So many characters at the end of two errors are not said twice."""
 
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
@@ -214,21 +218,21 @@ def end_of(error: SystemExit | None = None) -> End:
 
 
 def early_end(
-    found: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
+    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
 ) -> Failure | None:
     """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
 
     Args:
-        found: the failures, in order.
+        reported: the failures, in order.
         ends: of the programs that have ended well, by rank.
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not found or not all(map(has_waited_in_vain, found)):
+    if not reported or not all(map(has_waited_in_vain, reported)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
-    known = {rank: end for rank, end in ends.items() if end.time_s < found[0].time_s}
+    known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
     for rank, time_s in without_failure.items():
         if rank not in ends:
             known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
@@ -253,7 +257,7 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
-    first, *others = failures
+    first, *rest = failures
     explained = f"In words: {first.explanation}" if first.explanation else ""
     parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
     parts += [text.rstrip() for text in (explained, first.text, first.remark) if text]
@@ -262,11 +266,21 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
-    if others:
-        told = [("the same error" if other.summary() == first.summary() else other.summary()) for other in others]
-        lines = [f"  rank {other.rank} on {other.host}: {words}" for other, words in zip(others, told, strict=True)]
+    if rest:
+        lines = [
+            f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
+        ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
+
+
+def _beside(first: str, other: str) -> str:
+    """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
+    if first == other:
+        return "the same error"
+    pairs = zip(reversed(first), reversed(other), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return f"{other[:-shared]} (and on as above)" if shared >= _SHARED_END else other
 
 
 def headline(first: Failure, nproc: int) -> str:

@@ -144,7 +144,7 @@ def _read_endpoint(text: str) -> tuple[str, int]:
 
 
 def _read_conf(text: str | None) -> dict[str, int]:
-    found = {}
+    options = {}
     for part in (text or "").split(","):
         name, _, value = part.strip().partition("=")
         if not name:
@@ -153,5 +153,5 @@ def _read_conf(text: str | None) -> dict[str, int]:
             raise ConfigError(f"--rdzv-conf {part}: there is no such setting here, but {', '.join(CONF)}")
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
-        found[name] = int(value)
-    return found
+        options[name] = int(value)
+    return options

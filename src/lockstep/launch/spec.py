@@ -37,6 +37,8 @@ class Script:
     """Where the script starts Horovod itself, without lockstep; None: it does not."""
     has_optimizer: bool = False
     """Its source speaks of ``optim``: each worker will want what PyTorch imports with the first optimizer."""
+    debug_level: str | None = None
+    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which it finds imported."""
     guesses: tuple[str, ...] = ()
     """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 

@@ -1,4 +1,4 @@
-"""Sizes in readable form."""
+"""Sizes and counts in readable form."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def size(num_bytes: float) -> str:
                 f"{number:.2f} {unit}" if unit == "GB" else f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
             )
     return f"{num_bytes:.0f} B"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count: ``1 file``, ``2,000 files``; ``plural`` where that is not the noun and an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -116,9 +116,9 @@ def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Wa
             return secret.derived(nonce)
         if client.check([_KNOWN_BY]):
             is_told = True
-            found = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
-            if secret is not None and found is not None:
-                return secret.derived(found)
+            received = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
+            if secret is not None and received is not None:
+                return secret.derived(received)
         if is_keeper or (is_told and shared.given is not None) or time.monotonic() > deadline:
             if is_told or is_keeper:
                 raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
