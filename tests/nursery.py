@@ -5,6 +5,7 @@ fork server.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -114,7 +115,7 @@ def main(control):
         importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for launchers
+    signal.signal(signal.SIGCHLD, lambda *_: reap())  # those that wait for launchers
     while True:
         asked, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
         if not asked:
@@ -126,6 +127,12 @@ def main(control):
     control.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return begin(json.loads(asked), *fds)
+
+
+def reap():
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def begin(asked, pipe, stdout, stderr):
