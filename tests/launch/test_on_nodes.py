@@ -218,7 +218,7 @@ def test_all_nodes_start_again_as_often_as_they_may_and_it_is_counted(numbered):
     both(first, second)
     assert sorted((first.out + second.out).splitlines()) == [f"done {rank} after start 1" for rank in range(3)]
     assert first.err.count("ValueError: boom 0\n") == 2, first.err  # the line and the traceback's end
-    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert "restart 1 of 1: all nodes join a new rendezvous" in first.err
     assert second.err.count("boom 0") == 1, second.err
 
 
@@ -393,7 +393,7 @@ def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_fro
     hurry()
     assert first.wait() == 0, first.err
     assert "the run is saved, and" in first.err
-    assert "leaves: the others meet again" in first.err
+    assert "leaves: the others join a new rendezvous" in first.err
     steps = read_steps(tmp_path)
     assert len(steps) == 8 * 8 * 2  # each shard's part of each step: no step was done twice
     assert {size for _, size, _ in steps} == {1, 2}
@@ -421,7 +421,7 @@ def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_p
     until(lambda: read_steps(tmp_path)[-1][1] == 2)
     hurry()
     both(first, second)
-    assert "another node has come: all meet again" in first.err
+    assert "another node has come: all join a new rendezvous" in first.err
     assert len(read_steps(tmp_path)) == 8 * 8 * 2
     assert read_weights(first.out, second.out) == alone(8, shards=2)
 
@@ -494,7 +494,7 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
     until(lambda: num_there() == 2)
     second.process.send_signal(number)
     assert second.wait() == (-number if number == signal.SIGKILL else 130)
-    said = "has not begun with the others in 10 s: it was lost or stopped at that moment. The others meet again"
+    said = "has not begun with the others in 10 s: it was lost or stopped at that moment. The others join a new rendezvous"
     until(lambda: said in first.err)
     third = coming(TALK, *options, nnodes="2:3")
     both(first, third)
@@ -606,7 +606,7 @@ def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_n
         )
     )
     both(first, again)
-    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert "restart 1 of 1: all nodes join a new rendezvous" in first.err
     assert read_weights(first.out, again.out) == alone(1, shards=2)
 
 

@@ -65,9 +65,7 @@ Examples:
     metavar="N",
     help="Times that each row runs, in turn with the others: what differs by noise only is told from what does not.",
 )
-@click.option(
-    "--fresh", is_flag=True, help="Begin anew also where this comparison was interrupted and could be gone on with."
-)
+@click.option("--fresh", is_flag=True, help="Begin anew also where this comparison was interrupted and could be resumed.")
 @options_of_studies(
     run="row",
     out="comparison",
@@ -85,7 +83,7 @@ def command(
     a sentence a row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
     same as report.html, comparison.png and results.json, and the directory and output of every run.
 
-    The same command goes on with a comparison that was interrupted.
+    The same command resumes a comparison that was interrupted.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -122,7 +120,7 @@ def command(
         click.echo(f"{why_not}: a new one is begun")
     if resumed is not None:
         done_before = sum(len(result.measured) for result in resumed.rows)
-        what = f"going on with an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
+        what = f"resuming an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
     study = resumed or planned.begin(out)
     with unfinished.held(study.directory):
         done = conduct(study, what, compare.run, _report)

@@ -44,7 +44,7 @@ SCRIPT really runs, in a run directory that is thrown away: what else it writes,
 Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
-_START_S = _MEETING_S = 60.0
+_START_S = _RENDEZVOUS_S = 60.0
 _SHOWN = (
     *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
@@ -137,7 +137,7 @@ def _with_other_launchers(
         max_restarts=0,
         attach=None,
     )
-    of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
+    of_hosts = {"timeout_s": _RENDEZVOUS_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
         path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
@@ -164,8 +164,8 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
 
 
 def _apart(error: LockstepError) -> Finding:
-    verdict = fail(f"the processes did not meet: {error}", "the message tells who is missing, or what is in the way")
-    return dataclasses.replace(verdict, check="meeting")
+    verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
+    return dataclasses.replace(verdict, check="rendezvous")
 
 
 class _Progress:

@@ -75,7 +75,7 @@ class Node:
     master_addr: str
     """Of rank 0's machine."""
     store: str
-    """Where the workers of lockstep scripts meet: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
+    """Rendezvous endpoint of the workers of lockstep scripts: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
     run_id: str
     """What the user calls the run, if he does."""
     interface: str
@@ -89,7 +89,7 @@ class LaunchSpec:
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter: where the workers meet, failures, results. New for each restart."""
+    """A directory that only this user can enter: rendezvous of the workers, failures, results. New for each restart."""
     name: str = ""
     """Of this launch and no other, as its first private directory; restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -52,7 +52,7 @@ class Watching:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
 
         Args:
-            echoes: ranks that have just failed, because they waited in vain: as if they still did.
+            echoes: ranks that have just failed, because they timed out: as if they still did.
         """
         text: str | None = None
         with contextlib.suppress(Exception):  # what it would say is lost; what has happened is told all the same
