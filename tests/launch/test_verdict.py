@@ -113,7 +113,7 @@ def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stop
     assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or goes_on
     assert found.status == (0 if goes_on else 128 + 15)
     if is_elastic and stopped == 0:
-        assert "it kept the store" in found.text
+        assert "it kept the rendezvous store" in found.text
 
 
 def test_reports_travel_as_text():

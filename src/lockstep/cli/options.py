@@ -45,11 +45,10 @@ def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 class GroupedCommand(click.Command):
     """A command whose help groups options under headings, and whose options may be abbreviated, as torchrun's: ``--nnode``."""
 
-    def __init__(self, *args: Any, kinds: Sequence[type], examples: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, kinds: Sequence[type], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._groups = {name: option.group for kind in kinds for name, option in options_of(kind).items()}
         self._order = list(self._groups)
-        self._examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -80,10 +79,6 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([records.pop(name) for name in self._order if self._groups[name] == title])
         with formatter.section("Other"):
             formatter.write_dl(list(records.values()))
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        formatter.write("\n" + self._examples)
 
 
 def _names(field: str, option: Option) -> Sequence[str]:

@@ -65,7 +65,7 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod = False, None
+    has_optimizer, own_horovod, store_client = False, None, None
     guesses = []
     if source is not None:
         read = Source.read(source)
@@ -84,6 +84,9 @@ def check_script(
                 starter = spawning or alone
                 how = "--spawns no" if spawning else "--nproc-per-node N"
                 guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
+        store_client = read.store_client(root) if starter is None else None
+        if store_client is not None:
+            guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
         if pass_local_rank == "auto" and starter is None:
             option, where = read.local_rank_option(root) or (None, "")
             if option:
@@ -99,6 +102,7 @@ def check_script(
         is_executable=is_executable,
         own_horovod=own_horovod,
         has_optimizer=has_optimizer,
+        is_store_client=store_client is not None,
         guesses=tuple(guesses),
     )
 
