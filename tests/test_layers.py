@@ -28,7 +28,7 @@ SPINE = (
     ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
-    ("replay",),  # the digest journal, and steps taken again
+    ("replay", "tuning"),  # the digest journal, and steps taken again; what a loader costs
     ("loop",),
     ("startup",),  # what is checked and said then
     ("parts",),  # the only composer
@@ -53,6 +53,7 @@ ASIDE = {
         "errors",
         "machine.sizes",
         "config",
+        "option",
         "world",
         "explain.split",
         "measure.events",
@@ -137,6 +138,11 @@ WITHOUT_TORCH = (
     "diagnosis.conclusion",
     "replay.digests",
     "replay.request",
+    "tuning.costs",
+    "tuning.request",
+    "tuning.search",
+    "tuning.tuned",
+    "tuning.verdict",
     "explain.errors",
     "launch",
     "analysis",

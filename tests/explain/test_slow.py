@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.explain.slow import SlowRanks, judge
+from lockstep.explain.slow import SlowRanks, busy_of, judge
 
 
 def phases(count, *rows):
@@ -18,7 +18,7 @@ def told(windows, *, may_judge=True):
     found = []
     slow_ranks = SlowRanks(may_judge=may_judge, tell=found.append)
     for rows in windows:
-        slow_ranks.add(rows)
+        slow_ranks.add(rows, busy_of(rows))
     return found
 
 
@@ -68,4 +68,5 @@ def test_one_long_stretch_and_a_difference_that_costs_little_make_nobody_slow():
 def test_nobody_is_judged_where_all_wait_in_the_forward_pass_or_someone_has_no_samples():
     late = (8.0, 0.0, 0.09, 0.02, 0.0)
     assert told(phases(200, EVEN, late), may_judge=False) == []
-    assert judge(phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)) is None
+    window = [(rows, busy_of(rows)) for rows in phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)]
+    assert judge(window) is None

@@ -127,6 +127,43 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, 
     assert said().count("no progress") == 1
 
 
+SLOW = """
+    import sys, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def augment():
+        time.sleep(0.05)
+
+    for step in range(120):
+        if dist.get_rank() == 1 and sys.argv[1:]:
+            augment()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+    print(step, [hook for p in model.parameters() for hook in p._post_accumulate_grad_hooks or ()] != [], flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["slow", ""])
+def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(tmp_path, fault):
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "3", "slow.py", *([fault] if fault else [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("119 True") == 3  # it was listened to
+    assert done.stderr.count("is slow") == (1 if fault else 0), done.stderr
+    if fault:
+        assert re.search(
+            r"WARNING: rank 1 on \S+ is slow, up to step \d+: it is busy \d.\d times as long as the other ranks, which wait "
+            r"for it for \d+% of the time. It loses that in the script's other code in the loop, mostly at \S+slow.py:8 in ",
+            done.stderr,
+        )
+
+
 @pytest.mark.long
 def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_remedy(start, said):
     process = start(read="index == 60 and dist.get_rank() == 1 and os.kill(os.getpid(), signal.SIGBUS)", workers=2)

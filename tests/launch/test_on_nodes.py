@@ -636,3 +636,43 @@ def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_ri
     third = coming(TALK, nnodes="3:4")
     until(lambda: "waits at" in third.err)
     assert "more nodes: 2 of 3 to 4 are here" in third.err
+
+
+PLAIN = """
+    import datetime, sys, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=17))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault, rank = sys.argv[1:]
+    for step in range(10000):
+        if dist.get_rank() == int(rank):
+            time.sleep(3600 if step == 20 and fault == "stuck" else 0.05 if fault == "slow" else 0)
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.long
+def test_a_stuck_rank_of_another_node_is_named_in_a_script_that_knows_nothing_of_lockstep(numbered):
+    first, second = (numbered(PLAIN, number, args=("stuck", 1)) for number in range(2))
+    assert (first.wait(), second.wait()) != (0, 0)
+    warned, _, error = first.err.partition("error: ")
+    where = r"\S+ \(pid \d+\): in the script, after step 20 \(\d+ collectives\)"
+    missing = rf"rank 0 waits for rank 1\.\n  rank 1 on {where}"
+    assert re.search(rf"WARNING: no progress for 1\d s: {missing}", warned)
+    assert re.match(rf"no progress for \d+ s: {missing}", error)
+    assert "script.py:9 in <module>" in warned
+    assert "no progress" not in second.err  # one launcher tells
+
+
+@pytest.mark.long
+def test_a_slow_rank_of_another_node_is_named_in_a_script_that_knows_nothing_of_lockstep(numbered):
+    first, second = (numbered(PLAIN, number, args=("slow", 1)) for number in range(2))
+    until(lambda: "is slow" in first.err)
+    assert re.search(r"WARNING: rank 1 on \S+ is slow, up to step \d+: .* mostly at \S+script.py:9 in <module>", first.err)
+    first.process.send_signal(signal.SIGINT)
+    first.wait()
+    second.wait()
+    assert "is slow" not in second.err

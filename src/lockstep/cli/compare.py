@@ -112,7 +112,8 @@ def command(
     if method_names is None and emulated:
         click.echo(
             f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
-            f"{' and '.join(emulated)} and emulates them, often several times slower than float32; --methods runs them."
+            f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
+            "--methods runs them."
         )
     resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
     if why_not:

@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.findings import show, situation_of
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
@@ -60,23 +60,11 @@ _SHOWN = (
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
-class _ShortHelp(GroupedCommand):
-    """Shows the options that matter here; the others of ``lockstep run`` are accepted."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        of_doctor = [name for name in records if name not in self._groups]
-        for title, names in (("Options", of_doctor), ("Options of lockstep run, such as", _SHOWN)):
-            with formatter.section(title):
-                formatter.write_dl([records[name] for name in names])
-
-
 @click.command(
     "doctor",
-    cls=_ShortHelp,
+    cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
+    shown=_SHOWN,
     epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",

@@ -81,6 +81,27 @@ class GroupedCommand(click.Command):
             formatter.write_dl(list(records.values()))
 
 
+class ShortHelp(GroupedCommand):
+    """Shows the options of ``lockstep run`` that matter to a command; the others are accepted.
+
+    Args:
+        shown: names of those that matter.
+    """
+
+    def __init__(self, *args: Any, shown: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shown = shown
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
+        own = [name for name in records if name not in self._groups]
+        for title, names in (("Options", own), ("Options of lockstep run, such as", self._shown)):
+            with formatter.section(title):
+                formatter.write_dl([records[name] for name in names])
+
+
 def _names(field: str, option: Option) -> Sequence[str]:
     return option.names or (f"--{field.replace('_', '-')}",)
 

@@ -22,6 +22,7 @@ from lockstep.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.cli import inventory
 from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
+from lockstep.cli.watch import RUNS, find_run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
@@ -39,6 +40,8 @@ _MOST_LISTED = 6
 _EPILOG = """
 \b
 Examples:
+  lockstep report
+      on the run in ./runs that was active last
   lockstep report runs/train-1
       writes runs/train-1/report.html
   lockstep report comparison --output /tmp/for-a-colleague.html
@@ -54,7 +57,7 @@ run is active: that changes nothing but the file.
 
 
 @click.command("report", epilog=_EPILOG, context_settings=CONTEXT)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", required=False, metavar="[PATH]", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -62,11 +65,11 @@ run is active: that changes nothing but the file.
     metavar="FILE",
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
-def command(path: Path, output: Path | None) -> None:
+def command(path: Path | None, output: Path | None) -> None:
     """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
 
     \b
-    PATH is one of these directories; what it is, is seen from what it holds:
+    PATH is one of these directories (default: the run in ./runs that was active last); what it is, is seen from what it holds:
       a run            curves of all that was logged, where the time of a step went on each rank, slow ranks, launches on a
                        time line, checkpoints with digests, settings and versions, and how it failed if it did
       a comparison     the table of lockstep compare, sortable; speed, utilisation and memory; losses of all rows
@@ -74,6 +77,7 @@ def command(path: Path, output: Path | None) -> None:
 
     Every picture has a text alternative, and its numbers as a table.
     """
+    path = find_run(RUNS) if path is None else path
     file = path / DEFAULT if output is None else output
     now_s = time.time()
     text = render(_read(path, now_s), now_s)

@@ -104,7 +104,7 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     """
     console = open_console()
     say(console, f"{what}, results in {study.directory}")
-    with sigterm_interrupts() as stopped_by, _Progress(console) as progress:
+    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         study = run(study, progress)
     report(study, console)
     if study.is_interrupted:
@@ -112,7 +112,7 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     return study
 
 
-class _Progress:
+class Progress:
     """Says what runs: a line that moves on a terminal, a line for each run elsewhere; and a line when it has ended."""
 
     def __init__(self, console: Console) -> None:
@@ -121,7 +121,7 @@ class _Progress:
         self._left_s: float | None = None
         self._status = Status("", console=console) if console.is_terminal else None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:

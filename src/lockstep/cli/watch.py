@@ -17,7 +17,7 @@ from lockstep.cli.terminal import open_console
 from lockstep.cli.watched import Snapshot, Watched
 from lockstep.errors import ConfigError
 
-_DEFAULT = Path("runs")
+RUNS = Path("runs")
 _GONE_S = 5.0
 """A launch that restarts leaves the run for a moment."""
 _HEIGHT = 24
@@ -55,7 +55,7 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
     Ctrl-C, with status 0.
     """
     console = open_console()
-    watched = Watched(find_run(_DEFAULT if directory is None else directory))
+    watched = Watched(find_run(RUNS if directory is None else directory))
     if once or not console.is_terminal:
         _print(watched.look(time.time()), console)
         return
@@ -75,7 +75,7 @@ def find_run(directory: Path) -> Path:
         runs = inventory.read_runs(directory)[0]
     except OSError as error:
         raise ConfigError(
-            f"no run in {directory.absolute()}: {error.strerror}. lockstep watch DIR looks elsewhere"
+            f"no run in {directory.absolute()}: {error.strerror}. Give the directory of a run, or one with runs in it"
         ) from error
     if not runs:
         raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.analysis.trial import Observer, Trial, run_trial
-from lockstep.config import RunConfig
+from lockstep.analysis.trial import Observer, Trial, passable, run_trial
 from lockstep.doctor.finding import Finding, fail, ok, warn
 from lockstep.explain.black_box import read_box
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
 from lockstep.measure.events import read_events
-from lockstep.option import options_of
 
 NAME = "loader"
 _LOOK_EVERY_S = 0.5
@@ -92,15 +90,7 @@ def look(
     Raises:
         KeyboardInterrupt: Ctrl-C; all of its processes are gone.
     """
-    options = options_of(RunConfig)
-    passed = {
-        name: value
-        for name, value in settings.items()
-        if name not in _OWN
-        and not options[name].names
-        and isinstance(value, (int, float, str))
-        and not isinstance(value, bool)
-    }
+    passed = passable(settings, but=_OWN)
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         watch = Watch(Path(directory, "run"), num_processes, long_s)
         trial = Trial(

@@ -29,6 +29,7 @@ class Collective:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     group: str
+    """As in ``Counts``."""
     began_s: float
     """Since 1970."""
 
@@ -124,6 +125,6 @@ def _collective(entry: dict[str, Any]) -> Collective:
         name=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"][: _MOST_SHAPES + 1]),
         dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
-        group=str(entry["process_group"][1]),
+        group=str(entry.get("pg_id", entry["process_group"][0])),
         began_s=int(entry["time_created_ns"]) / 1e9,
     )

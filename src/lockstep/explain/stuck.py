@@ -74,12 +74,15 @@ class StuckWatch:
         return True
 
 
-def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False) -> str | None:
+def who_waits(
+    reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
+) -> str | None:
     """Who waits, for whom, and what those do; None: nobody is missing, or those that are have a reason.
 
     Args:
         reports: of the ranks.
         run_dir: what ``lockstep stacks`` is to be asked for; empty: it needs nothing.
+        is_here: it shows the ranks of the machine that it is called on alone.
         is_over: the ranks have timed out. Else those that they wait for may be at work, or in a debugger.
     """
     reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
@@ -91,7 +94,8 @@ def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool
     if is_over and longest.still_s < _IN_VAIN_S:
         return None  # what has failed was something else
     command = f"lockstep stacks {run_dir}".strip()
-    last = "" if is_over else f"`{command}` shows all ranks, at any time."
+    whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
+    last = "" if is_over else f"`{command}` shows {whose}, at any time."
     if not missing:
         return _differing(waiting, longest.still_s, last)
     if not is_over and longest.still_s < BUSY_S and not any(_is_still(report) for report in missing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ _CONSEQUENCE_TEXTS = (
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
+
+_SHARED_END = 80
+"""So many characters at the end of two errors are not said twice."""
 
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
@@ -263,10 +267,20 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
     if rest:
-        told = [("the same error" if failure.summary() == first.summary() else failure.summary()) for failure in rest]
-        lines = [f"  rank {failure.rank} on {failure.host}: {words}" for failure, words in zip(rest, told, strict=True)]
+        lines = [
+            f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
+        ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
+
+
+def _beside(first: str, other: str) -> str:
+    """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
+    if first == other:
+        return "the same error"
+    pairs = zip(reversed(first), reversed(other), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return f"{other[:-shared]} (and on as above)" if shared >= _SHARED_END else other
 
 
 def headline(first: Failure, nproc: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import shutil
 import sys
@@ -40,6 +41,10 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
+    else:
+        beside = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        if near := difflib.get_close_matches(target, beside, n=1):
+            hint = f". Did you mean {near[0]}?"
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
@@ -65,13 +70,14 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod, store_client = False, None, None
+    has_optimizer, own_horovod, store_client, debug_level = False, None, None, None
     guesses = []
     if source is not None:
         read = Source.read(source)
         # The first entry of the script's sys.path: where its own modules are.
         root = Path.cwd() if is_module else source.resolve().parent
         has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
+        debug_level = read.set_before_torch("TORCH_DISTRIBUTED_DEBUG")
         spawning = read.starter() if spawns == "auto" else None
         alone = read.starter_if_alone() if spawns == "auto" and not nproc_given else None
         if spawning or alone:
@@ -103,6 +109,7 @@ def check_script(
         own_horovod=own_horovod,
         has_optimizer=has_optimizer,
         is_store_client=store_client is not None,
+        debug_level=debug_level,
         guesses=tuple(guesses),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
+_TOGETHER = re.compile(rb"distributed|rank|world_size|lockstep|environ|getpid", re.IGNORECASE)
+"""In a script that knows of other processes, or finds its own part of some work."""
+_ALONE = frozenset(
+    ("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm", "yaml")
+)
+"""Packages that never make several processes one training by themselves."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -122,6 +129,57 @@ class Source:
         """
         sources = (self, *self._imported(root, about=b"optim"))
         return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
+
+    def set_before_torch(self, variable: str) -> str | None:
+        """What the script itself gives an environment variable before it imports torch, if it says that plainly; else None."""
+        found = None
+        for node in self.tree.body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "torch" for name in names):
+                return found
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                targets = [ast.unparse(target) for target in node.targets]
+                if any(target.endswith(f"environ[{variable!r}]") for target in targets):
+                    found = str(node.value.value)
+        return None
+
+    def trains_alone(self, root: Path) -> bool:
+        """Whether the script has an optimizer, and certainly nothing by which several processes of it would train together.
+
+        Not if it imports a package that may see to that, other than files under ``root``, which are read too.
+        """
+        waiting, seen, has_optimizer = [self], set[Path](), False
+        while waiting:
+            source = waiting.pop()
+            seen.add(source.path.resolve())
+            text = source.path.read_bytes()
+            has_optimizer = has_optimizer or _OPTIM.search(text) is not None
+            if _TOGETHER.search(text) or not source._packages(root) <= _ALONE | sys.stdlib_module_names:
+                return False
+            waiting.extend(other for other in source._imported(root, about=b"") if other.path.resolve() not in seen)
+        return has_optimizer
+
+    def mentions(self, root: Path, word: str) -> bool:
+        """Whether the script, or a file under ``root`` that it imports, has this text in it."""
+        return any(
+            word.encode() in source.path.read_bytes() for source in (self, *self._imported(root, about=word.encode()))
+        )
+
+    def _packages(self, root: Path) -> set[str]:
+        """The first names of what it imports from elsewhere than ``root``."""
+        names = {
+            name.partition(".")[0]
+            for node in ast.walk(self.tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else []
+            )
+        }
+        return {name for name in names if not (root / name).is_dir() and not (root / f"{name}.py").is_file()}
 
     def _calls(self) -> list[tuple[ast.Call, str]]:
         """All calls, with the full names of what is called."""

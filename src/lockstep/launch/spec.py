@@ -39,6 +39,8 @@ class Script:
     """Its source speaks of ``optim``: each worker will want what PyTorch imports with the first optimizer."""
     is_store_client: bool = False
     """It expects a store at MASTER_PORT, and serves none: rank 0 does, where this machine is the only one."""
+    debug_level: str | None = None
+    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which it finds imported."""
     guesses: tuple[str, ...] = ()
     """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 

@@ -16,6 +16,7 @@ from lockstep import stopping
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.causes import Causes
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
@@ -64,15 +65,18 @@ class Outcome:
     """What was run: of several starts, the last."""
 
 
-def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
+def supervise(
+    server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None = None
+) -> Outcome:
     """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
 
-    But for those that the script left on purpose, where all went well: see ``sweep``.
+    But for those that the script left on purpose, where all went well: see ``sweep``. ``exchange`` is with the launchers of
+    other machines.
 
     Raises:
         LaunchError: they could not be forked, or the server died.
     """
-    with contextlib.closing(_Watch(server, spec, streams, interrupts)) as watch:
+    with contextlib.closing(_Watch(server, spec, streams, interrupts, exchange)) as watch:
         went_well = False
         try:
             watch.run()
@@ -90,7 +94,9 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
 class _Watch:
     """One launch while it runs: hears of what happens, and does what follows from it (``stages``)."""
 
-    def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
+    def __init__(
+        self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
+    ) -> None:
         self.failures: dict[int, Failure] = {}
         self.stopped_with: int | None = None
         """See Outcome."""
@@ -107,7 +113,7 @@ class _Watch:
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._watching = Watching(spec.private_dir, spec.world_size)
+        self._watching = Watching(spec.private_dir, spec.world_size, exchange)
         self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()

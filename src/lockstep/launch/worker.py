@@ -74,6 +74,8 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
+        # Exit handlers cannot see otherwise that this is a failure, and would take a run for finished.
+        _leave_traces(error)
         failure = failures.from_exit(request.rank, error.code)
         if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
             raise  # with the script's words, if it has any, for the interpreter to write
@@ -113,17 +115,21 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     finally:
-        # What the interpreter sets for an exception that nobody caught; exit handlers look there.
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        _leave_traces(error)
     if spec is None:
         raise error
-    fail_current(failures.traceback_of(error))
     failure = failures.from_exception(request.rank, error, _in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
+
+
+def _leave_traces(error: BaseException) -> None:
+    """For exit handlers, what the interpreter sets for an exception that nobody caught; and in the black box."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    fail_current(failures.traceback_of(error))
 
 
 def _install_hooks(private_dir: str) -> None:
@@ -180,12 +186,21 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # neither does torch
+    _set_debug_level(spec.program.debug_level if isinstance(spec.program, Script) else None, environ)
     cores = num_cores()
     if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
         os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
         _share_cores(max(1, cores // spec.nproc), spec.nproc, environ)
     return spec
+
+
+def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
+    """As ``import torch.distributed`` reads it, which the server has done long ago: of the caller, or of the script itself."""
+    distributed, level = sys.modules.get("torch.distributed"), of_script or environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
+    if distributed is not None and level.upper() in levels:
+        distributed.set_debug_level(levels[level.upper()])
 
 
 def _reopen_streams() -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from lockstep.report.chart import Bars, Lines, Table
 
 _TEMPLATES = "templates"
+_CODE = re.compile(r"`([^`\n]+)`")
 _NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([A-Za-z]*)", re.IGNORECASE)
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
@@ -105,6 +106,11 @@ def sort_key(text: str) -> float | None:
     return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
 
 
+def with_code(text: str) -> Markup:
+    """A sentence as HTML, in which what stands between backticks is code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -114,7 +120,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["sort_key"] = sort_key
+    environment.filters.update(sort_key=sort_key, with_code=with_code)
     environment.tests["lines"] = lambda picture: isinstance(picture, Lines)
     return environment
 

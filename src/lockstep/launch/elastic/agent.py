@@ -195,7 +195,7 @@ class NodeAgent(SimpleElasticAgent):
             self._spec, private_dir=str(own_dir), node=node, restart=count, master_port=start.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
-        self._workers = Workers(spec, self._take_server(), self._plan)
+        self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
         return {worker.local_rank: f"{machine.host}/{worker.local_rank}" for worker in worker_group.workers}
 
     def _count_start(self, worker_group: WorkerGroup) -> int:

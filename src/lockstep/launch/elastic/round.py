@@ -16,10 +16,14 @@ from typing import Any
 
 from lockstep.launch.elastic.heartbeat import BEAT_S, Heartbeat
 from lockstep.launch.elastic.signed import SignedStore
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
 _GONE_S = 3.0
 """After how long a silence a launcher is not waited for any more, once the round is at its end."""
+
+_BEATS_A_WORD = 2
+"""How often the words of ``Exchange`` are carried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,8 @@ class Round:
         self, store: SignedStore, heartbeat: Heartbeat, prefix: str, number: int, num_nodes: int, look: Callable[[], int]
     ) -> None:
         self.number = number
+        self.exchange = Exchange(number, num_nodes)
+        """For what the launchers tell each other of their workers."""
         self.machines: tuple[Machine, ...] = ()
         self.has_ended = False
         """Whether some node has said so."""
@@ -110,12 +116,14 @@ class Round:
         self._num_nodes = num_nodes
         self._look = look
         self._count = 0
+        self._carried = ""
         self._beats: list[tuple[bytes, float]] = []  # of each node: the last, and when it was new
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
         """Tell the others who this is, and hear who they are. Every node must call it; ``start`` is for the first to say."""
         self._store.set(f"beat/{self.number}", "")
         self._store.set(f"done/{self.number}", "")
+        self._store.set(f"word/{self.number}", "")
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
             self._store.set("start", json.dumps(asdict(start)))
@@ -173,6 +181,17 @@ class Round:
         self.num_done = len(done)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self.num_waiting = self._look()
+        if self._count % _BEATS_A_WORD == 0:
+            self._carry()
+
+    def _carry(self) -> None:
+        if self.exchange.to_carry != self._carried:
+            self._carried = self.exchange.to_carry
+            self._client.set(f"word/{self.number}", self._carried)
+        hears = self.exchange.hears
+        if hears:
+            words = self._client.multi_get([f"word/{number}" for number in hears])
+            self.exchange.hear(dict(zip(hears, words, strict=True)))
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()
