@@ -96,8 +96,8 @@ class ShortHelp(GroupedCommand):
         """See click."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        own = [name for name in records if name not in self._groups]
-        for title, names in (("Options", own), ("Options of lockstep run, such as", self._shown)):
+        of_command = [name for name in records if name not in self._groups]
+        for title, names in (("Options", of_command), ("Options of lockstep run, such as", self._shown)):
             with formatter.section(title):
                 formatter.write_dl([records[name] for name in names])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _served: list[TCPStore] = []
 """Kept until the process ends."""

@@ -274,13 +274,13 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     return "\n\n".join(parts)
 
 
-def _beside(first: str, other: str) -> str:
+def _beside(first: str, later: str) -> str:
     """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
-    if first == other:
+    if first == later:
         return "the same error"
-    pairs = zip(reversed(first), reversed(other), strict=False)
+    pairs = zip(reversed(first), reversed(later), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return f"{other[:-shared]} (and on as above)" if shared >= _SHARED_END else other
+    return f"{later[:-shared]} (and on as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:

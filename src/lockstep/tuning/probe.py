@@ -88,27 +88,27 @@ class Probe:
             sys.exit(0)
 
     def _measure(self, batches: DataLoader[Any]) -> Steps[None]:
-        session, windows, found = self._session, self._windows, self._found
-        if "present" not in found:
-            found["present"] = Loading(
+        session, windows, measured = self._session, self._windows, self._found
+        if "present" not in measured:
+            measured["present"] = Loading(
                 workers=batches.num_workers, prefetch=batches.prefetch_factor or 2, pin=bool(batches.pin_memory)
             )
-            found["persists"] = batches.persistent_workers
-        present = found["present"]
-        num_steps = None if found["persists"] else length_of(self)
-        if "costs" not in found:
+            measured["persists"] = batches.persistent_workers
+        present = measured["present"]
+        num_steps = None if measured["persists"] else length_of(self)
+        if "costs" not in measured:
             session.say("the first steps")
             step_s = yield from windows.warm_up(present, _WARM_UP_STEPS, _WARM_UP_S)
             session.say("the loader as it is", self._left_s(step_s, 5 + 2 * NUM_TRIALS))
             now = yield from windows.time(present, step_s, num_steps)
-            found["costs"], found["bound"] = yield from self._measure_costs(now, num_steps)
-            found.update(now=now, trials=[])
-        costs, now = found["costs"], found["now"]
+            measured["costs"], measured["bound"] = yield from self._measure_costs(now, num_steps)
+            measured.update(now=now, trials=[])
+        costs, now = measured["costs"], measured["now"]
         self._leave(is_final=False)
         if may_gain(costs, now.step_s, now.wait_s):
             session.say("what costs most in the loader", self._left_s(now.step_s, 2 + 2 * NUM_TRIALS))
-            if session.is_main and "costliest" not in found:
-                found["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
+            if session.is_main and "costliest" not in measured:
+                measured["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
             yield from self._search(present, num_steps)
         self._leave(is_final=True)
 
@@ -170,19 +170,19 @@ class Probe:
         return num_windows * max(self._windows.count(step_s) * step_s, self._session.window_s)
 
     def _leave(self, *, is_final: bool) -> None:
-        found = self._found
+        measured = self._found
         self._session.leave(
             {
                 "loader": self._number,
-                "present": dataclasses.asdict(found["present"]),
-                "now": found["now"]._asdict(),
-                "costs": dataclasses.asdict(found["costs"]),
-                "bound": found["bound"],
-                "costliest": found.get("costliest"),
-                "trials": found["trials"],
-                "best": found.get("best"),
-                "again": found.get("again"),
-                "is_better": found.get("is_better", False),
+                "present": dataclasses.asdict(measured["present"]),
+                "now": measured["now"]._asdict(),
+                "costs": dataclasses.asdict(measured["costs"]),
+                "bound": measured["bound"],
+                "costliest": measured.get("costliest"),
+                "trials": measured["trials"],
+                "best": measured.get("best"),
+                "again": measured.get("again"),
+                "is_better": measured.get("is_better", False),
             },
             is_final=is_final,
         )
