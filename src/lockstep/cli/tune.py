@@ -188,9 +188,7 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
     if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
         return result
     if record.status == "failed":
-        raise LaunchError(
-            f"the script failed: {record.reason}. lockstep run shows the error in full\n{record.error}".rstrip()
-        )
+        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
     if record.status == "timeout":
         raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
