@@ -65,9 +65,7 @@ Examples:
     metavar="N",
     help="Times that each row runs, in turn with the others: what differs by noise only is told from what does not.",
 )
-@click.option(
-    "--fresh", is_flag=True, help="Begin anew also where this comparison was interrupted and could be gone on with."
-)
+@click.option("--fresh", is_flag=True, help="Start over even if this comparison was interrupted and could be resumed.")
 @options_of_studies(
     run="row",
     out="comparison",

@@ -95,7 +95,7 @@ def command(
 ) -> int:
     """Take a step of the run in the directory RUN again, on one process, and show what was computed in it.
 
-    It goes on from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
+    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
     digests are the run's: they are if the run was given shards=, however many processes it had.
     """
     record, digests = read_record(run), _digests_of(run)
