@@ -64,7 +64,7 @@ Examples:
     metavar="N",
     help="Number of times that each row runs, in turn with the others, to tell differences from noise.  [default: 3]",
 )
-@click.option("--fresh", is_flag=True, help="Start a new comparison also where an interrupted one could be resumed.")
+@click.option("--fresh", is_flag=True, help="Start over even if this comparison was interrupted and could be resumed.")
 @options_of_studies(
     run="row",
     out="comparison",

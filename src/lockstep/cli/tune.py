@@ -44,10 +44,13 @@ Examples:
 
 SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
 that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
-most, each beside the present ones. The settings found are written only if they are clearly faster, twice.
+most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
 
 They are loader workers, prefetch and pinned memory, which do not change the answer of a run by a bit. They belong to this
 script, its number of processes, and this number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
+
+What makes steps quicker but changes the last bits of the answer (threads, the memory format of convolutions) is tried and put
+back, and proposed apart: it belongs to the birth of a run.
 
 Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
 Ctrl-C.
@@ -121,7 +124,7 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
         loading=verdict.found(result),
         host=platform.node(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest")},
+        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},
     )
     tuned.write(out)
     took = f"in {time.monotonic() - began_s:.0f} s"
@@ -186,12 +189,10 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
             f"nothing to tune: the script trains on a {result['no_loader']} of its own, not on a DataLoader, so workers, "
             "prefetch and pinned memory are its own matter. Give team.prepare() a torch.utils.data.DataLoader"
         )
-    if result is not None and result["is_final"]:
+    if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
         return result
     if record.status == "failed":
-        raise LaunchError(
-            f"the script failed: {record.reason}. lockstep run shows the error in full\n{record.error}".rstrip()
-        )
+        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
     if record.status == "timeout":
         raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
@@ -209,3 +210,5 @@ def _report(result: Mapping[str, Any], console: Console) -> None:
     for line in verdict.costliest(result):
         say(console, line)
     say(console, verdict.sentence(result), style="bold")
+    for line in verdict.apart(result):
+        say(console, line)
