@@ -29,6 +29,8 @@ from lockstep.tuning.windows import NoStepsError, Steps, Window, Windows
 
 _WARM_UP_STEPS, _WARM_UP_S = 3, 0.3
 _LEAST_FETCHES, _MOST_FETCHES = 4, 64
+_COMPARISONS = 3
+"""That all have to speak for a change."""
 _PATIENCE_S = 60.0
 """Until then the command has seen the result, and has ended this process."""
 
@@ -135,6 +137,7 @@ class Probe:
             copy_s=session.slowest(spent["copy"] / count),
             fetch_s=session.slowest(fetched.each_s),
             fetch_cpu_s=session.slowest(fetched.cpu_s),
+            fetch_spread=session.slowest(fetched.spread),
             longest_fetch_s=session.slowest(fetched.longest_s),
             worker_s=session.slowest(worker.each_s),
             receive_s=session.slowest(worker.cpu_s),
@@ -153,14 +156,15 @@ class Probe:
         session, windows, now = self._session, self._windows, self._found["now"]
         search, trials = Search(self._found["costs"], present), self._found["trials"]
         for trial in trials:
-            search.note(Loading(**trial["loading"]), trial["step_s"])
+            search.note(Loading(**trial["loading"]), now.step_s / trial["speedup"])
         while (loading := search.next()) is not None:
             left_s = self._left_s(now.step_s, 4 + 2 * (NUM_TRIALS - len(trials)))
             session.say(f"trial {len(trials) + 1}: {loading}", left_s)
             there = yield from windows.time(loading, now.step_s, num_steps)
             here = yield from windows.time(present, now.step_s, num_steps)
-            search.note(loading, there.step_s)
             trials.append(_compared(loading, there, here))
+            # By its neighbour in time, since the machine may be slower or quicker now.
+            search.note(loading, now.step_s / trials[-1]["speedup"])
         if (best := search.best) is not None:
             session.say(f"once more: {best}", self._left_s(now.step_s, 4))
             first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
@@ -174,7 +178,7 @@ class Probe:
             self._found.update(best=first, again=again, is_better=is_better)
 
     def _try_numerics(self, num_steps: int | None) -> Steps[None]:
-        """Try what changes the last bits, with the loader as it will be. What gains is tried once more, in the other order."""
+        """Try what changes the last bits, with the loader as it will be. What gains is tried twice more, in the other order."""
         session, windows, found = self._session, self._windows, self._found
         loading, now = found["present"], found["now"]
         if found.get("is_better"):
@@ -188,7 +192,7 @@ class Probe:
             change.undo()
             here = yield from windows.time(loading, now.step_s, num_steps)
             speedups = [here.step_s / there.step_s]
-            if is_clear(*speedups):
+            while is_clear(*speedups) and len(speedups) < _COMPARISONS:
                 here = yield from windows.time(loading, now.step_s, num_steps)
                 change.do()
                 there = yield from windows.time(loading, now.step_s, num_steps)
