@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from lockstep import inventory
 from lockstep.analysis import study
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.failure import whole_error
@@ -19,13 +20,12 @@ from lockstep.analysis.results import read_results
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
-from lockstep.cli import inventory
-from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.watch import RUNS, find_run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
+from lockstep.inventory import FINISHED, RUNNING, Run
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render

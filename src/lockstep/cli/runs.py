@@ -14,18 +14,18 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from lockstep.cli import inventory, tables
+from lockstep import inventory
 from lockstep.cli import prune as pruning
+from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
-from lockstep.cli.words import NOTHING, span
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.machine.sizes import size
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, size, span
 
 _DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
