@@ -158,7 +158,6 @@ WITHOUT_TORCH = (
 WITH_TORCH = (
     "launch.serve",
     "launch.worker",
-    "launch.agent_store",
     "launch.elastic",
     "doctor.exchange",
     "doctor.over_hosts",
