@@ -385,5 +385,5 @@ def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
 
 def test_the_help_teaches_with_examples(look, tmp_path):
     text = look(tmp_path, "--help").out
-    for words in ("Examples:", "grep interrupted", "interrupted  it was stopped", "--json"):
+    for words in ("Examples:", "grep interrupted", "interrupted  stopped or failed", "--json"):
         assert words in text

@@ -68,12 +68,13 @@ run is active: that changes nothing but the file.
 def command(path: Path | None, output: Path | None) -> None:
     """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
 
+    PATH is a directory of one of these kinds (default: the run in ./runs that was active last):
+
     \b
-    PATH is one of these directories (default: the run in ./runs that was active last); what it is, is seen from what it holds:
-      a run            curves of all that was logged, where the time of a step went on each rank, slow ranks, launches on a
-                       time line, checkpoints with digests, settings and versions, and how it failed if it did
-      a comparison     the table of lockstep compare, sortable; speed, utilisation and memory; losses of all rows
-      a verification   PASS or FAIL, every setting, the first difference and its likely cause
+      a run            curves, where the time of a step went on each rank, slow
+                       ranks, launches, checkpoints, settings, and any failure
+      a comparison     the table of lockstep compare, speed, memory, losses
+      a verification   PASS or FAIL, every setting, the first difference
 
     Every picture has a text alternative, and its numbers as a table.
     """

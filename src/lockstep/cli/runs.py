@@ -46,11 +46,11 @@ Examples:
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
   lockstep runs runs/train-2 --csv > train-2.csv
-      what it has logged: a row for each step with values, evaluation and epoch
+      what it has logged: a row per step with values, evaluation and epoch
   lockstep runs --prune
       list runs that were idle for a week, and delete them after confirmation
   lockstep runs --prune --older-than 12h --keep 3 --yes
-      without confirmation, as in a cron job; the newest 3 runs of each script stay
+      without confirmation; the newest 3 runs of each script stay
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """

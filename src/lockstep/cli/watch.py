@@ -26,7 +26,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep watch
-      the run in ./runs that was active last, until it ends or you press Ctrl-C
+      the run in ./runs that was active last, until it ends, or Ctrl-C
   lockstep watch runs/train-2
       that one, from any machine that sees the directory
   lockstep watch --once >> notes.txt
