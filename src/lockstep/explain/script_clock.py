@@ -122,8 +122,9 @@ class ScriptClock:
         if self._ready_s and self._ready_s <= before_s:
             return
         self.num_steps += 1
-        if before_s and self._began_s > self._ready_s > before_s:
-            waited_s = self._began_s - self._ready_s
+        if before_s and self._ready_s > before_s:
+            # The backward pass may be the optimizer's, given as a closure: then it acts within what counts as waiting.
+            waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
             step = (self._left_s - before_s - waited_s, waited_s)
             self._steps.append(step)
             self._newest.append(step)
