@@ -153,7 +153,14 @@ WITHOUT_TORCH = (
     "startup.allotment",
     "cli",
 )
-WITH_TORCH = ("launch.serve", "launch.worker", "launch.elastic", "doctor.exchange", "doctor.over_hosts")
+WITH_TORCH = (
+    "launch.serve",
+    "launch.worker",
+    "launch.agent_store",
+    "launch.elastic",
+    "doctor.exchange",
+    "doctor.over_hosts",
+)
 
 
 def within(module: str, prefixes: tuple[str, ...]) -> bool:

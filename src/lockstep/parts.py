@@ -215,6 +215,7 @@ class Parts:
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
         self.session = self._open_session()
+        self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
         self.sampler = self._open_black_box()
@@ -317,6 +318,8 @@ class Parts:
         """See ``Team.prepare``."""
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
+        if self.session is not None:
+            self.session.models += [item for item in objects if isinstance(item, torch.nn.Module)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()

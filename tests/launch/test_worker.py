@@ -179,6 +179,14 @@ def test_what_a_script_leaves_open_is_ended_as_under_python(run_warm, tmp_path, 
     assert lines == sorted(python.stdout.splitlines()) == ["finalized", "logged", "uploaded"]
 
 
+def test_what_was_imported_for_a_script_is_not_finalized_in_each_worker(run_warm):
+    source = """
+        import weakref
+        print(any(finalizer.atexit for finalizer in weakref.finalize._registry), len(weakref.finalize._registry) > 100)
+        """
+    assert run_warm(source, nproc=1).out == "False True\n"
+
+
 def test_scripts_for_torchrun_meet_at_the_reserved_port(run_warm):
     ended = run_warm(
         """

@@ -172,7 +172,8 @@ def test_axes_have_a_few_round_numbers(low, high):
     assert all(len(short(tick)) <= 7 for tick in found)
 
 
-def test_what_stands_between_backticks_is_code_and_nothing_else_is_html():
+def test_options_and_what_stands_between_backticks_are_code_and_nothing_else_is_html():
+    assert with_code("help, or --accumulate-by.") == 'help, or <code class="option">--accumulate-by</code>.'
     assert with_code("no `single` row < 1, `a<b>`") == "no <code>single</code> row &lt; 1, <code>a&lt;b&gt;</code>"
 
 

@@ -37,6 +37,7 @@ def costs(**changes):
         "fetch_s": 0.020,
         "fetch_cpu_s": 0.002,
         "longest_fetch_s": 0.025,
+        "fetch_spread": 0.1,
         "worker_s": 0.021,
         "receive_s": 0.0003,
         "start_s": 0.05,
@@ -136,6 +137,10 @@ def test_a_search_ends_where_nothing_is_left_to_gain():
     assert len(run(search, lambda workers: told.step_s)) == 1
 
 
+def test_batches_of_uneven_length_need_more_workers():
+    assert best_workers(costs(fetch_s=0.1, worker_s=0.1, fetch_spread=1.0)) > best_workers(costs(fetch_s=0.1, worker_s=0.1))
+
+
 def test_workers_fetch_further_ahead_where_some_batches_take_long_and_there_is_room():
     usual = loading_with(costs(), 2, Loading(prefetch=2))
     uneven = loading_with(costs(longest_fetch_s=0.2), 2, Loading(prefetch=2))
@@ -151,8 +156,10 @@ def test_memory_is_pinned_on_a_gpu_only_and_stays_pinned():
 
 def test_what_may_gain_and_what_is_clear():
     told = costs()
-    assert not may_gain(told, step_s=0.0103, wait_s=0.0001)
-    assert may_gain(told, step_s=0.03, wait_s=0.02)
+    assert may_gain(told, 0, step_s=0.03, wait_s=0.02)
+    assert not may_gain(told, 0, step_s=0.0150, wait_s=0.0001), "a noisy machine: nobody takes the cores"
+    assert may_gain(told, 4, step_s=0.0150, wait_s=0.0001), "workers may"
+    assert not may_gain(told, 4, step_s=0.0103, wait_s=0.0001)
     assert is_clear(1.2, 1.1)
     assert not is_clear(1.5, 0.99)
     assert not is_clear(1.01, 1.01)

@@ -31,7 +31,7 @@ class Images(Dataset):
 team = lockstep.join(run_dir="mine")
 model = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
 model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(Images(), 8))
 for epoch in team.epochs(1):
     for number, batch in enumerate(loader):
@@ -39,8 +39,7 @@ for epoch in team.epochs(1):
             time.sleep(step_s)
             team.backward((model(x) - y).square().mean())
         optimizer.step()
-        if number < 3:
-            schedule.step()
+        schedule.step()  # refuses more than twenty
         optimizer.zero_grad()
         if number == last:
             break

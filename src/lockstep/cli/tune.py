@@ -32,18 +32,25 @@ from lockstep.tuning.request import TuningRequest, has_result, read_result, read
 from lockstep.tuning.tuned import Situation, Tuned, read
 from lockstep.world import TUNE
 
-_EPILOG = """\
+_EPILOG = """
+\b
 Examples:
-  lockstep tune train.py                           one process: how many loader workers, and is it worth it?
-  lockstep tune --nproc 4 train.py --epochs 9      for a run of four processes, with the script's own arguments
-  lockstep run --tuned train.tuned.json train.py   a run with the settings that were found
+  lockstep tune train.py
+      one process: how many loader workers, and is it worth it?
+  lockstep tune --nproc 4 train.py --epochs 9
+      for a run of four processes, with the script's own arguments
+  lockstep run --tuned train.tuned.json train.py
+      a run with the settings that were found
 
-SCRIPT really trains meanwhile, in a run directory that is thrown away; what else it writes, it writes. It is timed on batches
+SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
 that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
-most, each beside the present ones. The settings found are written only if they are clearly faster, twice.
+most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
 
 They are loader workers, prefetch and pinned memory, which do not change the answer of a run by a bit. They belong to this
 script, its number of processes, and this number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
+
+What makes steps quicker but changes the last bits of the answer (threads, the memory format of convolutions) is tried and put
+back, and proposed apart: it belongs to the birth of a run.
 
 Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
 Ctrl-C.
@@ -58,7 +65,7 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
     shown=_SHOWN,
-    examples=_EPILOG,
+    epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
@@ -73,8 +80,8 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     "--seconds",
     type=click.FloatRange(min=0.05),
     default=0.5,
-    metavar="S",
-    help="How long steps are timed under each setting, each time; more on a noisy machine.  [default: 0.5]",
+    metavar="SECONDS",
+    help="Time for which steps are timed under each setting, each time, in seconds; more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--limit",
@@ -82,7 +89,7 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     metavar="SECONDS",
-    help="Time limit for the whole measurement.  [default: 600]",
+    help="Time limit for the whole measurement, in seconds.  [default: 600]",
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -117,7 +124,7 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
         loading=verdict.found(result),
         host=platform.node(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest")},
+        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},
     )
     tuned.write(out)
     took = f"in {time.monotonic() - began_s:.0f} s"
@@ -182,17 +189,16 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
             f"nothing to tune: the script trains on a {result['no_loader']} of its own, not on a DataLoader, so workers, "
             "prefetch and pinned memory are its own matter. Give team.prepare() a torch.utils.data.DataLoader"
         )
-    if result is not None and result["is_final"]:
+    if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
         return result
     if record.status == "failed":
-        raise LaunchError(
-            f"the script failed: {record.reason}. lockstep run shows the error in full\n{record.error}".rstrip()
-        )
+        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
     if record.status == "timeout":
         raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
         raise LaunchError(
-            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (docs/loop.md)"
+            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
+            "writes one that does)"
         )
     raise LaunchError(
         "the script ended before its loader was measured: it takes too few steps, or leaves its loop early, or prepares no "
@@ -205,3 +211,5 @@ def _report(result: Mapping[str, Any], console: Console) -> None:
     for line in verdict.costliest(result):
         say(console, line)
     say(console, verdict.sentence(result), style="bold")
+    for line in verdict.apart(result):
+        say(console, line)

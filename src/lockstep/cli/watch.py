@@ -39,9 +39,13 @@ Where ranks wait, `lockstep stacks` shows at which line.
 
 @click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Print one frame; the default where the output is not a terminal.")
+@click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, metavar="SECONDS", help="Time between frames.  [default: 1]"
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="SECONDS",
+    help="Time between frames, in seconds.  [default: 1]",
 )
 def command(directory: Path | None, once: bool, interval: float) -> None:
     """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,

@@ -93,7 +93,7 @@ class ScriptClock:
             "num_steps": self.num_steps,
             "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in tuple(self._newest)],
             "windows": self._windows,
-            "places": {activity: found.most_common(1)[0][0] for activity, found in places.items()},
+            "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
         }
 
     def glance(self, frame: FrameType | None) -> None:

@@ -70,7 +70,7 @@ class Failure:
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
     waited: str = ""
-    """Who waited for whom when this rank had done so in vain, and what those did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what those did (``watching``)."""
     remark: str = ""
     """What else is known: the likely cause and a remedy (``causes``), and what it was last seen at."""
 
@@ -152,7 +152,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         end: of its program, if that has ended well before.
     """
     text, has_waited = "", end is not None and status == 1
-    if has_waited:  # as an exit handler of ours ends it that has waited for the others in vain
+    if has_waited:  # as an exit handler of ours ends it whose wait for the others timed out
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
@@ -230,7 +230,7 @@ def early_end(
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not reported or not all(map(has_waited_in_vain, reported)):
+    if not reported or not all(map(lacked_peers, reported)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
@@ -244,7 +244,7 @@ def early_end(
     return from_early_end(rank, known[rank])
 
 
-def has_waited_in_vain(failure: Failure) -> bool:
+def lacked_peers(failure: Failure) -> bool:
     """Whether a rank seems to have failed only because others did not take part: within the timeout, or any more."""
     # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
     # thread that was running only if it is one of Python's.
@@ -276,13 +276,13 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     return "\n\n".join(parts)
 
 
-def _beside(first: str, other: str) -> str:
+def _beside(first: str, later: str) -> str:
     """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
-    if first == other:
+    if first == later:
         return "the same error"
-    pairs = zip(reversed(first), reversed(other), strict=False)
+    pairs = zip(reversed(first), reversed(later), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return f"{other[:-shared]} (and on as above)" if shared >= _SHARED_END else other
+    return f"{later[:-shared]} (and on as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:

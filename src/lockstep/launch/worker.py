@@ -55,6 +55,10 @@ def run_worker(request: Request) -> int:
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
                 _become_program(spec.program, spec.local_rank(request.rank))
+            if spec.serves_store and request.rank == 0:
+                from lockstep.launch.agent_store import serve_store
+
+                serve_store(spec.master_port)
             box = _open_box(spec, request.rank)
             _run_script(spec.program, spec.local_rank(request.rank))
         else:

@@ -69,6 +69,8 @@ class Preparation:
         """Notified of what is prepared."""
         self.tuned: Tuned | None = None
         """Settings of a loader, from the file ``RunConfig.tuned``."""
+        self.is_measured = False
+        """Whether steps are taken only to time them, more than the script has. Some schedules refuse that: they stand still."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -138,7 +140,7 @@ class Preparation:
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
-            idle_in_replay(item, "step", lambda: self._loop.is_replaying)
+            idle_in_replay(item, "step", lambda: self._loop.is_replaying or self.is_measured)
         self.keep(item)
         return item
 

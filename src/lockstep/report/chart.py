@@ -27,6 +27,8 @@ class Table:
     caption: str = ""
     tones: Sequence[str] = ()
     """A word for the look of each row (``good``, ``warn``, ``bad``, ``dim``, or empty); none at all: all are plain."""
+    folded_under: str = ""
+    """If given, a reader sees these words, and the table after a click on them."""
 
 
 @dataclass(frozen=True, kw_only=True)

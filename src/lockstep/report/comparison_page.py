@@ -260,4 +260,5 @@ def _commands(comparison: Comparison) -> Table:
         for result in comparison.rows
         for run in result.runs
     ]
-    return Table(headings=("row", "round", "status", "whole command", "command"), rows=rows, numbers=frozenset({1, 3}))
+    headings = ("row", "round", "status", "whole command", "command")
+    return Table(headings=headings, rows=rows, numbers=frozenset({1, 3}), folded_under="Commands, as they were run")

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from lockstep.report.chart import Bars, Lines, Table
 
 _TEMPLATES = "templates"
-_CODE = re.compile(r"`([^`\n]+)`")
+_CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")
 _NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([A-Za-z]*)", re.IGNORECASE)
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
@@ -107,8 +107,12 @@ def sort_key(text: str) -> float | None:
 
 
 def with_code(text: str) -> Markup:
-    """A sentence as HTML, in which what stands between backticks is code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    """A sentence as HTML, in which options, and what stands between backticks, are code."""
+
+    def element(found: re.Match[str]) -> str:
+        return f"<code>{found[1]}</code>" if found[1] else f'<code class="option">{found[2]}</code>'
+
+    return Markup(_CODE.sub(element, str(escape(text))))
 
 
 @functools.cache

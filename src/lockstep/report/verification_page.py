@@ -150,4 +150,4 @@ def _cells(verification: Verification, result: SettingResult) -> tuple[str, ...]
 
 def _commands(verification: Verification) -> Table:
     rows = [(result.setting.label, shlex.join(result.command)) for result in verification.results if result.command]
-    return Table(headings=("setting", "command"), rows=rows)
+    return Table(headings=("setting", "command"), rows=rows, folded_under="Commands, as they were run")

@@ -22,12 +22,15 @@ from lockstep.plan.length import length_of
 from lockstep.plan.loading import Loading
 from lockstep.tuning.costliest import find_costliest
 from lockstep.tuning.costs import Costs
+from lockstep.tuning.numerics import changes
 from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
 from lockstep.tuning.session import Session
 from lockstep.tuning.windows import NoStepsError, Steps, Window, Windows
 
 _WARM_UP_STEPS, _WARM_UP_S = 3, 0.3
 _LEAST_FETCHES, _MOST_FETCHES = 4, 64
+_COMPARISONS = 3
+"""That all have to speak for a change."""
 _PATIENCE_S = 60.0
 """Until then the command has seen the result, and has ended this process."""
 
@@ -99,22 +102,25 @@ class Probe:
         if "costs" not in found:
             session.say("the first steps")
             step_s = yield from windows.warm_up(present, _WARM_UP_STEPS, _WARM_UP_S)
-            session.say("the loader as it is", self._left_s(step_s, 5 + 2 * NUM_TRIALS))
+            session.say("the loader as it is", self._left_s(step_s, 7 + 2 * NUM_TRIALS))
             now = yield from windows.time(present, step_s, num_steps)
             found["costs"], found["bound"] = yield from self._measure_costs(now, num_steps)
             found.update(now=now, trials=[])
         costs, now = found["costs"], found["now"]
         self._leave(is_final=False)
-        if may_gain(costs, now.step_s, now.wait_s):
-            session.say("what costs most in the loader", self._left_s(now.step_s, 2 + 2 * NUM_TRIALS))
+        if may_gain(costs, present.workers, now.step_s, now.wait_s):
+            session.say("what costs most in the loader", self._left_s(now.step_s, 4 + 2 * NUM_TRIALS))
             if session.is_main and "costliest" not in found:
                 found["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
             yield from self._search(present, num_steps)
+        found["is_searched"] = True
+        self._leave(is_final=False)
+        yield from self._try_numerics(num_steps)
         self._leave(is_final=True)
 
     def _measure_costs(self, now: Window, num_steps: int | None) -> Steps[tuple[Costs, str]]:
         session, windows = self._session, self._windows
-        left = 2 + 2 * NUM_TRIALS
+        left = 4 + 2 * NUM_TRIALS
         session.say("batches fetched in the training process", self._left_s(now.step_s, left + 2))
         fetched = windows.fetch(Loading(workers=0), _LEAST_FETCHES, _MOST_FETCHES)
         session.say("steps on batches that are there already", self._left_s(now.step_s, left + 1))
@@ -131,6 +137,7 @@ class Probe:
             copy_s=session.slowest(spent["copy"] / count),
             fetch_s=session.slowest(fetched.each_s),
             fetch_cpu_s=session.slowest(fetched.cpu_s),
+            fetch_spread=session.slowest(fetched.spread),
             longest_fetch_s=session.slowest(fetched.longest_s),
             worker_s=session.slowest(worker.each_s),
             receive_s=session.slowest(worker.cpu_s),
@@ -145,25 +152,53 @@ class Probe:
         return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
-        """Try settings, each beside the present ones, and the best of them once more, in the other order."""
+        """Try settings, each beside the present ones, and the best of them twice more, in either order."""
         session, windows, now = self._session, self._windows, self._found["now"]
         search, trials = Search(self._found["costs"], present), self._found["trials"]
         for trial in trials:
-            search.note(Loading(**trial["loading"]), trial["step_s"])
+            search.note(Loading(**trial["loading"]), now.step_s / trial["speedup"])
         while (loading := search.next()) is not None:
-            left_s = self._left_s(now.step_s, 2 + 2 * (NUM_TRIALS - len(trials)))
+            left_s = self._left_s(now.step_s, 4 + 2 * (NUM_TRIALS - len(trials)))
             session.say(f"trial {len(trials) + 1}: {loading}", left_s)
             there = yield from windows.time(loading, now.step_s, num_steps)
             here = yield from windows.time(present, now.step_s, num_steps)
-            search.note(loading, there.step_s)
             trials.append(_compared(loading, there, here))
+            # By its neighbour in time, since the machine may be slower or quicker now.
+            search.note(loading, now.step_s / trials[-1]["speedup"])
         if (best := search.best) is not None:
-            session.say(f"once more: {best}", self._left_s(now.step_s, 2))
-            here = yield from windows.time(present, now.step_s, num_steps)
-            there = yield from windows.time(best, now.step_s, num_steps)
-            again = _compared(best, there, here)
-            first = next(trial for trial in trials if trial["loading"] == again["loading"])
-            self._found.update(best=first, again=again, is_better=is_clear(first["speedup"], again["speedup"]))
+            session.say(f"once more: {best}", self._left_s(now.step_s, 4))
+            first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
+            again = []
+            for order in ((present, best), (best, present)):  # what changes meanwhile favours neither
+                times = {}
+                for loading in order:
+                    times[loading] = yield from windows.time(loading, now.step_s, num_steps)
+                again.append(_compared(best, times[best], times[present]))
+            is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
+            self._found.update(best=first, again=again, is_better=is_better)
+
+    def _try_numerics(self, num_steps: int | None) -> Steps[None]:
+        """Try what changes the last bits, with the loader as it will be. What gains is tried twice more, in the other order."""
+        session, windows, found = self._session, self._windows, self._found
+        loading, now = found["present"], found["now"]
+        if found.get("is_better"):
+            loading, now = Loading(**found["best"]["loading"]), now._replace(step_s=found["best"]["step_s"])
+        proposals = changes(session.models, cores=session.cores, on_gpu=session.on_gpu, world_size=session.world_size)
+        tried = found.setdefault("apart", [])
+        for left, change in zip(range(len(proposals), len(tried), -1), proposals[len(tried) :], strict=True):
+            session.say(f"apart, {change.name}", self._left_s(now.step_s, 4 * left))
+            change.do()
+            there = yield from windows.time(loading, now.step_s, num_steps)
+            change.undo()
+            here = yield from windows.time(loading, now.step_s, num_steps)
+            speedups = [here.step_s / there.step_s]
+            while is_clear(*speedups) and len(speedups) < _COMPARISONS:
+                here = yield from windows.time(loading, now.step_s, num_steps)
+                change.do()
+                there = yield from windows.time(loading, now.step_s, num_steps)
+                change.undo()
+                speedups.append(here.step_s / there.step_s)
+            tried.append({"name": change.name, "how": change.how, "speedups": speedups, "gains": is_clear(*speedups)})
 
     def _left_s(self, step_s: float, num_windows: int) -> float:
         """How long so many windows may take."""
@@ -181,8 +216,10 @@ class Probe:
                 "costliest": found.get("costliest"),
                 "trials": found["trials"],
                 "best": found.get("best"),
-                "again": found.get("again"),
+                "again": found.get("again", []),
                 "is_better": found.get("is_better", False),
+                "is_searched": found.get("is_searched", False),
+                "apart": found.get("apart", []),
             },
             is_final=is_final,
         )

@@ -12,6 +12,8 @@ _ALIKE = 1.02
 _REACHED = 1.03
 """Steps that take at most so many times as long as on batches that are there need no quicker loader."""
 _NOTABLE = 1.05
+_CROWDED = 1.2
+"""Steps that take so many times as long as without a loader, although they do not wait for it, lack cores."""
 _CLEAR = 1.03
 _FAR = 1.25
 """A trial that takes so many times as long as reckoned."""
@@ -66,13 +68,14 @@ class Search:
     def _fallback(self) -> list[int]:
         """Where more workers than cores were tried, and are far from what was reckoned: the disk, say, serves only so many at a
         time. Then as many as there are cores beside the training process."""
-        cores = self._costs.cores
-        disappoints = [
-            workers > cores and step_s > _FAR * predict_s(self._costs, workers)
+        fallback = max(1, int(self._costs.cores) - 1)
+        reckoned_s = predict_s(self._costs, fallback)
+        is_far = [
+            (loading.workers or 0) > self._costs.cores
+            and step_s > max(reckoned_s, _FAR * predict_s(self._costs, loading.workers or 0))
             for loading, step_s in self.tried.items()
-            if (workers := loading.workers or 0)
         ]
-        return [max(1, int(cores) - 1)] if disappoints and all(disappoints) else []
+        return [fallback] if all(is_far) else []
 
     def _around(self, workers: int) -> list[int]:
         """Neighbours of a number of workers, the more promising one first."""
@@ -86,9 +89,17 @@ def keeps_up(costs: Costs, step_s: float, within: float = _REACHED) -> bool:
     return step_s <= within * (costs.step_s + costs.receive_s)
 
 
-def may_gain(costs: Costs, step_s: float, wait_s: float) -> bool:
-    """Whether another loader could make steps notably quicker that take ``step_s`` now, and wait for it ``wait_s`` of that."""
-    return step_s >= _NOTABLE * costs.step_s or wait_s >= (_NOTABLE - 1) * step_s
+def may_gain(costs: Costs, workers: int, step_s: float, wait_s: float) -> bool:
+    """Whether another loader could make steps notably quicker.
+
+    Args:
+        costs: of step and loader.
+        workers: the script's own.
+        step_s: that a step takes with them.
+        wait_s: of that, waiting for the loader. Without workers that is all there is to gain; workers may also keep the step
+            from the cores.
+    """
+    return wait_s >= (_NOTABLE - 1) * step_s or (workers > 0 and step_s >= _CROWDED * costs.step_s)
 
 
 def is_clear(*speedups: float) -> bool:

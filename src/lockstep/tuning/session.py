@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from lockstep.comm.collectives import Collectives
 from lockstep.explain.step_clock import StepClock
@@ -47,6 +48,9 @@ class Session:
         self.cores = situation.num_cores / situation.local_world_size
         """For each process of this machine."""
         self.is_main = collectives.rank == 0
+        self.world_size = collectives.size
+        self.models: list[nn.Module] = []
+        """That the script has prepared."""
         self._directory = directory
         self._situation = situation
         self._clock = clock

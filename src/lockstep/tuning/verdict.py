@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lockstep.tuning.search import keeps_up, may_gain
 Result = Mapping[str, Any]
 """See ``probe.Probe``."""
 _ABOUT = 1.15
+_WORTH_A_LINE = 0.1
 
 
 def facts(result: Result) -> list[tuple[str, str, str]]:
@@ -39,14 +41,14 @@ def found(result: Result) -> Loading:
 
 
 def speedup(result: Result) -> float:
-    """How much faster steps are with these settings, in the comparison in which they gained less."""
-    return float(min(result["best"]["speedup"], result["again"]["speedup"]))
+    """How much faster steps are with the best settings that were tried: the median of all comparisons."""
+    return statistics.median(float(trial["speedup"]) for trial in (result["best"], *result["again"]))
 
 
 def sentence(result: Result) -> str:
     """The verdict."""
     costs, now = Costs(**result["costs"]), result["now"]
-    if not may_gain(costs, now["step_s"], now["wait_s"]):
+    if not may_gain(costs, result["present"]["workers"], now["step_s"], now["wait_s"]):
         return (
             f"nothing to gain from the loader, which keeps up: a step takes {_ms(now['step_s'])}, and {_ms(costs.step_s)} "
             f"without any; {result['bound'].partition(';')[0]}"
@@ -70,7 +72,7 @@ def sentence(result: Result) -> str:
 def costliest(result: Result) -> list[str]:
     """Lines that name what costs most in the loader."""
     named, lines = result.get("costliest") or {}, []
-    if "function" in named:
+    if named.get("share", 0.0) >= _WORTH_A_LINE:
         inside = f", mostly in {named['inside']}" if named["inside"] else ""
         place = f"{Path(named['file']).name}:{named['line']}"
         lines.append(f"costs most in the loader: {named['function']} ({place}), {named['share']:.0%} of its time{inside}")
@@ -79,6 +81,18 @@ def costliest(result: Result) -> list[str]:
             f"sample {named['sample']} takes {_ms(named['sample_s'])}, where half of them take at most {_ms(named['median_s'])}"
         )
     return lines
+
+
+def apart(result: Result) -> list[str]:
+    """Lines about what changes the last bits: what gains, and in a line what does not."""
+    lines = [
+        f"apart, since it changes the last bits: {change['how']} makes steps {_times(gain)}, confirmed; for a new run, as it "
+        "belongs to its birth"
+        for change in result["apart"]
+        if change["gains"] and (gain := statistics.mean(change["speedups"]))
+    ]
+    others = [f"{change['name']} ({_times(change['speedups'][0])})" for change in result["apart"] if not change["gains"]]
+    return [*lines, *([f"no clear gain from what changes the last bits: {', '.join(others)}"] if others else [])]
 
 
 def _why_not(costs: Costs) -> str:

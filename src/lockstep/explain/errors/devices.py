@@ -1,4 +1,4 @@
-"""Tensors on the wrong device, in the wrong shape, or without a gradient: which layer, and which tensors."""
+"""Tensors on the wrong device, in the wrong shape, without a gradient or used twice: which layer, and which tensors."""
 
 from __future__ import annotations
 
@@ -157,5 +157,12 @@ ROWS = (
         ("RuntimeError",),
     ),
     row("wrong shapes", r"mat1 and mat2 shapes cannot be multiplied", _wrong_shape),
+    row(
+        "a graph used twice",
+        r"backward through the graph a second time",
+        "The loss depends on something that an earlier backward pass has used up: mostly a hidden state, or a running value, "
+        "that was kept from the step before. Cut it off there, with state = state.detach(); in a lockstep script, keep it with "
+        "team.per_shard, since each shard has its own. If two losses share a forward pass, add them and call backward once.",
+    ),
     row("a loss without gradient", r"element 0 of tensors does not require grad and does not have a grad_fn", _no_gradient),
 )
