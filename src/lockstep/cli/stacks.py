@@ -113,5 +113,9 @@ def _as_json(report: RankReport) -> dict[str, object]:
         "waiting": report.is_waiting,
         "says": report.describe(),
         "still_s": report.still_s,
-        **{key: record[key] for key in ("doing", "collective", "stack", "time_s")},
+        **{
+            key: record[key]
+            for key in ("doing", "collective", "stack", "time_s", "begun", "recent", "steps")
+            if key in record
+        },
     }

@@ -197,7 +197,8 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
         raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
         raise LaunchError(
-            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (docs/loop.md)"
+            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
+            "writes one that does)"
         )
     raise LaunchError(
         "the script ended before its loader was measured: it takes too few steps, or leaves its loop early, or prepares no "
