@@ -129,7 +129,8 @@ class Sampler:
         global _current
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # what it has forked has no thread, and no say
             if how == "failed" and self._last:
-                record = {**self._last, "ended": how}
+                recent = recorded().recent or self._recent
+                record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
                 fits = len(json.dumps(record)) + len(json.dumps(self._error)) < SLOT_BYTES - _ROOM_BESIDE
                 self._try(lambda: self._box.write({**record, "error": self._error} if fits else record))
             else:

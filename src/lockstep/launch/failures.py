@@ -16,6 +16,8 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 
 _LAUNCH_DIR = str(Path(__file__).parent)
+_SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
+_FAULT_LINE = re.compile(r'  File "(.*)", line \d+ in ')
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = (
@@ -162,7 +164,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         message = _SIGNAL_WORDS.get(-status, "ended by a signal")
         exit_status = 128 - status
         fault = fault_path(private_dir, rank)
-        text = fault.read_text(encoding="utf-8", errors="replace") if fault.exists() else ""
+        text = _without_ours(fault.read_text(encoding="utf-8", errors="replace")) if fault.exists() else ""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -312,6 +314,15 @@ def traceback_of(error: BaseException) -> str:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return _NOISE.sub("", "".join(traceback.format_exception(type(error), error, trace)))
+
+
+def _without_ours(fault: str) -> str:
+    """What faulthandler has written of a process, without the thread of its black box, and what has started its script."""
+    threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
+    return "\n\n".join(
+        "\n".join(line for line in thread.split("\n") if not ((at := _FAULT_LINE.match(line)) and _is_ours(at[1])))
+        for thread in threads
+    )
 
 
 def _is_ours(filename: str) -> bool:
