@@ -53,7 +53,8 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
     found = heaviest(profile.stats)
     if not isinstance(batches.dataset, IterableDataset):
         samples = [sample for plan, _ in deals for micro in plan.micro_steps for sample in micro.samples]
-        found.update(_slowest_sample(batches.dataset, samples))
+        with contextlib.suppress(NotImplementedError, TypeError):  # it has only __getitems__
+            found.update(_slowest_sample(batches.dataset, samples))
     return found
 
 
@@ -68,28 +69,30 @@ def heaviest(
         for caller, (_, _, _, spent_s) in callers.items():
             callees.setdefault(caller, []).append((spent_s, function))
     for is_theirs in (_is_users, _is_outside):
-        own = {function: whole_s for function, (_, _, _, whole_s, _) in stats.items() if is_theirs(function)}
-        if own:
+        whole_s = {function: spent_s for function, (_, _, _, spent_s, _) in stats.items() if is_theirs(function)}
+        if whole_s:
             break
     else:
         return {}
-    function = max(own, key=lambda one: own[one])
-    seen = {function}
+    function = max(whole_s, key=lambda function: whole_s[function])
+    path = {function}
     while True:
-        called = [(spent_s, one) for spent_s, one in callees.get(function, []) if one in own and one not in seen]
-        spent_s, heavier = max(called, default=(0.0, function))
-        if spent_s < _MAJOR * own[function]:
+        calls = [
+            (spent_s, callee) for spent_s, callee in callees.get(function, []) if callee in whole_s and callee not in path
+        ]
+        spent_s, callee = max(calls, default=(0.0, function))
+        if spent_s < _MAJOR * whole_s[function]:
             break
-        seen.add(heavier)
-        function = heavier
+        path.add(callee)
+        function = callee
     inner_s, inner = max(callees.get(function, []), default=(0.0, None))
     file, line, name = function
     return {
         "function": _qualified(file, line, name),
         "file": file,
         "line": line,
-        "share": min(1.0, own[function] / total_s) if total_s else 0.0,
-        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * own[function] else None,
+        "share": min(1.0, whole_s[function] / total_s) if total_s else 0.0,
+        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * whole_s[function] else None,
     }
 
 
