@@ -51,12 +51,12 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
         deals.append(get())
         profile.disable()
     profile.create_stats()
-    found = heaviest(profile.stats)
+    costliest = heaviest(profile.stats)
     if not isinstance(batches.dataset, IterableDataset):
         samples = [sample for plan, _ in deals for micro in plan.micro_steps for sample in micro.samples]
         with contextlib.suppress(NotImplementedError, TypeError):  # it has only __getitems__
-            found.update(_slowest_sample(batches.dataset, samples))
-    return found
+            costliest.update(_slowest_sample(batches.dataset, samples))
+    return costliest
 
 
 def heaviest(
@@ -70,19 +70,19 @@ def heaviest(
         for caller, (_, _, _, spent_s) in callers.items():
             callees.setdefault(caller, []).append((spent_s, function))
     for is_theirs in (_is_users, _is_outside):
-        whole_s = {function: spent_s for function, (_, _, _, spent_s, _) in stats.items() if is_theirs(function)}
-        if whole_s:
+        of_user = {function: whole_s for function, (_, _, _, whole_s, _) in stats.items() if is_theirs(function)}
+        if of_user:
             break
     else:
         return {}
-    function = max(whole_s, key=lambda function: whole_s[function])
-    path = {function}
+    function = max(of_user, key=lambda callee: of_user[callee])
+    seen = {function}
     while True:
-        calls = [
-            (spent_s, callee) for spent_s, callee in callees.get(function, []) if callee in whole_s and callee not in path
+        called = [
+            (spent_s, callee) for spent_s, callee in callees.get(function, []) if callee in of_user and callee not in seen
         ]
-        spent_s, callee = max(calls, default=(0.0, function))
-        if spent_s < _MAJOR * whole_s[function]:
+        spent_s, heavier = max(called, default=(0.0, function))
+        if spent_s < _MAJOR * of_user[function]:
             break
         path.add(callee)
         function = callee
@@ -92,8 +92,8 @@ def heaviest(
         "function": _qualified(file, line, name),
         "file": file,
         "line": line,
-        "share": min(1.0, whole_s[function] / total_s) if total_s else 0.0,
-        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * whole_s[function] else None,
+        "share": min(1.0, of_user[function] / total_s) if total_s else 0.0,
+        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * of_user[function] else None,
     }
 
 
