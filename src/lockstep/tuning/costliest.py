@@ -84,8 +84,8 @@ def heaviest(
         spent_s, heavier = max(called, default=(0.0, function))
         if spent_s < _MAJOR * of_user[function]:
             break
-        path.add(callee)
-        function = callee
+        seen.add(heavier)
+        function = heavier
     inner_s, inner = max(callees.get(function, []), default=(0.0, None))
     file, line, name = function
     return {
