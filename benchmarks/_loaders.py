@@ -21,7 +21,7 @@ import lockstep
 
 BATCH, STEPS = 16, 1000
 FILES = Path(tempfile.gettempdir(), "lockstep-benchmark-tune")
-NUM_FILES, FILE_FLOATS = 64, 12_000
+NUM_FILES, FILE_FLOATS = 64, 48_128
 CASES = {"files": (64, 0), "remote": (64, 0), "uneven": (64, 0), "matmul": (1024, 0), "fed": (1024, 2)}
 """The width of the model, and the script's own number of loader workers, of each case."""
 
@@ -102,7 +102,7 @@ def time_epoch(case: str, workers: int | None, prefetch: int | None, seconds: fl
 
 def main() -> None:
     """The script: an epoch, or some steps of it, and then the digest of its state."""
-    case, last = sys.argv[1], int((*sys.argv[2:], str(STEPS))[0])
+    case, last = sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else None
     team = lockstep.join(threads=1)
     model, optimizer, loader = make(case, team)
     for _ in team.epochs(1):

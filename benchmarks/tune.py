@@ -134,10 +134,6 @@ def main() -> None:
     rows = [
         [
             name,
-            *(
-                f"{workers if workers is not None else 'own'} x {prefetch or '-'}"
-                for workers, prefetch in (r["best"], r["tuned"])
-            ),
             *map(_shown, (r["best"], r["tuned"])),
             *(f"{r['ms'][which]:.2f}" for which in ("best", "tuned", "own")),
             f"{r['share']:.3f}",

@@ -185,7 +185,7 @@ def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_pat
 def wait_until(condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-SCRIPTS = ("digits.py", "transformer.py", "gan.py", "fine_tuning.py", "lora.py", "streaming.py", "contrastive.py")
+SCRIPTS = ("lora.py", "streaming.py", "contrastive.py")
+LONGEST = ("digits.py", "transformer.py", "gan.py", "fine_tuning.py")
 BRIEFLY = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*SCRIPTS, *(pytest.param(script, marks=pytest.mark.longest) for script in LONGEST)])
 def test_an_example_passes_verify(script, examples, tmp_path, require):
     if script == "fine_tuning.py":
         missing = importlib.util.find_spec("transformers") is None

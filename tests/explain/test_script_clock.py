@@ -63,6 +63,23 @@ def test_of_all_parameters_it_listens_to_that_which_has_its_gradient_last(clock)
     assert hooked(model) == []
 
 
+def test_a_backward_pass_that_is_given_to_the_optimizer_as_a_closure_is_timed_too(clock):
+    model, optimizer = make()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        time.sleep(0.002)
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    assert clock.num_steps == 5
+    assert len(clock.history()["newest"]) == 4
+    assert all(waited_s >= 0.002 for _, waited_s in clock.history()["newest"])
+
+
 def test_optimizers_that_act_on_the_same_gradients_make_one_step(clock):
     model, _ = make()
     pair = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]

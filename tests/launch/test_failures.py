@@ -349,3 +349,13 @@ def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, s
         )
     assert read_pids(tmp_path)
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
+
+
+def test_what_is_shown_of_a_crash_is_of_the_script_alone(run_warm):
+    (failure,) = run_warm(
+        "import os, time\ntime.sleep(0.7)  # a look of the black box\nos.abort()", nproc=1
+    ).outcome.failures
+    assert failure.kind == "SIGABRT"
+    assert 'script.py", line 3 in <module>' in failure.text
+    assert "lockstep" not in failure.text
+    assert '"<string>"' not in failure.text

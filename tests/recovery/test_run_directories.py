@@ -1,4 +1,4 @@
-"""Which run a command goes on with: its own that was interrupted, and no other."""
+"""Which run a command resumes: its own that was interrupted, and no other."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def test_the_same_command_goes_on_in_its_directory_at_any_number_of_processes_un
     assert lab.resumes(lab.directory / "runs" / "plain-1")[-1] > 0, f"seed {seed}\n{ended}"
     assert "run runs/plain-1 resumes after step" in ended.out
     ended = lab.run(PLAIN, run_dir=None)
-    assert (ended.words, runs(lab)) == (undisturbed(), ["plain-1", "plain-2"]), "a run that has ended is not gone on with"
+    assert (ended.words, runs(lab)) == (undisturbed(), ["plain-1", "plain-2"]), "a run that has ended is not resumed"
     assert "goes on" not in ended.out
 
 

@@ -37,6 +37,7 @@ def costs(**changes):
         "fetch_s": 0.020,
         "fetch_cpu_s": 0.002,
         "longest_fetch_s": 0.025,
+        "fetch_spread": 0.1,
         "worker_s": 0.021,
         "receive_s": 0.0003,
         "start_s": 0.05,
@@ -134,6 +135,10 @@ def test_a_stream_is_read_in_one_worker_at_most():
 def test_a_search_ends_where_nothing_is_left_to_gain():
     search = Search(told := costs(), Loading(workers=0, prefetch=2))
     assert len(run(search, lambda workers: told.step_s)) == 1
+
+
+def test_batches_of_uneven_length_need_more_workers():
+    assert best_workers(costs(fetch_s=0.1, worker_s=0.1, fetch_spread=1.0)) > best_workers(costs(fetch_s=0.1, worker_s=0.1))
 
 
 def test_workers_fetch_further_ahead_where_some_batches_take_long_and_there_is_room():

@@ -30,7 +30,7 @@ def digest_of(script: Path | None) -> str:
 def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
     """The newest comparison in ``out``, ``out-2``, ... if it is this one, as far as it has come; else None, and why not.
 
-    Nothing is said where there is nothing to go on with: none was begun, or it is complete.
+    Nothing is said where there is nothing to resume: none was begun, or it is complete.
     """
     directory = latest_directory(out)
     if directory is None or not (directory / FILE_NAME).exists():
@@ -53,12 +53,12 @@ def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[bool]:
-    """Keep others from going on with the comparison in a directory: it runs here. Yields whether nobody else holds it."""
+    """Keep others from resuming the comparison in a directory: it runs here. Yields whether nobody else holds it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or no locks here: then nobody goes on with what may be running
+        except OSError:  # held, or no locks here: then nobody resumes what may be running
             yield False
         else:
             yield True

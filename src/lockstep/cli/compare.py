@@ -31,7 +31,7 @@ Examples:
       every method that this machine can run
   lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
       three methods, both ddp ones with 2 and 4 processes: five rows
-  lockstep compare --methods ddp,ddp@torchrun --timeout-per-method 600 -m package.train
+  lockstep compare --methods ddp,ddp@torchrun -m package.train
       the same method with two launchers, for a module
   lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
       arguments after the script are passed to it
@@ -61,9 +61,8 @@ Examples:
     "--rounds",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     metavar="N",
-    help="Times that each row runs, in turn with the others: what differs by noise only is told from what does not.",
+    help="Number of times that each row runs, in turn with the others, to tell differences from noise.  [default: 3]",
 )
 @click.option("--fresh", is_flag=True, help="Start over even if this comparison was interrupted and could be resumed.")
 @options_of_studies(
@@ -80,7 +79,7 @@ def command(
 
     Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
-    a sentence a row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
+    a sentence per row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
     same as report.html, comparison.png and results.json, and the directory and output of every run.
 
     The same command resumes a comparison that was interrupted.

@@ -28,23 +28,31 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
 
-_EPILOG = """\
+_EPILOG = """
+\b
 Examples:
-  lockstep doctor                                  this machine, and the exchange between two of its processes
-  lockstep doctor --nproc 4 --run-dir /data/run1   for four processes, and a run in that directory
-  lockstep doctor train.py --epochs 1              also: does the loader of train.py keep up?
+  lockstep doctor
+      this machine, and the exchange between two of its processes
+  lockstep doctor --nproc 4 --run-dir /data/run1
+      for four processes, and a run in that directory
+  lockstep doctor train.py --epochs 1
+      also: does the loader of train.py keep up?
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
-  lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0   on host0; on the other, with --node-rank 1
-  srun --nodes 2 --ntasks-per-node 1 lockstep doctor             all machines of a Slurm job, and between them
-  lockstep run --preflight --nproc 4 train.py      the same for this machine, before training; no start after a failure
+      for other programs
+  lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
+      on host0; on the other machine, with --node-rank 1
+  srun --nodes 2 --ntasks-per-node 1 lockstep doctor
+      all machines of a Slurm job, and between them
+  lockstep run --preflight --nproc 4 train.py
+      the same for this machine, before training; no start after a failure
 
-All options of lockstep run are accepted, so that its command line can be examined with one word changed.
-SCRIPT really runs, in a run directory that is thrown away: what else it writes, it writes.
+All options of lockstep run are accepted, so that its command line can be examined with one word changed. SCRIPT really runs,
+in a temporary run directory; whatever else it writes stays.
 
 Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
-_START_S = _MEETING_S = 60.0
+_START_S = _RENDEZVOUS_S = 60.0
 _SHOWN = (
     *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
@@ -57,18 +65,18 @@ _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
     cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
     shown=_SHOWN,
-    examples=_EPILOG,
+    epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
 @options_from(LaunchOptions, RunConfig)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a finding, with all values.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=5.0,
-    metavar="S",
-    help="How long steps of SCRIPT are measured.  [default: 5]",
+    metavar="SECONDS",
+    help="Time for which steps of SCRIPT are measured, in seconds.  [default: 5]",
 )
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -125,7 +133,7 @@ def _with_other_launchers(
         max_restarts=0,
         attach=None,
     )
-    of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
+    of_hosts = {"timeout_s": _RENDEZVOUS_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
         path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
@@ -152,8 +160,8 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
 
 
 def _apart(error: LockstepError) -> Finding:
-    verdict = fail(f"the processes did not meet: {error}", "the message tells who is missing, or what is in the way")
-    return dataclasses.replace(verdict, check="meeting")
+    verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
+    return dataclasses.replace(verdict, check="rendezvous")
 
 
 class _Progress:

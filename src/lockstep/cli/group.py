@@ -25,7 +25,7 @@ VERBS = {
         "lockstep.cli.diff:command",
         "Find the first step in which two runs differ, and what else differs between them.",
     ),
-    "replay": ("lockstep.cli.replay:command", "Take any step of a run again, to the bit, and look into it."),
+    "replay": ("lockstep.cli.replay:command", "Replay any step of a run, to the bit, and show what was computed in it."),
     "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
 }

@@ -45,11 +45,10 @@ def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 class GroupedCommand(click.Command):
     """A command whose help groups options under headings, and whose options may be abbreviated, as torchrun's: ``--nnode``."""
 
-    def __init__(self, *args: Any, kinds: Sequence[type], examples: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, kinds: Sequence[type], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._groups = {name: option.group for kind in kinds for name, option in options_of(kind).items()}
         self._order = list(self._groups)
-        self._examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -81,10 +80,6 @@ class GroupedCommand(click.Command):
         with formatter.section("Other"):
             formatter.write_dl(list(records.values()))
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        formatter.write("\n" + self._examples)
-
 
 class ShortHelp(GroupedCommand):
     """Shows the options of ``lockstep run`` that matter to a command; the others are accepted.
@@ -101,8 +96,8 @@ class ShortHelp(GroupedCommand):
         """See click."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        own = [name for name in records if name not in self._groups]
-        for title, names in (("Options", own), ("Options of lockstep run, such as", self._shown)):
+        of_command = [name for name in records if name not in self._groups]
+        for title, names in (("Options", of_command), ("Options of lockstep run, such as", self._shown)):
             with formatter.section(title):
                 formatter.write_dl([records[name] for name in names])
 

@@ -35,11 +35,11 @@ _EPILOG = """
 \b
 Examples:
   lockstep replay runs/train-1 --step 1234
-      on one process, from the newest checkpoint before it: losses, samples, gradient norms, learning rates
+      its losses, samples, gradient norms and learning rates, on one process
   lockstep replay runs/train-1 --step nan --blame
       the first step with a NaN, and which sample made it
-  lockstep replay runs/train-1 --step worst-loss --shard 2 --samples --out batch.pt
-      the step with the largest loss: all samples of a shard, and its batch in a file for torch.load
+  lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
+      the step with the largest loss: one shard, its batch in a file
   lockstep replay runs/train-1 --step first-difference runs/train-2
       the first step in which two runs differ
   lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
@@ -66,17 +66,34 @@ class _Program:
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("against", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--step", required=True, metavar="N", help="The step to look at: a number, nan, worst-loss, or first-difference."
+    "--step", required=True, metavar="N", help="The step to replay: a number, nan, worst-loss, or first-difference."
 )
-@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to look at.  [default: N]")
-@click.option("--shard", type=click.IntRange(min=0), metavar="S", help="Look at one shard only, and its own gradient.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to replay.  [default: N]")
+@click.option(
+    "--shard",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Replay one shard only, and show its own gradient.  [default: all]",
+)
 @click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
 @click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
-@click.option("--pdb", "debugs", is_flag=True, help="Stop in the body of the loop over batch.shards.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the batches, for torch.load.")
-@click.option("--blame", "blames", is_flag=True, help="Take the worst shard sample by sample, and name those to blame.")
-@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="A changed script.  [default: the run's]")
-@click.option("--from-start", is_flag=True, help="Begin at the run's beginning, not at a checkpoint.")
+@click.option("--pdb", "debugs", is_flag=True, help="Stop in the debugger, in the body of the loop over batch.shards.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the batches of the steps in this file, for torch.load.",
+)
+@click.option(
+    "--blame", "blames", is_flag=True, help="Replay the worst shard sample by sample, and name the samples to blame."
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Script to run, for example a changed one.  [default: the run's]",
+)
+@click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     run: Path,
@@ -93,7 +110,7 @@ def command(
     from_start: bool,
     as_json: bool,
 ) -> int:
-    """Take a step of the run in the directory RUN again, on one process, and show what was computed in it.
+    """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
     It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
     digests are the run's: they are if the run was given shards=, however many processes it had.

@@ -24,7 +24,7 @@ Examples:
   lockstep stacks runs/train-2
       who waits, who is missing, and where in the code
   lockstep stacks
-      the same of what `lockstep run` has started here and that still runs: also of scripts that know nothing of lockstep
+      what `lockstep run` has started here, also of unchanged torchrun scripts
   watch lockstep stacks runs/train-2
       the same every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
@@ -37,8 +37,10 @@ outlives the process, so a rank that was killed can be asked as well.
 
 @click.command("stacks", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run_dir", metavar="[RUN_DIR]", type=click.Path(path_type=Path), required=False)
-@click.option("--pid", type=int, metavar="PID", help="Of the `lockstep run` process, if there are several.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a rank.")
+@click.option(
+    "--pid", type=int, metavar="PID", help="Process id of one `lockstep run`, if several run.  [default: all of them]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
 def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
@@ -111,5 +113,9 @@ def _as_json(report: RankReport) -> dict[str, object]:
         "waiting": report.is_waiting,
         "says": report.describe(),
         "still_s": report.still_s,
-        **{key: record[key] for key in ("doing", "collective", "stack", "time_s")},
+        **{
+            key: record[key]
+            for key in ("doing", "collective", "stack", "time_s", "begun", "recent", "steps")
+            if key in record
+        },
     }

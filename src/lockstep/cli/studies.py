@@ -20,10 +20,10 @@ from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.cli.words import span
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import span
 
 Command = Callable[..., None]
 
@@ -94,7 +94,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
 
 
 def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
-    """Run a study that has begun, or go on with it, and report on it. The process ends here if that was interrupted.
+    """Run a study that has begun, or resume it, and report on it. The process ends here if that was interrupted.
 
     Args:
         study: what was planned, with a directory for its results.

@@ -32,13 +32,17 @@ from lockstep.tuning.request import TuningRequest, has_result, read_result, read
 from lockstep.tuning.tuned import Situation, Tuned, read
 from lockstep.world import TUNE
 
-_EPILOG = """\
+_EPILOG = """
+\b
 Examples:
-  lockstep tune train.py                           one process: how many loader workers, and is it worth it?
-  lockstep tune --nproc 4 train.py --epochs 9      for a run of four processes, with the script's own arguments
-  lockstep run --tuned train.tuned.json train.py   a run with the settings that were found
+  lockstep tune train.py
+      one process: how many loader workers, and is it worth it?
+  lockstep tune --nproc 4 train.py --epochs 9
+      for a run of four processes, with the script's own arguments
+  lockstep run --tuned train.tuned.json train.py
+      a run with the settings that were found
 
-SCRIPT really trains meanwhile, in a run directory that is thrown away; what else it writes, it writes. It is timed on batches
+SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
 that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
 most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
 
@@ -61,7 +65,7 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
     shown=_SHOWN,
-    examples=_EPILOG,
+    epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
@@ -76,8 +80,8 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     "--seconds",
     type=click.FloatRange(min=0.05),
     default=0.5,
-    metavar="S",
-    help="How long steps are timed under each setting, each time; more on a noisy machine.  [default: 0.5]",
+    metavar="SECONDS",
+    help="Time for which steps are timed under each setting, each time, in seconds; more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--limit",
@@ -85,7 +89,7 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     metavar="SECONDS",
-    help="Time limit for the whole measurement.  [default: 600]",
+    help="Time limit for the whole measurement, in seconds.  [default: 600]",
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -188,14 +192,13 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
     if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
         return result
     if record.status == "failed":
-        raise LaunchError(
-            f"the script failed: {record.reason}. lockstep run shows the error in full\n{record.error}".rstrip()
-        )
+        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
     if record.status == "timeout":
         raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
         raise LaunchError(
-            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (docs/loop.md)"
+            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
+            "writes one that does)"
         )
     raise LaunchError(
         "the script ended before its loader was measured: it takes too few steps, or leaves its loop early, or prepares no "

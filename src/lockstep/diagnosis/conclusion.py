@@ -168,7 +168,7 @@ _AROSE: Mapping[str, str] = {
     "before the model": "inside a shard, before the model: its input differs",
     "after the model": "inside a shard, after the model: its output is the same",
     "backward": "in the backward pass: the loss is the same",
-    "exchange": "where gradients meet: those of each shard are the same",
+    "exchange": "where gradients are reduced: those of each shard are the same",
     "update": "after batch.shards, in the update: the gradients are the same",
     "beginning": "before the first step",
     "evaluation": "in the evaluation: the weights are the same",

@@ -126,7 +126,7 @@ def judge(*, error: str, joined: bool, num_steps: int, splits: Sequence[Split], 
     if not joined:
         return warn(
             "not measured: the script has not called lockstep.join(), so nothing tells where its time goes",
-            "port it (docs/loop.md), or see torch.profiler",
+            "port it (`lockstep new` writes a script that does), or see torch.profiler",
         )
     if num_steps == 0:
         return warn(f"not measured: the script took too few steps within {limit_s:g} s", "give it longer: --seconds")

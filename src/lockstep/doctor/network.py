@@ -50,14 +50,14 @@ def look_at_name(situation: Situation) -> dict[str, Any]:
     """What this machine's name means here, and the name at which the machines meet."""
     name = socket.gethostname()
     addresses, error = resolve(name)
-    meeting = situation.nodes.host if situation.nodes else None
+    endpoint = situation.nodes.host if situation.nodes else None
     return {
         "name": name,
         "addresses": addresses,
         "error": error,
         "local": own_addresses(),
-        "meeting": meeting,
-        "meeting_error": resolve(meeting)[1] if meeting else "",
+        "endpoint": endpoint,
+        "endpoint_error": resolve(endpoint)[1] if endpoint else "",
         "has_several_hosts": situation.has_several_hosts,
     }
 
@@ -68,14 +68,14 @@ def judge_name(
     addresses: Sequence[str],
     error: str,
     local: Sequence[str],
-    meeting: str | None,
-    meeting_error: str,
+    endpoint: str | None,
+    endpoint_error: str,
     has_several_hosts: bool,
 ) -> Finding:
     """Whether the name resolves to an address of this machine; one machine alone can do without."""
     verdict = fail if has_several_hosts else warn
-    if meeting_error:
-        return fail(f"{meeting}, where the machines meet, does not resolve here: {meeting_error}", _SETS_NAME)
+    if endpoint_error:
+        return fail(f"{endpoint}, the rendezvous endpoint, does not resolve here: {endpoint_error}", _SETS_NAME)
     if error:
         return verdict(f"{name} does not resolve here: {error}; Gloo and PyTorch's store look it up", _SETS_NAME)
     foreign = [address for address in addresses if address not in local and not is_loopback(address)]
@@ -118,7 +118,7 @@ def look_at_ports(situation: Situation) -> dict[str, Any]:
 def judge_ports(
     *, port: int | None, error: str, is_ours: bool, first: int, last: int, num_free: int, num_processes: int
 ) -> Finding:
-    """Whether there are ports for the meeting and for connections."""
+    """Whether there are ports for the rendezvous and for connections."""
     if error:
         return (fail if is_ours else warn)(
             f"port {port} cannot be had: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"

@@ -27,8 +27,8 @@ from lockstep.machine.sizes import counted
 from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
 from lockstep.world import read_environment
 
-MEETING = "meeting"
-_MEETING_S = 60.0
+RENDEZVOUS = "rendezvous"
+_RENDEZVOUS_S = 60.0
 """For how long hosts wait for each other."""
 
 
@@ -60,7 +60,7 @@ def compare(member: exchange.Member, situation: Situation, here: Sequence[Findin
     measured = exchange.measure(member)
     met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
     together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
-        (MEETING, met, {}),
+        (RENDEZVOUS, met, {}),
         ("same versions", same, {}),
         ("host names", judge_names(unknown), {"unknown": unknown}),
         ("clocks", judge_clocks(clocks), {"ahead_s": clocks}),
@@ -118,7 +118,7 @@ def meet(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], 
     Raises:
         LockstepError: they did not meet, or one was lost meanwhile.
     """
-    with exchange.join(min(situation.config.timeout_s, _MEETING_S)) as member:
+    with exchange.join(min(situation.config.timeout_s, _RENDEZVOUS_S)) as member:
         situation = replace(situation, world=member.world)
         return compare(member, situation, here), member.world.rank
 

@@ -61,11 +61,11 @@ class RankReport:
         return asdict(self)
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> RankReport:
+    def from_json(content: Mapping[str, Any]) -> RankReport:
         """What ``as_json`` made."""
-        facts = None if found["facts"] is None else Facts(**found["facts"])
-        loaders = [LoaderWorker(worker["pid"], Facts(**worker["facts"]), worker["frames"]) for worker in found["loaders"]]
-        return RankReport(**{**found, "facts": facts, "loaders": loaders})
+        facts = None if content["facts"] is None else Facts(**content["facts"])
+        loaders = [LoaderWorker(worker["pid"], Facts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]]
+        return RankReport(**{**content, "facts": facts, "loaders": loaders})
 
     @property
     def rank(self) -> int:

@@ -46,13 +46,13 @@ BUSY_BYTES = 1 << 18
 """Who reads or writes more than this between two looks is at work, at whatever line: it saves a checkpoint, say."""
 
 _PACKAGE = Path(__file__).parents[1]
-_MEETING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
+_COMMUNICATING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
 """Where the innermost frame of a rank is that waits for others."""
 
 
 def meets_at(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with these frames, innermost first, is where ranks wait for each other."""
-    return bool(stack) and any(part in str(stack[0][0]) for part in _MEETING)
+    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING)
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
@@ -129,7 +129,8 @@ class Sampler:
         global _current
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # what it has forked has no thread, and no say
             if how == "failed" and self._last:
-                record = {**self._last, "ended": how}
+                recent = recorded().recent or self._recent
+                record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
                 fits = len(json.dumps(record)) + len(json.dumps(self._error)) < SLOT_BYTES - _ROOM_BESIDE
                 self._try(lambda: self._box.write({**record, "error": self._error} if fits else record))
             else:

@@ -70,8 +70,8 @@ class ScriptClock:
         optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
         if optimizers is not None:
             self._is_compiling: Callable[[], bool] = sys.modules["torch"].compiler.is_compiling
-            self._hooks.append(optimizers.register_optimizer_step_pre_hook(self._begin))
-            self._hooks.append(optimizers.register_optimizer_step_post_hook(self._end))
+            self._hooks.append(optimizers.register_optimizer_step_pre_hook(self.before_optimizer))
+            self._hooks.append(optimizers.register_optimizer_step_post_hook(self.after_optimizer))
 
     def close(self) -> None:
         """Hear of nothing any more. Called by the main thread."""
@@ -93,7 +93,7 @@ class ScriptClock:
             "num_steps": self.num_steps,
             "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in tuple(self._newest)],
             "windows": self._windows,
-            "places": {activity: found.most_common(1)[0][0] for activity, found in places.items()},
+            "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
         }
 
     def glance(self, frame: FrameType | None) -> None:
@@ -107,7 +107,8 @@ class ScriptClock:
 
     # Called within the script's own calls: nothing may go wrong here, or take long
 
-    def _begin(self, optimizer: Any, *_: Any) -> None:
+    def before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        """Any of the process begins to act."""
         if self._is_compiling():  # nothing of this is to become a part of what is compiled
             return
         self._began_s = perf_counter()
@@ -115,22 +116,25 @@ class ScriptClock:
             with contextlib.suppress(Exception):
                 self._learn(optimizer)
 
-    def _end(self, *_: Any) -> None:
+    def after_optimizer(self, *_: Any) -> None:
+        """It has acted."""
         if self._is_compiling():
             return
         before_s, self._left_s = self._left_s, perf_counter()
         if self._ready_s and self._ready_s <= before_s:
             return
         self.num_steps += 1
-        if before_s and self._began_s > self._ready_s > before_s:
-            waited_s = self._began_s - self._ready_s
+        if before_s and self._ready_s > before_s:
+            # The backward pass may be the optimizer's, given as a closure: then it acts within what counts as waiting.
+            waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
             step = (self._left_s - before_s - waited_s, waited_s)
             self._steps.append(step)
             self._newest.append(step)
         if self.num_steps % WINDOW == 0:
             self._close_window()
 
-    def _ready(self, _: Any) -> None:
+    def note_gradient(self, _: Any) -> None:
+        """That which is the last of a backward pass is there."""
         self._ready_s = perf_counter()
 
     def _close_window(self) -> None:
@@ -160,7 +164,7 @@ class ScriptClock:
             hook.remove()
         if lesson.last is not None:
             self._ready_s = max(self._ready_s, lesson.ready_s)
-            self._hooks.append(lesson.last.register_post_accumulate_grad_hook(self._ready))
+            self._hooks.append(lesson.last.register_post_accumulate_grad_hook(self.note_gradient))
 
 
 class _Lesson:

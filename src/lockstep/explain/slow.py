@@ -9,10 +9,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from lockstep.explain.split import ACTIVITIES
 
 _WINDOW = 20
+_BUSY = itemgetter(-1)
 SLOW = 1.2
 """How many times as busy as the median of the others a rank is that is called slow."""
 NEARLY_ALWAYS = 0.8
@@ -84,14 +86,14 @@ class SlowRanks:
 
 
 def busy_of(rows: Sequence[Sequence[float]]) -> list[float]:
-    """For how long each rank was busy in a phase."""
-    return [data + forward + backward + script for _, data, forward, backward, script in rows]
+    """For how long each rank was busy in a phase: in every step, so not by Python code for each of hundreds of ranks."""
+    return list(map(_BUSY, rows))
 
 
 def _may_be_slow(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> bool:
     """Whether one rank was busy for longest in nearly all phases: with many ranks the rest of ``judge`` takes time."""
-    longest = Counter(busy.index(max(busy)) for _, busy in window)
-    return longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
+    longest = Counter(busy.index(most) for _, busy in window if busy.count(most := max(busy)) == 1)
+    return bool(longest) and longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
 
 
 def judge(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> SlowRank | None:

@@ -45,7 +45,7 @@ class StepClock(Listener):
         overlapping: asked after each backward pass.
         held_s: for how long training has stood still for checkpoints, up to now.
         tell: called at the end of each phase with what all ranks were busy with since the phase before: for each rank, its
-            samples and the seconds of each of ``ACTIVITIES``; and the sums of these seconds. The same on every rank.
+            samples, the seconds of each of ``ACTIVITIES`` and their sum; and these sums. The same on every rank.
         device: of this process; a GPU has a clock of its own.
     """
 
@@ -222,7 +222,7 @@ class StepClock(Listener):
         backward = now[BACKWARD] - before[BACKWARD]
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
-        return [float(self._num_samples), data, forward, backward, script]
+        return [float(self._num_samples), data, forward, backward, script, self._busy_s]
 
     def computed(self) -> None:
         """This rank has waited for its GPU, which runs behind the script. Local."""

@@ -83,7 +83,7 @@ def who_waits(
         reports: of the ranks.
         run_dir: what ``lockstep stacks`` is to be asked for; empty: it needs nothing.
         is_here: it shows the ranks of the machine that it is called on alone.
-        is_over: the ranks have waited in vain. Else those that they wait for may be at work, or in a debugger.
+        is_over: the ranks have timed out. Else those that they wait for may be at work, or in a debugger.
     """
     reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
     waiting = [report for report in reports if report.is_waiting]

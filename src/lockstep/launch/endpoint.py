@@ -1,4 +1,4 @@
-"""Where the launchers of several machines meet, as this machine finds it."""
+"""Where the launchers of several machines have their rendezvous, as this machine finds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.machine.addresses import (
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """This machine's side of where the nodes meet."""
+    """This machine's side of the rendezvous."""
 
     nodes: Nodes
     secret: SharedSecret
@@ -37,7 +37,7 @@ class Endpoint:
 
 
 def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
-    """Look where the nodes meet, and listen there if that is here.
+    """Look up the rendezvous endpoint, and listen there if that is here.
 
     Raises:
         ConfigError: there is no such host, it should be this machine and is not, or the port is in use.
@@ -61,8 +61,8 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
             return dataclasses.replace(elsewhere, own_address=address)  # another node's, or launcher's on this machine
         if is_foreign:
             raise ConfigError(
-                f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the nodes meet "
-                "at node 0. Start node 0 on that machine, or give an address of this one"
+                f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the rendezvous "
+                "is at node 0. Start node 0 on that machine, or give an address of this one"
             ) from error
         raise ConfigError(
             f"node 0 cannot listen at {nodes.endpoint} ({error.strerror}): another run or program has that port. Give all "
@@ -102,7 +102,7 @@ def introduce(endpoint: Endpoint) -> None:
     who = f"node {nodes.node_rank} of {nodes.count}" if nodes.node_rank is not None else f"one of {nodes.count} nodes"
     name = f"lockstep: {socket.gethostname()} is {who}"
     if endpoint.listener is None:
-        print(f"{name}, and meets the others at {nodes.endpoint}", file=sys.stderr, flush=True)
+        print(f"{name}, and joins the rendezvous at {nodes.endpoint}", file=sys.stderr, flush=True)
         return
     where = listening(nodes.host, endpoint.listens_at, nodes.port)
-    print(f"{name}, and keeps the store where they meet: it {where}", file=sys.stderr, flush=True)
+    print(f"{name}, and keeps the rendezvous store: it {where}", file=sys.stderr, flush=True)

@@ -16,6 +16,8 @@ from pathlib import Path
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 
 _LAUNCH_DIR = str(Path(__file__).parent)
+_SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
+_FAULT_LINE = re.compile(r'  File "(.*)", line \d+ in ')
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = (
@@ -68,7 +70,7 @@ class Failure:
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
     waited: str = ""
-    """Who waited for whom when this rank had done so in vain, and what those did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what those did (``watching``)."""
     remark: str = ""
     """What else is known: the likely cause and a remedy (``causes``), and what it was last seen at."""
 
@@ -150,7 +152,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         end: of its program, if that has ended well before.
     """
     text, has_waited = "", end is not None and status == 1
-    if has_waited:  # as an exit handler of ours ends it that has waited for the others in vain
+    if has_waited:  # as an exit handler of ours ends it whose wait for the others timed out
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
@@ -162,7 +164,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         message = _SIGNAL_WORDS.get(-status, "ended by a signal")
         exit_status = 128 - status
         fault = fault_path(private_dir, rank)
-        text = fault.read_text(encoding="utf-8", errors="replace") if fault.exists() else ""
+        text = _without_ours(fault.read_text(encoding="utf-8", errors="replace")) if fault.exists() else ""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -228,7 +230,7 @@ def early_end(
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not reported or not all(map(has_waited_in_vain, reported)):
+    if not reported or not all(map(lacked_peers, reported)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
@@ -242,7 +244,7 @@ def early_end(
     return from_early_end(rank, known[rank])
 
 
-def has_waited_in_vain(failure: Failure) -> bool:
+def lacked_peers(failure: Failure) -> bool:
     """Whether a rank seems to have failed only because others did not take part: within the timeout, or any more."""
     # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
     # thread that was running only if it is one of Python's.
@@ -274,13 +276,13 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
     return "\n\n".join(parts)
 
 
-def _beside(first: str, other: str) -> str:
+def _beside(first: str, later: str) -> str:
     """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
-    if first == other:
+    if first == later:
         return "the same error"
-    pairs = zip(reversed(first), reversed(other), strict=False)
+    pairs = zip(reversed(first), reversed(later), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return f"{other[:-shared]} (and on as above)" if shared >= _SHARED_END else other
+    return f"{later[:-shared]} (and on as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:
@@ -312,6 +314,15 @@ def traceback_of(error: BaseException) -> str:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return _NOISE.sub("", "".join(traceback.format_exception(type(error), error, trace)))
+
+
+def _without_ours(fault: str) -> str:
+    """What faulthandler has written of a process, without the thread of its black box, and what has started its script."""
+    threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
+    return "\n\n".join(
+        "\n".join(line for line in thread.split("\n") if not ((at := _FAULT_LINE.match(line)) and _is_ours(at[1])))
+        for thread in threads
+    )
 
 
 def _is_ours(filename: str) -> bool:

@@ -42,7 +42,7 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
     else:
-        beside = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        beside = [str(neighbour) for neighbour in path.parent.glob("*.py")] if path.parent.is_dir() else []
         if near := difflib.get_close_matches(target, beside, n=1):
             hint = f". Did you mean {near[0]}?"
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
@@ -70,7 +70,7 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod, debug_level = False, None, None
+    has_optimizer, own_horovod, store_client, debug_level = False, None, None, None
     guesses = []
     if source is not None:
         read = Source.read(source)
@@ -90,6 +90,9 @@ def check_script(
                 starter = spawning or alone
                 how = "--spawns no" if spawning else "--nproc-per-node N"
                 guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
+        store_client = read.store_client(root) if starter is None else None
+        if store_client is not None:
+            guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
         if pass_local_rank == "auto" and starter is None:
             option, where = read.local_rank_option(root) or (None, "")
             if option:
@@ -105,6 +108,7 @@ def check_script(
         is_executable=is_executable,
         own_horovod=own_horovod,
         has_optimizer=has_optimizer,
+        is_store_client=store_client is not None,
         debug_level=debug_level,
         guesses=tuple(guesses),
     )

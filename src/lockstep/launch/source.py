@@ -101,6 +101,23 @@ class Source:
         starts = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
         return f"{self.path}, line {calls[starts[0]]}," if starts and "lockstep.join" not in calls else None
 
+    def store_client(self, root: Path) -> str | None:
+        """Where the script, or a file under ``root`` that it imports, is a client of a store that its launcher serves; None:
+        nowhere, or it may serve one itself. (torchft's ``Manager`` is such a client.)"""
+        calls = self._calls()
+        if any(name in ("lockstep.join", "torch.distributed.init_process_group") for _, name in calls):
+            return None
+        stores = [node for node, name in calls if name == "torch.distributed.TCPStore"]
+        if stores:
+            return None if any(map(_may_serve, stores)) else f"TCPStore in {self.path}, line {stores[0].lineno}"
+        for source in (self, *self._imported(root, about=b"torchft")):
+            for node in ast.walk(source.tree):
+                imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                imported += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                if any(name.partition(".")[0] == "torchft" for name in imported):
+                    return f"torchft in {source.path}, line {getattr(node, 'lineno', 0)}"
+        return None
+
     def asks_launcher(self, root: Path) -> bool:
         """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
         return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))
@@ -253,6 +270,13 @@ def _options_in(node: ast.AST) -> Iterator[str]:
 
 def _has_rank(call: ast.Call) -> bool:
     return any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) >= 5
+
+
+def _may_serve(store: ast.Call) -> bool:
+    """Whether a ``TCPStore`` may be the one that listens: its fourth argument, ``is_master``."""
+    is_master = next((keyword.value for keyword in store.keywords if keyword.arg == "is_master"), None)
+    is_master = store.args[3] if len(store.args) > 3 else is_master
+    return is_master is not None and getattr(is_master, "value", None) is not False
 
 
 def _asks(tree: ast.Module) -> bool:

@@ -35,7 +35,7 @@ SAVING_GRACE_S = 30.0
 """The same where a worker handles the signal that the launcher was stopped by: it may have a state to save.
 
 Runs that ``lockstep.join`` has made get as long as ``--timeout`` if that is more: their step is ended first, an evaluation too,
-and within that time a rank that waits for others in vain ends with an error anyway. (It is the last resort: whoever has sent
+and within that time a rank that waits for others times out anyway. (It is the last resort: whoever has sent
 the signal has a limit of his own. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
 ``--signal=USR1@120`` leaves 120 s.)
 """
@@ -280,8 +280,8 @@ class _Watch:
     def _explained(self, failure: Failure) -> Failure:
         """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
         rank = failure.rank
-        if failures.has_waited_in_vain(failure):
-            echoes = [peer for peer, known in self.failures.items() if failures.has_waited_in_vain(known)]
+        if failures.lacked_peers(failure):
+            echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
         was_killed = failure.exit_status > 128 and not failure.text

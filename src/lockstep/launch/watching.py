@@ -64,7 +64,7 @@ class Watching:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
 
         Args:
-            echoes: ranks that have just failed, because they waited in vain: as if they still did.
+            echoes: ranks that have just failed, because they timed out: as if they still did.
         """
         text: str | None = None
         if self._speaks or not self._told:  # who has heard it from another machine cannot know better
@@ -111,14 +111,14 @@ class Watching:
             return
         now_s = time.time()
         records = read_records(self._dir)
-        own = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
+        waiting_here = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
         words = {} if self._exchange is None else self._exchange.heard
-        waited = tuple(sorted({*own, *(rank for word in words.values() for rank in word.waited)}))
+        waited = tuple(sorted({*waiting_here, *(rank for word in words.values() for rank in word.waited)}))
         if self._exchange is not None:
             is_asked = bool(waited) or any(word.asks for word in words.values())
             reports = [report.as_json() for report in self._reports(())] if is_asked and not self._speaks else []
             steps = [] if self._speaks else [_steps_of(record) for record in records]
-            self._exchange.say(Word(waited=own, asks=bool(waited), told=self._told, reports=reports, steps=steps))
+            self._exchange.say(Word(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
         if not self._speaks:
             self._told = words[0].told if 0 in words else ""
             return
@@ -129,9 +129,9 @@ class Watching:
         from lockstep.explain.slow_script import SlowScriptRanks
 
         self._slow = self._slow or SlowScriptRanks()
-        found = self._slow.look(records)
-        if found is not None and not self._closed.is_set():
-            say(f"WARNING: {found.describe()}")
+        slow = self._slow.look(records)
+        if slow is not None and not self._closed.is_set():
+            say(f"WARNING: {slow.describe()}")
 
     def _look_for_stuck(self, waited: tuple[int, ...]) -> None:
         before, self._waited = self._waited, waited
@@ -148,7 +148,7 @@ class Watching:
     def _reports(self, echoes: Collection[int]) -> list[RankReport]:
         """Of this machine's ranks, and of those of others that their launchers have told of.
 
-        ``echoes`` have just failed because they waited in vain: as if they still did.
+        ``echoes`` have just failed because they timed out: as if they still did.
         """
         from lockstep.explain.asking import ask, look_up
         from lockstep.explain.rank_reports import RankReport, read_reports

@@ -104,7 +104,7 @@ def outlets_for(
         track: the names.
         objects: those that the script has given, by name.
         about: the run.
-        resumed_from: the step from which an interrupted run goes on; None: it is new.
+        resumed_from: the step from which an interrupted run resumes; None: it is new.
     """
     if track is None:
         return [Board(about.run_dir, resumed_from)]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from lockstep.plan.loading import Loading
 
-_SPARE = 1.15
-"""Workers are reckoned so much slower than measured: their batches do not take equally long."""
+_SPARE, _SPARE_OF_SPREAD = 1.1, 0.3
+"""Workers are reckoned so much slower than measured, and by so much of the spread of their batches: who waits for a long one
+does not catch up with it."""
 _NEAR = 1.03
 """Fewer workers are preferred to a step that is at most so many times as fast."""
 _FURTHER = 0.25
@@ -32,7 +33,9 @@ class Costs:
     fetch_cpu_s: float
     """Processor time of that: what is left is waiting, for a disk say, and needs no core."""
     longest_fetch_s: float
-    """The longest of those that were timed."""
+    """The longest of those that were timed, but for one."""
+    fetch_spread: float
+    """Their standard deviation divided by their mean."""
     worker_s: float
     """Time between two batches of one loader worker that never waits."""
     receive_s: float
@@ -72,7 +75,8 @@ def predict_s(costs: Costs, workers: int) -> float:
         return costs.step_s + costs.fetch_s
     overhead_s = max(0.0, costs.worker_s - costs.fetch_s)  # of handing over a batch, which is work
     cpu_s = costs.step_cpu_s + costs.receive_s + costs.fetch_cpu_s + overhead_s
-    running_s = max(costs.step_s + costs.receive_s, _SPARE * costs.worker_s / workers, cpu_s / costs.cores)
+    spare = _SPARE + _SPARE_OF_SPREAD * costs.fetch_spread
+    running_s = max(costs.step_s + costs.receive_s, spare * costs.worker_s / workers, cpu_s / costs.cores)
     starting_s = costs.start_s * (1 + _FURTHER * (workers - 1)) + costs.worker_s
     return running_s + (starting_s / costs.num_steps if costs.num_steps else 0.0)
 
@@ -94,9 +98,8 @@ def loading_with(costs: Costs, workers: int, present: Loading) -> Loading:
     there is room in shared memory."""
     prefetch = present.prefetch or _LEAST_PREFETCH
     if workers > 0:
-        wanted = math.ceil(costs.longest_fetch_s / (workers * max(costs.step_s, 1e-6)))
-        if costs.longest_fetch_s < 3 * costs.fetch_s:  # they take about equally long
-            wanted = _LEAST_PREFETCH
+        step_s = max(costs.step_s, costs.worker_s / workers, 1e-6)
+        wanted = math.ceil(costs.longest_fetch_s / (workers * step_s))
         room = _MOST_PREFETCH
         if costs.room_bytes is not None and costs.batch_bytes:
             room = int(costs.room_bytes / (2 * workers * costs.batch_bytes))

@@ -68,13 +68,14 @@ class Search:
     def _fallback(self) -> list[int]:
         """Where more workers than cores were tried, and are far from what was reckoned: the disk, say, serves only so many at a
         time. Then as many as there are cores beside the training process."""
-        cores = self._costs.cores
-        disappoints = [
-            workers > cores and step_s > _FAR * predict_s(self._costs, workers)
+        fallback = max(1, int(self._costs.cores) - 1)
+        reckoned_s = predict_s(self._costs, fallback)
+        is_far = [
+            (loading.workers or 0) > self._costs.cores
+            and step_s > max(reckoned_s, _FAR * predict_s(self._costs, loading.workers or 0))
             for loading, step_s in self.tried.items()
-            if (workers := loading.workers or 0)
         ]
-        return [max(1, int(cores) - 1)] if disappoints and all(disappoints) else []
+        return [fallback] if all(is_far) else []
 
     def _around(self, workers: int) -> list[int]:
         """Neighbours of a number of workers, the more promising one first."""

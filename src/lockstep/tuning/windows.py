@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Generator, Iterable, Iterator
 from time import perf_counter, process_time
 from typing import Any, NamedTuple, TypeVar
@@ -187,7 +188,8 @@ class Windows:
         return Fetched(
             each_s=took_s / len(times_s),
             cpu_s=cpu_s / len(times_s),
-            longest_s=max(times_s),
+            longest_s=sorted(times_s)[-2],  # one may have been held up by something else
+            spread=statistics.pstdev(times_s) / max(statistics.mean(times_s), 1e-9),
             start_s=max(0.0, first_s - took_s / len(times_s)) + perf_counter() - ending_s,
             deals=deals,
         )
@@ -200,6 +202,8 @@ class Fetched(NamedTuple):
     cpu_s: float
     """Processor time of the training process for each."""
     longest_s: float
+    spread: float
+    """Standard deviation divided by mean."""
     start_s: float
     """Time to begin and to end a pass, beside that of its batches."""
     deals: list[Deal]

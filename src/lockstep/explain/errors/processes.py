@@ -1,4 +1,4 @@
-"""Processes that cannot meet, and loader workers that are gone."""
+"""Processes that cannot join a rendezvous, and loader workers that are gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _no_group(match: re.Match[str], scene: Scene) -> str:
 def _address_in_use(match: re.Match[str], scene: Scene) -> str:
     port = int(match["port"])
     return (
-        f"Rank 0 cannot listen on port {port}, where the ranks are to meet: {_holder(port)}. So no rank can start. Mostly "
+        f"Rank 0 cannot listen on port {port}, the ranks' rendezvous endpoint: {_holder(port)}. So no rank can start. Mostly "
         "that is another run on this machine with the same MASTER_PORT, or one that was killed and has left a process "
         "behind. Let `lockstep run` or `torchrun --standalone` choose the port, set MASTER_PORT to a free one, or end that "
         "process."

@@ -48,7 +48,7 @@ class StoreLostError(LaunchError):
 
 
 class NodeAgent(SimpleElasticAgent):
-    """Starts this machine's workers whenever the nodes have met, and has them meet again when one comes, goes or fails.
+    """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
     Whether they do is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on each
     node by itself, is told through the number of restarts that it believes to be left.
@@ -146,13 +146,13 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 super()._initialize_workers(worker_group)
                 break
-            except DistStoreError as error:  # a wait for another node was in vain, and the store said so: it is there
+            except DistStoreError as error:  # a wait for another node timed out, and the store said so: it is there
                 self._in_round.close()
                 whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
                 why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
                 if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
-                say(f"{why}. The others meet again")
+                say(f"{why}. The others join a new rendezvous")
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Called by torchelastic when the nodes have met."""
@@ -350,13 +350,13 @@ class NodeAgent(SimpleElasticAgent):
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
-                f"And {endpoint}, which keeps the store where the nodes meet, {reason}",
+                f"And {endpoint}, which keeps the rendezvous store, {reason}",
                 causes[0].exit_status or 1,
             )
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Called by torchelastic before the nodes meet again. They have ended by then."""
+        """Called by torchelastic before the nodes start a new rendezvous. They have ended by then."""
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

@@ -1,4 +1,4 @@
-"""Where the launchers of the nodes meet: a store, kept by one of them, which listens on one address."""
+"""Where the launchers of the nodes have their rendezvous: a store, kept by one of them, which listens on one address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STORE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """This launcher's end of where the nodes meet."""
+    """This launcher's end of the rendezvous."""
 
     endpoint: Endpoint
     timeout_s: float

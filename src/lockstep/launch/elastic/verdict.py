@@ -1,4 +1,4 @@
-"""What follows from the end of a round: do the nodes meet again, and what is the user told? Pure."""
+"""What follows from the end of a round: do the nodes start a new rendezvous, and what is the user told? Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict:
     """The same on every node that has heard of the same."""
 
     goes_on: bool
-    """Whether the nodes meet again."""
+    """Whether the nodes start a new rendezvous."""
     counts: bool
     """Whether that is one of the restarts that were allowed."""
     text: str
@@ -70,9 +70,9 @@ def judge(
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
         text, goes_on = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
-            text, goes_on = "another node has come: all meet again", True
+            text, goes_on = "another node has come: all join a new rendezvous", True
         elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
-            text, goes_on = f"the run is saved, and {hosts} leaves: the others meet again", True
+            text, goes_on = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
         return Verdict(
             goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
@@ -84,9 +84,9 @@ def judge(
             return end(*_twice(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}"), 128 + number)
         if any(machines[node].keeps_store for node in stopped):
             return end(*_twice(f"stopped by signal {number} on {host}: {without_store(host)}"), 128 + number)
-        return again(*_twice(f"{host} was stopped, and leaves: the others meet again"), counts=False)
+        return again(*_twice(f"{host} was stopped, and leaves: the others join a new rendezvous"), counts=False)
     if joins and not has_cause:
-        return again(*_twice("another node has come: all meet again"), counts=False)
+        return again(*_twice("another node has come: all join a new rendezvous"), counts=False)
     whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
     if reported and (has_cause or not lost):
         first = reported[0]
@@ -94,7 +94,7 @@ def judge(
         brief = failures.headline(first, world_size)
         brief += f" (the launcher on {machines[reporter].host} shows all)"
     elif lost and is_elastic:
-        return again(*_twice(f"{whole}: the others meet again"), counts=False)
+        return again(*_twice(f"{whole}: the others join a new rendezvous"), counts=False)
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
         why = f"\n\nlockstep: not started again: a {reported[0].kind} would only come again" if max_restarts else ""
@@ -105,7 +105,7 @@ def judge(
         whole += f". {_GOES_ON}" if lost and not has_cause else ""
         why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
         return end(whole + why, brief, status)
-    count = f"restart {used + 1} of {max_restarts}: all nodes meet again"
+    count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
 
 
@@ -125,7 +125,7 @@ def _lost_words(lost: Sequence[Machine]) -> str:
 def without_store(host: str) -> str:
     """What it means that the machine is gone that keeps the launchers' store."""
     return (
-        "it kept the store where the nodes meet, and without that they cannot continue. All processes of this machine have "
+        "it kept the rendezvous store, and without that they cannot continue. All processes of this machine have "
         f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "
         "that calls lockstep.join() resumes from its newest checkpoint"
     )
