@@ -607,7 +607,8 @@ def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_n
     first, second = (numbered(slow, rank, *options, args=(1, 0)) for rank in (0, 1))
     until(lambda: (tmp_path / "asleep-0").exists())
     second.kill()
-    again = numbered(slow, 1, *options, args=(1, 0))
+    # Started as a command, so some seconds later: it waits for 20 s too, and they must not end first.
+    again = numbered(slow, 1, *options, args=(1, 0), starter=("lockstep.cli.main", "run"))
     until(
         lambda: (
             f"waits at 127.0.0.1:{numbered.port} for the others to notice that process {second.process.pid} on" in again.err
