@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lockstep.audit.auditor import Auditor
+from lockstep.audit.choice import check_strategy
+from lockstep.audit.verdict import Verdict
 from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -27,7 +30,7 @@ from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Loaded, Spent, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Aside, Loaded, Spent, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
@@ -190,10 +193,12 @@ class Parts:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
+        self.auditor = self._open_audit(watched)
+        active.append(self.auditor)
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
-        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
+        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners, self.auditor)
         self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
@@ -206,6 +211,31 @@ class Parts:
         self._announced = False
         self._say_start()
         self.sampler = self._open_black_box()
+
+    def _open_audit(self, watched: Watched) -> Auditor | None:
+        config, world = self.config, self.world
+        if config.audit == 0 or config.trace != "off":  # a trace looks into each shard itself
+            return None
+        check_strategy(config.strategy)
+        assert config.shards is not None
+
+        def report(verdict: Verdict) -> None:
+            self.journal.write("audit", **verdict.as_json())
+            if world.rank == 0:
+                say(f"ERROR: {verdict.text}")
+
+        auditor = Auditor(
+            config.audit,
+            config.shards,
+            lambda: self.phases.seed,
+            self.collectives,
+            watched.parameters,
+            None if self.sync.is_plain else self.sync.buffers,
+            f"{world.host}, {self.devices[0]}",
+            report,
+        )
+        auditor.listeners = Listeners([auditor, Aside(self.clock)])
+        return auditor
 
     def _open_trackers(self) -> Trackers:
         config, checkpoint = self.config, self.context.checkpoint

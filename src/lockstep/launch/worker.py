@@ -27,7 +27,7 @@ from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import libraries, set_number
-from lockstep.stopping import SIGNALS, Stopped, tell_when_watching
+from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
 from lockstep.world import threads_asked
 
 
@@ -70,7 +70,10 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
-        failure = failures.from_exit(request.rank, error.code)
+        if isinstance(error, AuditFailed):
+            failure = failures.from_audit(request.rank, error)
+        else:
+            failure = failures.from_exit(request.rank, error.code)
         if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
             raise  # with the script's words, if it has any, for the interpreter to write
         raise SystemExit(failure.exit_status) from None  # the launcher tells them
