@@ -89,6 +89,13 @@ class AuditFailed(SystemExit):
         """What was found, in a few words."""
 
 
+def ignore_interrupts() -> None:
+    """Leave this process to its own end, which has begun on every rank: a launcher interrupts the others when the first is
+    there."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class StopWatch:
     """Records that this process was asked to stop, from ``begin`` to ``end``.
 

@@ -87,6 +87,16 @@ def test_a_body_that_draws_changes_its_samples_and_keeps_state(unchanged):
     unchanged(trainings.train_carelessly)
 
 
+def test_logs_and_digest_journals_are_the_same(standing_crew):
+    plain, audited = (standing_crew(2, trainings.train_carelessly, shards=4, audit=audit) for audit in (0, 1))
+    logged = [[event for event in one[0]["written"] if event["event"] == "step"] for one in (plain, audited)]
+    assert len(logged[0]) == 6
+    assert logged[0] == logged[1]
+    for one, other in zip(plain, audited, strict=True):
+        journals = [[line for line in result["digests"] if line["event"] == "steps"] for result in (one, other)]
+        assert journals[0] == journals[1]
+
+
 def test_one_shard(unchanged):
     unchanged(trainings.train_carelessly, shards=1, nprocs=(1,))
     unchanged(trained(), shards=1, accumulate=2, nprocs=(1,))

@@ -1,7 +1,8 @@
 """Trainings for the tests of audits. Every function is one rank's script."""
 
+import json
 import random
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy
 import torch
@@ -40,42 +41,62 @@ def train_carelessly():
             team.log(outer=batch["loss"])
     state = {"hidden": hidden.state_dict(), "counts": counts.state_dict()}
     seen.step(state=state)
-    directory, rank = str(team.run_dir.resolve()), team.rank
+    directory, rank = team.run_dir.resolve(), team.rank
     team.close()
-    written = [Path(directory, "digests", f"rank-{rank}.jsonl").read_text()] if rank else _written(directory)
-    return seen.result(model, optimizer, written=written)
+    digests = _lines(directory / "digests" / f"rank-{rank}.jsonl")
+    return seen.result(model, optimizer, digests=digests, written=[] if rank else _lines(directory / "events.jsonl"))
 
 
-def _written(directory):
-    return [Path(directory, name).read_text() for name in ("digests/rank-0.jsonl", "events.jsonl")]
+def _lines(path):
+    return [{**json.loads(line), "time_s": 0} for line in path.read_text().splitlines()]
 
 
-def train_with_a_wrong_rank(wrong, *, when="always", model="Plain", loader="samples", steps=12):
-    """The training of which ``wrong`` computes one element of one gradient wrongly: always, or ``(step, shard)``, once.
+@dataclass
+class Wrong:
+    """Changes one element of one gradient on this rank (None: on all).
 
-    Returns what the audit has found, and the steps that were taken.
+    ``when``: ``always`` by as much; in the first run of one shard of one step ``(step, shard)``; or ``by chance``, each time by
+    something else.
     """
-    team = lockstep.join()
-    network = {"Plain": Plain, "Net": Net}[model]()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    network, optimizer, loader = team.prepare(network, optimizer, loader_of(loader, 24, 8))
-    done = []
 
-    def change(gradient):
-        micro = team._loop.phases.micro
-        if when == "always" or ((team.step, micro.shard) == when and not done):
-            done.append(True)
-            gradient = gradient.clone()
-            gradient.view(-1)[3] += 1e-6
-        return gradient
+    rank: int | None
+    when: str | tuple[int, int] = "always"
 
-    if team.rank == wrong:
-        dict(network.named_parameters())["last.weight"].register_hook(change)
+    def infect(self, team, model):
+        if self.rank in (None, team.rank):
+            dice, done = random.Random(team.rank), []
+
+            def change(gradient):
+                micro = team._loop.phases.micro
+                if isinstance(self.when, tuple) and (done or (team.step, micro.shard) != self.when):
+                    return gradient
+                done.append(True)
+                gradient = gradient.clone()
+                gradient.view(-1)[3] += dice.random() if self.when == "by chance" else 1e-3
+                return gradient
+
+            dict(model.named_parameters())["last.weight"].register_hook(change)
+
+
+def train_wrongly(wrong, task=""):
+    """A training that an audit ends: the words and status that it ends with, and the step."""
+    accumulate = 2 if task == "accumulated" else 1
+    team = lockstep.join(accumulate=accumulate)
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    length, size = (2, 1) if task == "few samples" else (24 * accumulate, 8)
+    loaders = [loader_of("samples", length, size) for _ in range(2)]
+    model, optimizer, loader, other = team.prepare(model, optimizer, *loaders)
+    wrong.infect(team, model)
     try:
-        for _ in team.epochs(steps // 3):
-            for batch in loader:
-                for inputs, targets, _indices in batch.shards:
-                    team.backward(functional.cross_entropy(network(inputs), targets))
+        for _ in team.epochs(4):
+            for batch, beside in zip(loader, other, strict=True) if task == "two loaders" else ((b, None) for b in loader):
+                for _ in range(2 if task == "in phases" else 1):
+                    for (inputs, targets, _), *others in zip(
+                        batch.shards, *([beside.shards] if beside else []), strict=False
+                    ):
+                        inputs = inputs + sum(more[0] for more in others)
+                        team.backward(functional.cross_entropy(model(inputs), targets))
                 optimizer.step()
                 optimizer.zero_grad()
     except AuditFailed as found:

@@ -21,7 +21,7 @@ from lockstep.errors import DataError
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.per_shard import PerShard
-from lockstep.stopping import AuditFailed, say
+from lockstep.stopping import AuditFailed, ignore_interrupts, say
 from lockstep.sync.buffers import ShardBuffers
 
 _NOTHING = torch.iinfo(torch.int64).min
@@ -246,6 +246,9 @@ class Auditor(Listener):
         verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
         self.has_found = True
         self._report(verdict)
+        ignore_interrupts()
+        if self._collectives.size > 1:
+            self._collectives.barrier()  # whoever ends first ends all, and the verdict must have been said by then
         raise AuditFailed(verdict.headline)
 
     def _computed(self, sums: GradientSums) -> Computed:

@@ -43,7 +43,7 @@ class Choice:
 def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int, world_size: int) -> Choice:
     """The shard of an audited step.
 
-    Ranks take turns in pairs, shuffled anew when all had theirs: so all W of them are audited within W / 2 audits (rounded up).
+    Ranks take turns in pairs, in an order that is the seed's: any W / 2 audits (rounded up) one after another take in all W.
 
     Args:
         seed: of the run.
@@ -53,13 +53,13 @@ def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int
         num_shards: V.
         world_size: number of processes.
     """
-    num_turns = -(-world_size // 2)
-    cycle, turn = divmod(step // every, num_turns)
-    ranks = sorted(range(world_size), key=lambda rank: derive(seed, _SALT, cycle, rank))
+    turn, draw = step // every % -(-world_size // 2), derive(seed, _SALT, step)
+    ranks = sorted(range(world_size), key=lambda rank: derive(seed, _SALT, rank, rank))
     first, second = ranks[2 * turn], ranks[(2 * turn + 1) % world_size]
+    if draw >> 32 & 1:
+        first, second = second, first
     filled = {rank: [s for s in block(rank, world_size, num_shards) if s < num_filled] for rank in (first, second)}
     owner, auditor = (first, second) if filled[first] else (second, first)
-    draw = derive(seed, _SALT, step)
     if filled[owner]:
         shard = filled[owner][draw % len(filled[owner])]
     else:  # a step of few samples, of which neither has any

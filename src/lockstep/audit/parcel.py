@@ -53,10 +53,10 @@ def _alone(tensor: Tensor) -> Tensor:
         return tensor
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if tensor.numel() == 0 or tensor.untyped_storage().nbytes() <= span * tensor.itemsize:
-        return tensor
-    if span > 2 * tensor.numel():  # a column of a large table, say
+    if tensor.numel() == 0 or span > 2 * tensor.numel():  # a column of a large table, say
         return tensor.clone()
+    if tensor.untyped_storage().nbytes() <= span * tensor.itemsize:
+        return tensor
     shift = tensor.storage_offset() % max(1, _LINE // tensor.itemsize)
     whole = tensor.detach().as_strided((shift + span,), (1,), tensor.storage_offset() - shift).clone()
     return whole.as_strided(tensor.shape, tensor.stride(), shift)
