@@ -225,10 +225,8 @@ class RunConfig:
         metavar="STEPS",
         help="Every so many steps, have a second process compute a shard too, and end the run if it differs.  [default: never]",
     )
-    """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice). If the
-    gradients differ in a bit, a third says which process is wrong, and the run ends with status 76. Needs ``shards=``, or a
-    single process. 0: never."""
-
+    """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
+    run ends with status 76 if the gradients differ in a bit. Needs ``shards=``, or a single process. 0: never."""
     profile: str | None = option(
         None,
         group=TRAINING,
