@@ -93,7 +93,7 @@ wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	$(VENV)/bin/python -m build --outdir dist
 
 docs: $(STAMP) ## build the documentation site into build/site, strictly and without the network
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 clean: ## remove the environments and all that was built (never runs/)

@@ -28,7 +28,7 @@ SPINE = (
     ("diagnosis",),  # why two runs computed something else
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
-    ("replay",),  # the digest journal, and steps taken again
+    ("replay", "tuning"),  # the digest journal, and steps taken again; what a loader costs
     ("audit",),  # a shard that is computed twice
     ("loop",),
     ("startup",),  # what is checked and said then
@@ -52,7 +52,9 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "machine.sizes",
         "config",
+        "option",
         "world",
         "explain.split",
         "measure.events",
@@ -80,9 +82,9 @@ ASIDE = {
         "explain.split",
         "measure.events",
         "analysis",
-        "cli.inventory",
-        "cli.words",
-    ),  # from what was read of a directory to a page; what the files of a run tell is read for `lockstep runs`
+        "inventory",
+    ),  # from what was read of a directory to a page
+    "inventory": ("errors", "checkpoint", "measure.events", "rundir"),  # what the files of runs tell of them
     "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
@@ -99,6 +101,7 @@ NO_TORCH_DISTRIBUTED = (
     "trace",
     "analysis",
     "report",
+    "inventory",
     "slurm",
     "cli",
 )
@@ -123,6 +126,7 @@ WITHOUT_TORCH = (
     "machine.cores",
     "machine.threads",
     "machine.addresses",
+    "machine.sizes",
     "stopping",
     "interval",
     "config",
@@ -136,17 +140,29 @@ WITHOUT_TORCH = (
     "diagnosis.conclusion",
     "replay.digests",
     "replay.request",
+    "tuning.costs",
+    "tuning.request",
+    "tuning.search",
+    "tuning.tuned",
+    "tuning.verdict",
     "explain.errors",
     "launch",
     "analysis",
     "doctor",
     "report",
+    "inventory",
     "slurm",
     "job",
     "startup.allotment",
     "cli",
 )
-WITH_TORCH = ("launch.serve", "launch.worker", "launch.elastic", "doctor.exchange", "doctor.over_hosts")
+WITH_TORCH = (
+    "launch.serve",
+    "launch.worker",
+    "launch.elastic",
+    "doctor.exchange",
+    "doctor.over_hosts",
+)
 
 
 def within(module: str, prefixes: tuple[str, ...]) -> bool:

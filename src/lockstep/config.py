@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
-from lockstep.interval import check_interval
+from lockstep.interval import check_interval, steps_of
 from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
 from lockstep.trackers import TRACKERS, check_track
 
@@ -194,6 +193,14 @@ class RunConfig:
     )
     """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
     does not depend on it."""
+    tuned: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FILE",
+        help="Apply what lockstep tune has found for the loader of this script; the answer stays the same.  [default: none]",
+    )
+    """File of ``lockstep tune``, whose settings (workers, prefetch, pinned memory) the loader that it measured gets in place of
+    the script's own; None: none. The answer does not depend on it."""
     trace: str = option(
         "off",
         group=TRAINING,
@@ -316,6 +323,8 @@ class RunConfig:
                 f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
                 f"process: leave it out, or choose one of {suitable}"
             )
+        if self.tuned is not None and self.workers is not None:
+            raise ConfigError(f"workers={self.workers} and tuned={self.tuned!r} both set the loader workers: leave out one")
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
         if (self.seed or 0) >= 2**63:
@@ -363,23 +372,6 @@ def _check_init_method(value: Any) -> None:
             f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
             "three slashes)"
         )
-
-
-def steps_of(profile: str | None) -> tuple[int, int] | None:
-    """The first and the last step of ``RunConfig.profile``.
-
-    Raises:
-        ConfigError: it is no pair of steps.
-    """
-    if profile is None:
-        return None
-    match = re.fullmatch(r"(\d+):(\d+)", profile) if isinstance(profile, str) else None
-    first, last = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= first <= last:
-        raise ConfigError(
-            f"profile={profile!r}: give the first and the last step to profile, as in 100:110 (steps count from 1)"
-        )
-    return first, last
 
 
 def _check_allowed(value: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
-from lockstep.config import RunConfig, steps_of
+from lockstep.config import RunConfig
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
+from lockstep.data.sources import Source
 from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
@@ -32,6 +33,7 @@ from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
 from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Aside, Loaded, Spent, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
+from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
@@ -68,6 +70,10 @@ from lockstep.startup.allotment import misfits
 from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
+from lockstep.tuning.probe import Probe
+from lockstep.tuning.request import TuningRequest
+from lockstep.tuning.session import Session
+from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.world import World
 
 
@@ -89,6 +95,10 @@ class RunContext:
     """Lines that rank 0 prints at the start."""
     replay: Request | None = None
     """What is asked of a replay; None: this is a run."""
+    tuning: tuple[Path, Situation] | None = None
+    """The directory of ``lockstep tune``, and for what is measured; None: this is a run."""
+    tuned: Tuned | None = None
+    """Settings of a loader that were found by it."""
     trackers: Mapping[str, Any] = field(default_factory=dict)
     """Objects that the script has given as ``track``, by name."""
 
@@ -204,10 +214,13 @@ class Parts:
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state
         )
         self.preparation.listener = listeners
+        self.preparation.tuned = context.tuned
         if scaling is not None:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
+        self.session = self._open_session()
+        self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
         self.sampler = self._open_black_box()
@@ -253,9 +266,15 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = checkpoint.manifest.step if checkpoint else None
-        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from, is_traced=config.trace != "off")
+        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
         trackers = Trackers(outlets, lambda: self.log.is_behind)
         return trackers
+
+    def _open_session(self) -> Session | None:
+        if self.context.tuning is None:
+            return None
+        directory, situation = self.context.tuning
+        return Session(TuningRequest.read(directory), directory, situation, self.clock, self.collectives, self.devices[0])
 
     def _open_trace(self) -> list[Listener]:
         from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
@@ -319,16 +338,18 @@ class Parts:
         elif not self.context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
 
-    def _say_slow(self, found: SlowRank) -> None:
+    def _say_slow(self, slow: SlowRank) -> None:
         if self.world.rank == 0:
-            host = self._hosts[found.rank]
-            self.journal.write("slow", step=self.phases.step, host=host, **asdict(found))
-            say(f"WARNING: {found.describe(host, self.phases.step)}")
+            host = self._hosts[slow.rank]
+            self.journal.write("slow", step=self.phases.step, host=host, **asdict(slow))
+            say(f"WARNING: {slow.describe(host, self.phases.step)}")
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See ``Team.prepare``."""
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
+        if self.session is not None:
+            self.session.models += [item for item in objects if isinstance(item, torch.nn.Module)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()
@@ -338,6 +359,9 @@ class Parts:
                 if (asked := self.context.replay) is not None and asked.blames:
                     assert asked.shard is not None
                     loader.change_deals(SampleBySample(asked.first, asked.shard))
+                if self.session is not None:
+                    number = self.state.loaders.index(loader) + 1
+                    loader.replace_source(self._probe(loader.wrapped, number, self.session))
                 if self.config.trace == "off":  # a traced run is never resumed
                     self.stop_watch.begin()
         return prepared
@@ -372,6 +396,9 @@ class Parts:
         compare_ranks("random seeds", [f"torch.manual_seed({seed})"], self.collectives, remedy)
         if seed != start_seed:
             self.phases.seed = derive(self.phases.seed, seed) >> 1
+
+    def _probe(self, batches: Any, number: int, session: Session) -> Callable[[Source], Source]:
+        return lambda own: Probe(own, batches, number, self.assignment(number), session)
 
     def assignment(self, loader: int) -> ShardAssignment:
         """This process's shard assignment for the loader of this number."""

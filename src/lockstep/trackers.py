@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +68,18 @@ def check_track(value: Any) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     for name in names:
         kind = name.partition(":")[0]
-        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in (others := plugins()):
-            raise unknown_name("tracker", kind, [*TRACKERS, *others, OFF])
+        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in (installed := plugins()):
+            raise unknown_name("tracker", kind, [*TRACKERS, *installed, OFF])
     if not names or (OFF in names and len(names) > 1):
         raise ConfigError(f"track={value!r}: give names with commas between them, or off alone")
     return names
+
+
+def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """``RunConfig.track`` less what writes outside of the run directory."""
+    if track is None:
+        return None
+    return ("tensorboard",) if "tensorboard" in track else (OFF,)
 
 
 def plugins() -> dict[str, Any]:

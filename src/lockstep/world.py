@@ -29,6 +29,10 @@ LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
 REPLAY = "LOCKSTEP_REPLAY"
 """Set by ``lockstep replay``: the directory in which steps of a run are taken again (see ``replay.request``)."""
+TUNE = "LOCKSTEP_TUNE"
+"""Set by ``lockstep tune``: the directory of what it asks of a run (see ``tuning.request``)."""
+TRIAL = "LOCKSTEP_TRIAL"
+"""``1`` in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something: nothing of them goes to trackers."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -128,6 +132,10 @@ class Environment:
     """OMP_NUM_THREADS, if the user has set it."""
     replay: str | None = None
     """The directory of a replay; None: this is a run."""
+    tune: str | None = None
+    """The directory of ``lockstep tune``; None: nothing is measured."""
+    is_trial: bool = False
+    """Whether the run serves a comparison, a verification or an examination."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ _LAUNCHERS = (
 )
 
 VARIABLES = frozenset(
-    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, REPLAY, CORES, OMP_OF_LAUNCHER, STEP}.union(
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, REPLAY, TUNE, CORES, OMP_OF_LAUNCHER, STEP}.union(
         *(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)
     )
     - {""}
@@ -356,4 +364,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         terminal=terminal,
         threads=_threads_of_user(environ, world),
         replay=environ.get(REPLAY) or None,
+        tune=environ.get(TUNE) or None,
+        is_trial=environ.get(TRIAL) == "1",
     )

@@ -1,4 +1,4 @@
-"""Promises of rounds: rows in turn, a comparison that is interrupted is gone on with, and only if it is the same."""
+"""Promises of rounds: rows in turn, a comparison that is interrupted is resumed, and only if it is the same."""
 
 import dataclasses
 import json

@@ -1,6 +1,7 @@
 """Promises of running rows: in directories of their own, none spoils another, nothing is left running."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -10,12 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from lockstep.analysis import compare
+from lockstep.analysis import compare, table
 from lockstep.analysis.methods import parse_methods
 from lockstep.analysis.study import Task, new_directory
 from lockstep.analysis.trial import Trial, run_trial
 from lockstep.errors import ConfigError
+from lockstep.world import read_environment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,6 +124,21 @@ def test_a_run_that_cannot_be_measured_is_a_failed_row(fake_script, tmp_path, ma
     assert re.search(said, result.reason)
 
 
+def test_a_script_that_leaves_no_journal_is_not_run_in_other_rows(fake_script, tmp_path, machine):
+    comparison = run(fake_script(""), "single@python,single@python+bf16-mixed", tmp_path, machine)
+    assert [result.status for result in comparison.rows] == ["failed", "not run"]
+
+
+def test_rows_that_failed_alike_are_told_in_one_line(fake_script, tmp_path, machine):
+    names = "single@python,single@python+bf16-mixed"
+    comparison = run(fake_script("sys.exit('no data')"), names, tmp_path, machine)
+    console = Console(record=True, width=200, file=io.StringIO())
+    table.show(comparison, console)
+    told = [line for line in console.export_text().splitlines() if "no data" in line]
+    assert len(told) == 1
+    assert told[0].startswith("single@python ×1, single@python+bf16-mixed ×1 failed: ")
+
+
 # That nothing is left running is what tests/conftest.py watches in each of these.
 
 
@@ -167,7 +185,7 @@ def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_pat
 def wait_until(condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -189,7 +207,8 @@ def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_thr
     assert run_trial(trial, Silent()).status == "ok"
     seen = json.loads((tmp_path / trial.log).read_text())
     changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
-    assert changed - {"LC_CTYPE"} == {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT"}  # LC_CTYPE is Python's own doing
+    ours = {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT", "LOCKSTEP_TRIAL"}
+    assert changed - {"LC_CTYPE"} == ours  # LC_CTYPE is Python's own doing
     assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2}
 
 
@@ -214,6 +233,12 @@ def test_an_earlier_comparison_is_never_touched(tmp_path):
 def test_an_empty_directory_is_used_as_it_is(tmp_path):
     (tmp_path / "out").mkdir()
     assert new_directory(tmp_path / "out") == tmp_path / "out"
+
+
+def test_a_place_where_nothing_can_be_written_is_an_error_with_its_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be written to .*file/out: Not a directory. --out DIR"):
+        new_directory(tmp_path / "file" / "out")
 
 
 @pytest.fixture
@@ -243,4 +268,7 @@ def test_lockstep_run_gets_its_settings_as_flags(make_plan):
     tail = trial.command[trial.command.index("run") :]
     flags = {"--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", f"--run-dir={trial.run_dir.resolve()}"}
     assert (tail[:2], set(tail[2:7]), tail[7:]) == (("run", "--nproc-per-node=2"), flags, ("s.py", "--lr", "1"))
-    assert "LOCKSTEP_SETTINGS" not in trial.environment("mark")
+    environment = trial.environment("mark")
+    assert "LOCKSTEP_SETTINGS" not in environment
+    assert read_environment(environment).is_trial  # nothing of it goes to trackers
+    assert not read_environment({}).is_trial

@@ -197,7 +197,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted_and_fresh_begins_anew
     monkeypatch.setenv("HURRY", "1")
     done = compare(*command)
     assert done.exit_code == 0, done.output
-    assert "going on with an interrupted comparison, 1 run of which" in done.output
+    assert "resuming an interrupted comparison, 1 run of which" in done.output
     assert "results in comparison\n" in done.output
     assert "[2/4]" in done.output
     assert "[1/4]" not in done.output

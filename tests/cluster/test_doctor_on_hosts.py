@@ -10,7 +10,7 @@ import pytest
 
 import lockstep
 
-BETWEEN = ("meeting", "same versions", "host names", "clocks", "shared run directory", "all-reduce")
+BETWEEN = ("rendezvous", "same versions", "host names", "clocks", "shared run directory", "all-reduce")
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.long]
 
@@ -72,7 +72,7 @@ def test_faults_that_show_between_hosts_are_each_found_and_said_by_the_first_hos
     assert "host1 is node 1 of 2" in said  # and no findings: the first host prints all
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     found = {finding["check"]: finding for finding in findings}
-    assert found["meeting"]["found"] == "2 hosts met, with 2 processes"
+    assert found["rendezvous"]["found"] == "2 hosts met, with 2 processes"
     assert found["clocks"]["found"].startswith("the clock of host0 is 120 s ahead of that of host1")
     assert (found["clocks"]["state"], found["all-reduce"]["state"]) == ("warn", "warn")
     assert found["all-reduce"]["values"]["bandwidth_bytes_s"] < 3e6
@@ -93,7 +93,7 @@ def test_hosts_that_do_not_meet_have_their_own_findings_and_that_one(cluster, do
     for status, findings in doctors("--timeout", "3"):
         assert status == 1
         found = {finding["check"]: finding["state"] for finding in findings}
-        assert (found["versions"], found["meeting"]) == ("ok", "fail")
+        assert (found["versions"], found["rendezvous"]) == ("ok", "fail")
 
 
 def test_tasks_of_srun_are_the_processes_of_the_examination_and_find_nothing_between_hosts(slurm_cluster, tmp_path):
@@ -101,7 +101,7 @@ def test_tasks_of_srun_are_the_processes_of_the_examination_and_find_nothing_bet
     done = slurm_cluster.hosts[0].run(command, cwd=tmp_path, timeout_s=100)
     findings = json.loads(done.stdout)
     found = {finding["check"]: finding for finding in findings}
-    assert found["meeting"]["found"] == "2 hosts met, with 4 processes"
+    assert found["rendezvous"]["found"] == "2 hosts met, with 4 processes"
     assert found["all-reduce"]["values"]["world_size"] == 4
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     assert found["Slurm"]["values"]["job"] is not None

@@ -199,7 +199,7 @@ def test_another_torch_on_a_host_is_said_before_training(numbered, cluster, tmp_
 
 def test_a_wrong_master_address_is_said_at_once(numbered):
     for number, at, words in [
-        (0, "host1", "10.213.0.2) is no address of this machine: the nodes meet at node 0"),
+        (0, "host1", "10.213.0.2) is no address of this machine: the rendezvous is at node 0"),
         (0, "nowhere", "knows no host 'nowhere'"),
         (1, "nowhere", "knows no host 'nowhere'"),
     ]:
@@ -242,7 +242,7 @@ def test_a_link_cut_for_longer_than_the_timeout_ends_the_run_everywhere_and_it_g
         assert first.wait(40) != 0
         assert second.wait(40) != 0
     assert "host1" in first.err
-    assert "kept the store where the nodes meet" in second.err
+    assert "kept the rendezvous store" in second.err
     assert not cluster.processes()
     hurry()
     first, second = (numbered(host, TRAIN, *options, args=(EPOCHS, 0.2)) for host in (0, 1))
@@ -262,7 +262,7 @@ def test_power_lost_on_a_host_and_back_again_leaves_the_weights_as_they_are(comi
     hurry()
     both(nodes[0], again)
     assert "nothing is heard any more from host1 (rank 1)" in nodes[0].err
-    assert "another node has come: all meet again" in nodes[0].err
+    assert "another node has come: all join a new rendezvous" in nodes[0].err
     assert read_weights(nodes[0].out, again.out) == alone()
 
 
@@ -314,7 +314,7 @@ def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_o
     until(lambda: len(read_steps(tmp_path)) > 16)
     cluster.hosts[0].kill()
     assert nodes[1].wait(60) == 1
-    assert "kept the store where the nodes meet" in nodes[1].err
+    assert "kept the rendezvous store" in nodes[1].err
     assert "resumes from its newest checkpoint" in nodes[1].err
     assert "torch/distributed" not in nodes[1].err
     assert not cluster.hosts[1].processes()

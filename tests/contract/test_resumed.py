@@ -1,4 +1,4 @@
-"""The contract, interrupted: every feature gives the same bits when a run is killed, or asked to stop, and gone on with at
+"""The contract, interrupted: every feature gives the same bits when a run is killed, or asked to stop, and resumed at
 another world size."""
 
 import os
@@ -56,7 +56,7 @@ def asked_to_stop_in(step, task, *args):
 
 
 def assert_goes_on(crew, standing_crew, seed, task, *args, shards=4, num_steps=6, every="1h", **settings):
-    """Killed, or asked to stop, after a random step on one number of processes, and gone on with on another."""
+    """Killed, or asked to stop, after a random step on one number of processes, and resumed on another."""
     chance = random.Random(seed)
     step, first, then = chance.randrange(1, num_steps), chance.randint(1, shards), chance.randint(1, shards)
     [whole] = standing_crew(1, task, *args, shards=shards, checkpoint_every="off", **settings)
@@ -71,7 +71,7 @@ def assert_goes_on(crew, standing_crew, seed, task, *args, shards=4, num_steps=6
         with pytest.raises(LaunchError, match="status 7"):
             crew(first, partial(killed_after, step), task, *args, **settings)
         what = "killed"
-    where = f"{what} after step {step} on {first} processes, gone on with on {then}"
+    where = f"{what} after step {step} on {first} processes, resumed on {then}"
     for rank, result in enumerate(standing_crew(then, task, *args, **settings)):
         assert differences(whole["state"], result["state"]) == [], f"state of rank {rank}: {where}"
         assert all(number > step for number in result["by_step"]), where

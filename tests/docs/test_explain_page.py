@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|unused)\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|slow|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
@@ -27,7 +27,7 @@ def plain(text):
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sources = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    for name, source in zip(("faults.py", "plain.py", "unused.py"), sources, strict=True):
+    for name, source in zip(("faults.py", "plain.py", "slow.py", "unused.py"), sources, strict=True):
         (tmp_path / name).write_text(source)
     return tmp_path
 
@@ -79,6 +79,11 @@ def test_a_script_that_knows_nothing_of_lockstep(where):
     assert done.returncode == 1
     printed = plain(done.stdout + done.stderr)
     assert [line for line in plain(SHOWN[command]) if line not in printed] == []
+
+
+def test_a_slow_rank_of_such_a_script(where):
+    command = "lockstep run --nproc 3 slow.py"
+    assert plain(SHOWN[command])[0] in plain(run(command))
 
 
 def test_an_error_in_words(where):

@@ -59,8 +59,8 @@ def test_nccl_where_there_are_gpus():
     ],
 )
 def test_host_names(changed, state):
-    usual = {"name": "a", "addresses": ["10.0.0.1"], "error": "", "own": ["127.0.0.1", "10.0.0.1"]}
-    usual |= {"meeting": None, "meeting_error": "", "has_several_hosts": True}
+    usual = {"name": "a", "addresses": ["10.0.0.1"], "error": "", "local": ["127.0.0.1", "10.0.0.1"]}
+    usual |= {"endpoint": None, "endpoint_error": "", "has_several_hosts": True}
     assert judge_name(**{**usual, **changed}).state == state
 
 

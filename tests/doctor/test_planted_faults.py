@@ -141,7 +141,7 @@ def test_a_place_to_meet_that_does_not_resolve():
     nodes = plan_nodes(nnodes="2", node_rank=1, master_addr="nosuch.invalid")
     found = find("host name", nodes=nodes)
     assert found.state == FAIL
-    assert found.found.startswith("nosuch.invalid, where the machines meet, does not resolve here: ")
+    assert found.found.startswith("nosuch.invalid, the rendezvous endpoint, does not resolve here: ")
 
 
 def test_a_port_that_another_program_has():

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from lockstep.explain.slow import SlowRanks, judge
+from lockstep.explain.slow import SlowRanks, busy_of, judge
 
 
 def phases(count, *rows):
-    return [[list(row) for row in rows]] * count
+    return [[[*row, sum(row[1:])] for row in rows]] * count
 
 
 EVEN = (8.0, 0.0, 0.01, 0.02, 0.0)
@@ -18,7 +18,7 @@ def told(windows, *, may_judge=True):
     found = []
     slow_ranks = SlowRanks(may_judge=may_judge, tell=found.append)
     for rows in windows:
-        slow_ranks.add(rows)
+        slow_ranks.add(rows, busy_of(rows))
     return found
 
 
@@ -55,8 +55,8 @@ def test_a_rank_with_few_samples_is_not_slow_because_what_is_fixed_weighs_more_o
 
 def test_what_is_stolen_at_random_makes_nobody_slow():
     draw = random.Random(1)
-    busy = [[[8.0, 0.0, 0.01 * draw.choice((1, 1, 1, 5)), 0.02, 0.0] for _ in range(4)] for _ in range(2000)]
-    assert told(busy) == []
+    rows = [[(8.0, 0.0, 0.01 * draw.choice((1, 1, 1, 5)), 0.02, 0.0) for _ in range(4)] for _ in range(2000)]
+    assert told([phases(1, *row)[0] for row in rows]) == []
 
 
 def test_one_long_stretch_and_a_difference_that_costs_little_make_nobody_slow():
@@ -68,4 +68,5 @@ def test_one_long_stretch_and_a_difference_that_costs_little_make_nobody_slow():
 def test_nobody_is_judged_where_all_wait_in_the_forward_pass_or_someone_has_no_samples():
     late = (8.0, 0.0, 0.09, 0.02, 0.0)
     assert told(phases(200, EVEN, late), may_judge=False) == []
-    assert judge(phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)) is None
+    window = [(rows, busy_of(rows)) for rows in phases(20, (0.0, 0.0, 0.0, 0.0, 0.0), late)]
+    assert judge(window) is None

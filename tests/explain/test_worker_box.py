@@ -96,6 +96,10 @@ def until(condition, process, limit_s=80):
 def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
     process = start("time.sleep(600)", timeout=15)  # within which it must be seen
     until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
+    waits, missing = ranks(process)
+    assert waits["recent"][-1] == [13, "all_reduce (shape [1, 4] of float)"]
+    assert (waits["begun"], missing["begun"]) == ({"0": 13}, {"0": 12})
+    assert missing["steps"]["num_steps"] == 0  # it has no optimizer
     shown = ask(process)
     assert re.match(
         r"lockstep run \(process \d+\), plain.py\nrank 1 of 2 on \S+ \(pid \d+\): in the script, after 12 coll", shown
@@ -125,6 +129,43 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, 
     assert re.search(r"its loader worker \d+, at:\n.*plain.py:13 in __getitem__\n", text)
     time.sleep(3)
     assert said().count("no progress") == 1
+
+
+SLOW = """
+    import sys, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def augment():
+        time.sleep(0.05)
+
+    for step in range(120):
+        if dist.get_rank() == 1 and sys.argv[1:]:
+            augment()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+    print(step, [hook for p in model.parameters() for hook in p._post_accumulate_grad_hooks or ()] != [], flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["slow", ""])
+def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(tmp_path, fault):
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "3", "slow.py", *([fault] if fault else [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("119 True") == 3  # it was listened to
+    assert done.stderr.count("is slow") == (1 if fault else 0), done.stderr
+    if fault:
+        assert re.search(
+            r"WARNING: rank 1 on \S+ is slow, up to step \d+: it is busy \d.\d times as long as the other ranks, which wait "
+            r"for it for \d+% of the time. It loses that in the script's other code in the loop, mostly at \S+slow.py:8 in ",
+            done.stderr,
+        )
 
 
 @pytest.mark.long

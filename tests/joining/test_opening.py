@@ -1,4 +1,4 @@
-"""Promises of opening a run: the same command goes on with what was interrupted, and nothing is mixed up or thrown away."""
+"""Promises of opening a run: the same command resumes what was interrupted, and nothing is mixed up or thrown away."""
 
 import contextlib
 import re

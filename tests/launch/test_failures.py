@@ -283,6 +283,18 @@ def test_failures_are_put_in_order_by_cause_then_time():
     assert [each.rank for each in failures.in_order(found)] == [1, 3, 0, 2]
 
 
+def test_of_errors_that_differ_by_their_numbers_the_rest_is_said_once():
+    def failure(rank, text):
+        return failures.from_exception(rank, ValueError(text))
+
+    rest = ": " + "what it means, and what to do about it. " * 3
+    told = failures.report([failure(0, "shard 0" + rest), failure(1, "shard 1" + rest), failure(2, "shard 0" + rest)], 3)
+    assert told.count(rest.strip()) == 2  # in the headline and in the traceback of the first
+    assert "ValueError: shard 1 (and on as above)" in told
+    assert told.endswith("the same error")
+    assert "ValueError: b, otherwise" in failures.report([failure(0, "a, otherwise"), failure(1, "b, otherwise")], 2)
+
+
 def test_a_breakpoint_without_a_terminal_tells_of_attach(run_warm):
     ended = run_warm("import os\nif os.environ['RANK'] == '1': breakpoint()\nx = 1")
     assert "--attach 1" in failures.report(ended.outcome.failures, 2)
@@ -337,3 +349,13 @@ def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, s
         )
     assert read_pids(tmp_path)
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
+
+
+def test_what_is_shown_of_a_crash_is_of_the_script_alone(run_warm):
+    (failure,) = run_warm(
+        "import os, time\ntime.sleep(0.7)  # a look of the black box\nos.abort()", nproc=1
+    ).outcome.failures
+    assert failure.kind == "SIGABRT"
+    assert 'script.py", line 3 in <module>' in failure.text
+    assert "lockstep" not in failure.text
+    assert '"<string>"' not in failure.text

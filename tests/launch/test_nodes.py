@@ -46,13 +46,13 @@ def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
         ({"nnodes": "two"}, "--nnodes two: give a number of machines"),
         ({"nnodes": "3:2"}, "MIN:MAX"),
         ({"nnodes": "0"}, "1 or more"),
-        ({"nnodes": "2"}, "where do they meet"),
+        ({"nnodes": "2"}, "where is their rendezvous"),
         ({**HERE, "node_rank": None}, "--node-rank is missing: which of the 2 nodes is this, from 0 to 1"),
         ({**HERE, "node_rank": 2}, "numbered from 0 to 1"),
         ({**HERE, "node_rank": -1}, "numbered from 0 to 1"),
         ({"nnodes": "1", "node_rank": 1}, "numbered from 0 to 0"),
         ({**HERE, "master_port": 70000}, "--master-port 70000: ports go from 1 to 65535"),
-        ({**HERE, "endpoint": "one:29400"}, "both say where the nodes meet"),
+        ({**HERE, "endpoint": "one:29400"}, "both give the rendezvous endpoint"),
         ({**HERE, "nnodes": "1:2"}, "--node-rank with --nnodes 1:2"),
         ({"nnodes": "1:2", "master_addr": "one"}, "--master-addr with --nnodes 1:2"),
         ({"nnodes": "2", "endpoint": "one:port"}, "--rdzv-endpoint one:port: give HOST:PORT"),
@@ -82,7 +82,7 @@ def test_a_host_that_nobody_knows_is_an_error_at_once_on_every_node():
 
 
 def test_node_0_must_be_where_the_nodes_meet():
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.7.* is no address of this machine: the nodes meet at node 0"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.7.* is no address of this machine: the rendezvous is at node 0"):
         find(nnodes="2", node_rank=0, master_addr="192.0.2.7")
 
 
@@ -114,7 +114,7 @@ def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
     assert f"listens at 127.0.0.1:{port}, which only this machine can reach" in told
     assert "no password" in told
     introduce(find(**{**HERE, "node_rank": 1}, master_port=port))
-    assert f"is node 1 of 2, and meets the others at 127.0.0.1:{port}" in capfd.readouterr().err
+    assert f"is node 1 of 2, and joins the rendezvous at 127.0.0.1:{port}" in capfd.readouterr().err
 
 
 @pytest.fixture

@@ -15,28 +15,23 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from launch_helpers import free_port, listening, until
 from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
+from nursery import Nursery
 from torch.distributed import TCPStore
 
 pytestmark = pytest.mark.timeout(100)
 
 
 class Node:
-    def __init__(self, directory, command):
+    def __init__(self, directory, start):
         self._files = [(directory / f"{time.monotonic_ns()}.{name}").open("w+") for name in ("out", "err")]
-        self.process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=self._files[0],
-            stderr=self._files[1],
-            start_new_session=True,
-        )
+        self.process = start(cwd=directory, stdout=self._files[0], stderr=self._files[1])
 
     @property
     def out(self):
@@ -68,15 +63,28 @@ class Node:
             file.close()
 
 
+@pytest.fixture(scope="module")
+def nursery(outlives_tests):
+    made = Nursery()
+    outlives_tests(made.pid)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def node(tmp_path):
-    """``node(source, *options, args=())``: the launcher of one node, started."""
+def node(tmp_path, nursery):
+    """``node(source, *options, args=())``: the launcher of one node, started. ``starter``: another module than lockstep's."""
     nodes = []
 
-    def start(source, *options, args=(), name="script.py", starter=("lockstep.cli.main", "run")):
+    def start(source, *options, args=(), name="script.py", starter=None):
         path = tmp_path / name
         path.write_text(textwrap.dedent(source))
-        nodes.append(Node(tmp_path, [sys.executable, "-m", *starter, *options, str(path), *map(str, args)]))
+        words = [*options, str(path), *map(str, args)]
+        begin = partial(nursery.start, words)
+        if starter is not None:
+            command = [sys.executable, "-m", *starter, *words]
+            begin = partial(subprocess.Popen, command, stdin=subprocess.DEVNULL, start_new_session=True)
+        nodes.append(Node(tmp_path, begin))
         return nodes[-1]
 
     yield start
@@ -218,7 +226,7 @@ def test_all_nodes_start_again_as_often_as_they_may_and_it_is_counted(numbered):
     both(first, second)
     assert sorted((first.out + second.out).splitlines()) == [f"done {rank} after start 1" for rank in range(3)]
     assert first.err.count("ValueError: boom 0\n") == 2, first.err  # the line and the traceback's end
-    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert "restart 1 of 1: all nodes join a new rendezvous" in first.err
     assert second.err.count("boom 0") == 1, second.err
 
 
@@ -318,7 +326,7 @@ def check_stopped_and_resumed(numbered, alone, hurry, directory, number, who):
     both(*nodes, 75)
     assert [each.err.count("the run is saved, the same command resumes it") for each in nodes] == [1, 1]
     for each in nodes:
-        assert not re.search("failed|lost|meet again|Error", each.err), each.err
+        assert not re.search("failed|lost|new rendezvous|Error", each.err), each.err
     stopped_after = len(read_steps(directory)) // 2
     assert {len(steps) for steps in by_rank(directory)} == {stopped_after}
     assert stopped_after < 16
@@ -385,7 +393,7 @@ def test_a_run_that_cannot_be_saved_ends_all_nodes_with_the_status_that_says_so(
 def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_from_there(coming, alone, hurry, tmp_path):
     options = ("--shards", "2", "--checkpoint-every", "off")
     first = coming(TRAIN, *options, args=(8, 0.4))
-    until(lambda: "keeps the store" in first.err)
+    until(lambda: "keeps the rendezvous store" in first.err)
     second = coming(TRAIN, *options, args=(8, 0.4))
     until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4)
     second.process.send_signal(signal.SIGTERM)
@@ -393,7 +401,7 @@ def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_fro
     hurry()
     assert first.wait() == 0, first.err
     assert "the run is saved, and" in first.err
-    assert "leaves: the others meet again" in first.err
+    assert "leaves: the others join a new rendezvous" in first.err
     steps = read_steps(tmp_path)
     assert len(steps) == 8 * 8 * 2  # each shard's part of each step: no step was done twice
     assert {size for _, size, _ in steps} == {1, 2}
@@ -404,7 +412,7 @@ def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_fro
 @pytest.mark.parametrize("nnodes", ["2:3", "1:2"])
 def test_where_too_few_would_stay_all_leave_the_run_saved(coming, tmp_path, nnodes):
     first = coming(TRAIN, "--shards", "3", nnodes=nnodes, args=(50, 0.1))
-    until(lambda: "keeps the store" in first.err)
+    until(lambda: "keeps the rendezvous store" in first.err)
     second = coming(TRAIN, "--shards", "3", nnodes=nnodes, args=(50, 0.1))
     until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4)
     for each in (first, second) if nnodes == "1:2" else (second,):
@@ -421,7 +429,7 @@ def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_p
     until(lambda: read_steps(tmp_path)[-1][1] == 2)
     hurry()
     both(first, second)
-    assert "another node has come: all meet again" in first.err
+    assert "another node has come: all join a new rendezvous" in first.err
     assert len(read_steps(tmp_path)) == 8 * 8 * 2
     assert read_weights(first.out, second.out) == alone(8, shards=2)
 
@@ -430,7 +438,7 @@ def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_p
 def test_a_spare_node_says_that_it_waits_for_its_turn_and_takes_a_lost_ones_place(coming, alone, hurry, tmp_path):
     options = ("--shards", "4", "--checkpoint-every", "4", "--timeout", "20")
     first = coming(TRAIN, *options, args=(8, 0.4))
-    until(lambda: "keeps the store" in first.err)
+    until(lambda: "keeps the rendezvous store" in first.err)
     second = coming(TRAIN, *options, args=(8, 0.4))
     until(lambda: any(size == 2 for _, size, _ in read_steps(tmp_path)))
     spare = coming(TRAIN, *options, args=(8, 0.4))
@@ -447,7 +455,7 @@ def test_a_spare_node_says_that_it_waits_for_its_turn_and_takes_a_lost_ones_plac
 @pytest.mark.long
 def test_runs_with_names_of_their_own_meet_at_one_endpoint(coming):
     lone = coming(TALK, "--rdzv-id", "one", nnodes="2")
-    until(lambda: "keeps the store" in lone.err)
+    until(lambda: "keeps the rendezvous store" in lone.err)
     others = [coming(TALK, "--rdzv-id", "other", nnodes="2") for _ in range(2)]
     both(*others)
     assert [json.loads(each.out)["TORCHELASTIC_RUN_ID"] for each in others] == ["other"] * 2
@@ -482,7 +490,7 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
     )  # less than the silence after which the lost one would not be counted
     nodes = [coming(TALK, *options, nnodes="2:3") for _ in range(2)]
     until(lambda: any("more nodes: 2 of 2 to 3 are here" in node.err for node in nodes))
-    first, second = sorted(nodes, key=lambda node: "keeps the store" not in node.err)
+    first, second = sorted(nodes, key=lambda node: "keeps the rendezvous store" not in node.err)
     store = connect(coming.port)
     store.set("lockstep/none/begun", "1")  # nobody waits for the third any longer: this is the last call for it
 
@@ -494,7 +502,7 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
     until(lambda: num_there() == 2)
     second.process.send_signal(number)
     assert second.wait() == (-number if number == signal.SIGKILL else 130)
-    said = "has not begun with the others in 10 s: it was lost or stopped at that moment. The others meet again"
+    said = "has not begun with the others in 10 s: it was lost or stopped at that moment. The others join a new rendezvous"
     until(lambda: said in first.err)
     third = coming(TALK, *options, nnodes="2:3")
     both(first, third)
@@ -606,7 +614,7 @@ def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_n
         )
     )
     both(first, again)
-    assert "restart 1 of 1: all nodes meet again" in first.err
+    assert "restart 1 of 1: all nodes join a new rendezvous" in first.err
     assert read_weights(first.out, again.out) == alone(1, shards=2)
 
 
@@ -636,3 +644,43 @@ def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_ri
     third = coming(TALK, nnodes="3:4")
     until(lambda: "waits at" in third.err)
     assert "more nodes: 2 of 3 to 4 are here" in third.err
+
+
+PLAIN = """
+    import datetime, sys, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=17))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fault, rank = sys.argv[1:]
+    for step in range(10000):
+        if dist.get_rank() == int(rank):
+            time.sleep(3600 if step == 20 and fault == "stuck" else 0.05 if fault == "slow" else 0)
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.long
+def test_a_stuck_rank_of_another_node_is_named_in_a_script_that_knows_nothing_of_lockstep(numbered):
+    first, second = (numbered(PLAIN, number, args=("stuck", 1)) for number in range(2))
+    assert (first.wait(), second.wait()) != (0, 0)
+    warned, _, error = first.err.partition("error: ")
+    where = r"\S+ \(pid \d+\): in the script, after step 20 \(\d+ collectives\)"
+    missing = rf"rank 0 waits for rank 1\.\n  rank 1 on {where}"
+    assert re.search(rf"WARNING: no progress for 1\d s: {missing}", warned)
+    assert re.match(rf"no progress for \d+ s: {missing}", error)
+    assert "script.py:9 in <module>" in warned
+    assert "no progress" not in second.err  # one launcher tells
+
+
+@pytest.mark.long
+def test_a_slow_rank_of_another_node_is_named_in_a_script_that_knows_nothing_of_lockstep(numbered):
+    first, second = (numbered(PLAIN, number, args=("slow", 1)) for number in range(2))
+    until(lambda: "is slow" in first.err)
+    assert re.search(r"WARNING: rank 1 on \S+ is slow, up to step \d+: .* mostly at \S+script.py:9 in <module>", first.err)
+    first.process.send_signal(signal.SIGINT)
+    first.wait()
+    second.wait()
+    assert "is slow" not in second.err

@@ -279,3 +279,26 @@ def test_a_script_of_horovods_own_is_told_who_starts_it(tmp_path, source, nproc,
         return
     with pytest.raises(ConfigError, match=r"train.py, line 2, calls hvd.init.* horovodrun -np 3 python .*train.py"):
         check_starter(script, nproc)
+
+
+CLIENT = "from torch.distributed import TCPStore\nTCPStore('127.0.0.1', 29500, is_master={})"
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [
+        ("from torchft import Manager", "torchft in {}/train.py, line 1"),
+        ("import torchft.process_group", "torchft in {}/train.py, line 1"),
+        ("import parts", "torchft in {}/parts.py, line 1"),
+        (CLIENT.format(False), "TCPStore in {}/train.py, line 2"),
+        (CLIENT.format("rank == 0"), None),
+        (f"{CLIENT.format(False)}\n{CLIENT.format(True)}", None),
+        ("import torch.distributed as dist\ndist.TCPStore('localhost', 29500, 2, rank == 0)", None),
+        ("import torchft, lockstep\nteam = lockstep.join()", None),
+        ("import torchft\nimport torch.distributed as dist\ndist.init_process_group()", None),
+        ("import torch", None),
+    ],
+)
+def test_a_client_of_the_launchers_store_is_told_from_a_script_that_may_serve_one(read, tmp_path, source, where):
+    found = read(source, {"parts.py": "import torchft"}).store_client(tmp_path)
+    assert found == (where and where.format(tmp_path))

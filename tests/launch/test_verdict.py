@@ -55,7 +55,7 @@ def test_of_two_causes_the_first_is_that_which_was_seen_first_whatever_the_clock
 def test_restarts_are_counted_and_end():
     found = judged([FOLLOWED, FAILED], used=1, max_restarts=2)
     assert (found.goes_on, found.counts) == (True, True)
-    assert found.text.endswith("lockstep: restart 2 of 2: all nodes meet again")
+    assert found.text.endswith("lockstep: restart 2 of 2: all nodes join a new rendezvous")
     found = judged([FOLLOWED, FAILED], used=2, max_restarts=2)
     assert not found.goes_on
     assert found.text.endswith("not started again: all restarts were used (2)")
@@ -113,7 +113,7 @@ def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stop
     assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or goes_on
     assert found.status == (0 if goes_on else 128 + 15)
     if is_elastic and stopped == 0:
-        assert "it kept the store" in found.text
+        assert "it kept the rendezvous store" in found.text
 
 
 def test_reports_travel_as_text():
@@ -138,7 +138,7 @@ def test_a_run_that_has_saved_itself_ends_on_all_nodes_with_its_status_and_is_no
 def test_where_nodes_come_and_go_those_that_were_not_told_go_on_if_they_are_enough():
     found = judged([SAVED, LEAVES], is_elastic=True)
     assert (found.goes_on, found.counts, found.reporter) == (True, False, 0)
-    assert found.text == "the run is saved, and two leaves: the others meet again"
+    assert found.text == "the run is saved, and two leaves: the others join a new rendezvous"
     assert not judged([SAVED, LEAVES], is_elastic=True, least=2).goes_on
     assert not judged([LEAVES, LEAVES], is_elastic=True).goes_on
     assert not judged([LEAVES, SAVED], is_elastic=True).goes_on  # node 0 keeps the store

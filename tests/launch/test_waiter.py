@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize("hints", [True, False])
-def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_has_timed_out(monkeypatch, capsys, hints):
+def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_lacked_peers(monkeypatch, capsys, hints):
     monkeypatch.setattr(waiter, "_TELL_AFTER_S", 0.0)
     monkeypatch.setattr(waiter, "_TELL_EVERY_S", 0.0)
     one = Waiter("host0:29500", 60, Stop(), "Is node 1 there?", hints=hints)

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.measure.events import EventWriter, read_history
 from lockstep.measure.shaped import last_told
 from lockstep.measure.tracking import Trackers
-from lockstep.trackers import split_track
+from lockstep.trackers import split_track, without_services
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -138,6 +138,21 @@ def test_an_object_of_the_script_is_a_tracker_and_a_missing_package_is_named_wit
         in done.stderr
     )
     assert len([call for call in recorded(tmp_path) if call["what"] == "log"]) == 21
+
+
+@pytest.mark.long
+def test_a_trial_writes_to_no_tracker_whatever_the_script_names(train, package, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_TRIAL", "1")
+    done = train(join="track=[__import__('recorder'), 'trackio', 'tensorboard']", site=package(RECORDER))
+    assert done.returncode == 0, done.stderr
+    assert "trackio" not in done.stderr
+    assert not (tmp_path / "recorded").exists()
+
+
+def test_of_trackers_a_trial_keeps_what_writes_into_its_run_directory():
+    assert without_services(None) is None
+    assert without_services(("wandb:birds",)) == ("off",)
+    assert without_services(("object recorder", "tensorboard")) == ("tensorboard",)
 
 
 def test_names_are_checked_before_anything_starts():

@@ -1,4 +1,4 @@
-"""A plain training script, to be disturbed and gone on with by scripts that differ: ``plain.py [NAME=VALUE ...]``."""
+"""A plain training script, to be disturbed and resumed by scripts that differ: ``plain.py [NAME=VALUE ...]``."""
 
 import json
 import os

@@ -3,7 +3,7 @@
     make soak N=200 SOAK_ARGS="--seed 7"
 
 Every round is a run of ``victim.py`` that is killed, or asked to stop (SIGTERM, SIGUSR1), once to three times (one rank, all
-ranks at once, or the launcher) and gone on with by another number of processes, another number of loader workers, perhaps
+ranks at once, or the launcher) and resumed by another number of processes, another number of loader workers, perhaps
 another launcher. In the end every sample of every epoch must have been used exactly once, and the digest must be that of a
 run that nobody disturbed. See ``soaking``; on several hosts, ``cluster/soak_hosts.py`` does it.
 """

@@ -1,4 +1,4 @@
-"""An interrupted run is gone on with by a script or command that differs: refused, with the difference named, or allowed."""
+"""An interrupted run is resumed by a script or command that differs: refused, with the difference named, or allowed."""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""A run goes on in another precision, if that is allowed: its state becomes what it is in that one."""
+"""A run resumes in another precision, if that is allowed: its state becomes what it is in that one."""
 
 import pytest
 from laboratory import PLAIN

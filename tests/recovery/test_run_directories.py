@@ -1,4 +1,4 @@
-"""Which run a command goes on with: its own that was interrupted, and no other."""
+"""Which run a command resumes: its own that was interrupted, and no other."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def test_the_same_command_goes_on_in_its_directory_at_any_number_of_processes_un
     assert lab.resumes(lab.directory / "runs" / "plain-1")[-1] > 0, f"seed {seed}\n{ended}"
     assert "run runs/plain-1 resumes after step" in ended.out
     ended = lab.run(PLAIN, run_dir=None)
-    assert (ended.words, runs(lab)) == (undisturbed(), ["plain-1", "plain-2"]), "a run that has ended is not gone on with"
+    assert (ended.words, runs(lab)) == (undisturbed(), ["plain-1", "plain-2"]), "a run that has ended is not resumed"
     assert "goes on" not in ended.out
 
 
@@ -162,3 +162,32 @@ def test_a_function_never_goes_on_with_an_earlier_call_unless_its_directory_is_n
         events = (tmp_path / where / "events.jsonl").read_text()
         assert events.count('"event": "resume"') == (name is not None)
     assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+ENDS_ITSELF = """
+import os, sys
+import torch, lockstep
+team = lockstep.join(checkpoint_every=2)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(40, 4))
+model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, 4))
+for epoch in team.epochs(1):
+    for batch in loader:
+        for (x,) in batch.shards:
+            team.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        if team.step == 5 and not os.path.exists("licence"):
+            sys.exit("no licence")
+"""
+
+
+def test_a_run_that_its_script_has_ended_in_words_is_not_finished_and_resumes(run_here, tmp_path):
+    ended = run_here(ENDS_ITSELF)
+    assert ended.returncode == 1
+    assert "no licence" in ended.stderr
+    (tmp_path / "licence").touch()
+    ended = run_here(ENDS_ITSELF)
+    assert ended.returncode == 0, ended.stderr
+    assert "run runs/script-1 resumes after step" in ended.stdout + ended.stderr

@@ -15,15 +15,15 @@ from lockstep.analysis.methods import Row, parse_method
 from lockstep.analysis.results import read_results
 from lockstep.analysis.study import Task
 from lockstep.analysis.verification import SettingResult, Summary, Verification
-from lockstep.cli.inventory import FINISHED, Run
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
 from lockstep.explain.split import PARTS
+from lockstep.inventory import FINISHED, Run
 from lockstep.report import launches, training
 from lockstep.report.chart import short
 from lockstep.report.comparison_page import comparison_page
-from lockstep.report.html import render, sort_key
+from lockstep.report.html import render, sort_key, with_code
 from lockstep.report.run_page import RunRecord, run_page
 from lockstep.report.thin import MOST_POINTS, thin, ticks
 from lockstep.report.verification_page import verification_page
@@ -170,6 +170,11 @@ def test_axes_have_a_few_round_numbers(low, high):
     assert 1 <= len(found) <= 6
     assert all(low - 1e-9 * abs(low) <= tick <= high + 1e-9 * abs(high) for tick in found)
     assert all(len(short(tick)) <= 7 for tick in found)
+
+
+def test_options_and_what_stands_between_backticks_are_code_and_nothing_else_is_html():
+    assert with_code("help, or --accumulate-by.") == 'help, or <code class="option">--accumulate-by</code>.'
+    assert with_code("no `single` row < 1, `a<b>`") == "no <code>single</code> row &lt; 1, <code>a&lt;b&gt;</code>"
 
 
 def test_cells_are_sorted_by_what_they_mean():

@@ -1,1 +1,1 @@
-"""Instruments that read runs: they start scripts and read journals, and know nothing of how gradients meet."""
+"""Instruments that read runs: they start scripts and read journals, and know nothing of how gradients are reduced."""

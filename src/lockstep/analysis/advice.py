@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.figures import Figures
-from lockstep.analysis.study import counted
+from lockstep.machine.sizes import counted
 
 _SHORT_S = 2.0
 _SLOW = 1.5

@@ -17,6 +17,11 @@ from lockstep.analysis.trial import Observer, Trial, run_trial
 from lockstep.errors import ConfigError, UsageError
 from lockstep.measure.events import read_history
 
+_NO_JOURNAL = (
+    "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not give it a "
+    "run_dir of its own"
+)
+
 
 def plan(
     task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3, source: str = ""
@@ -71,8 +76,8 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
         comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
         speed = f"{count(done.figures.samples_per_s)} samples/s" if done.figures else f"{done.status}: {done.reason}"
         observer.ended(f"{speed} ({done.command_s or 0:.1f} s in all)")
-        if done.status == "interrupted":
-            break
+        if done.status == "interrupted" or (done.reason == _NO_JOURNAL and not any(row.measured for row in rows)):
+            break  # the script would not join in another row either
     return comparison
 
 
@@ -106,10 +111,7 @@ def _figures(trial: Trial) -> Figures:
     try:
         figures = figures_of(read_history(trial.run_dir))
     except FileNotFoundError:
-        raise UsageError(
-            "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not "
-            "give it a run_dir of its own"
-        ) from None
+        raise UsageError(_NO_JOURNAL) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the run's journal cannot be read ({error!r}): was it written by another version?") from error
     if figures.num_processes != trial.num_processes:

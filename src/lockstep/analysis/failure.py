@@ -21,12 +21,12 @@ def first_error(output: str, exit_status: int | None) -> str:
     """The first error in the output, on one line: an exception (the last of a chain), else an ``Error:`` line, else
     the last line, with how the process ended if there is nothing to show."""
     lines = [_PREFIX.sub("", line) for line in output.splitlines()]
-    found = _first_exception(lines) or next((line for line in lines if _ERROR.match(line)), None)
-    if found is None:
-        found = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    error = _first_exception(lines) or next((line for line in lines if _ERROR.match(line)), None)
+    if error is None:
+        error = next((line.strip() for line in reversed(lines) if line.strip()), "")
         ending = how_it_ended(exit_status)
-        found = f"{ending}; its last line: {found}" if found else f"{ending} without a word"
-    return found if len(found) <= _LONGEST else found[: _LONGEST - 1] + "…"
+        error = f"{ending}; its last line: {error}" if error else f"{ending} without a word"
+    return error if len(error) <= _LONGEST else error[: _LONGEST - 1] + "…"
 
 
 def whole_error(output: str) -> str:
@@ -63,14 +63,14 @@ def how_it_ended(exit_status: int | None) -> str:
 
 
 def _first_exception(lines: list[str]) -> str | None:
-    found, inside, chained = None, False, False
+    exception, inside, chained = None, False, False
     for line in lines:
         if line.startswith(_TRACEBACK):
-            if found is not None and not chained:
+            if exception is not None and not chained:
                 break  # another process's
             inside, chained = True, False
         elif inside and _EXCEPTION.match(line):
-            found, inside = line, False
-        elif found is not None and line.startswith(_CHAINED):
+            exception, inside = line, False
+        elif exception is not None and line.startswith(_CHAINED):
             chained = True
-    return found
+    return exception

@@ -178,8 +178,8 @@ def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Re
             for ours, theirs in itertools.product(rounds.values(), baseline.values())
             if getattr(ours, f"{name}_from") == getattr(theirs, f"{name}_from")
         ]
-        found = [float(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-        return max(found, key=abs, default=None)
+        differences = [float(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        return max(differences, key=abs, default=None)
 
     ratios = [rounds[number].samples_per_s / baseline[number].samples_per_s for number in rounds if number in baseline]
     if not ratios:  # the one was interrupted in the only round that the other has

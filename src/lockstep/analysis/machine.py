@@ -59,14 +59,14 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
 def find_components(*, num_gpus: int) -> set[str]:
     """What this machine has of that which some methods need."""
     flags = {*_cpu_line("flags", "features").split()}
-    found = {
+    components = {
         "gpus": num_gpus > 0,
         "float16": num_gpus > 0 or bool(_FLOAT16_FLAGS & flags),
         "bfloat16": num_gpus > 0 or bool(_BFLOAT16_FLAGS & flags),
         "horovod": importlib.util.find_spec("horovod") is not None,
         "mpirun": shutil.which("mpirun") is not None,
     }
-    return {name for name, is_here in found.items() if is_here}
+    return {name for name, is_here in components.items() if is_here}
 
 
 def _version(distribution: str) -> str:

@@ -103,10 +103,10 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     return methods
 
 
-def default_methods(found: Collection[str]) -> tuple[str, ...]:
-    """The names of those that a machine can run, of which ``found`` says what it has: gpus, float16, bfloat16, horovod,
+def default_methods(components: Collection[str]) -> tuple[str, ...]:
+    """The names of those that a machine can run, of whose ``components`` it has these: gpus, float16, bfloat16, horovod,
     mpirun."""
-    return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in found)
+    return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in components)
 
 
 def needing(*components: str) -> tuple[str, ...]:

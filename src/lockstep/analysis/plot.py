@@ -10,7 +10,7 @@ from lockstep.analysis import table
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
 from lockstep.analysis.scaling import Point, scaling_of
-from lockstep.analysis.study import counted
+from lockstep.machine.sizes import counted
 
 FILE_NAME = "comparison.png"
 _SCALING_HEIGHT = 3.6
@@ -74,10 +74,12 @@ def _draw_scaling(axes: Any, scaling: Mapping[str, Sequence[Point]]) -> None:
         speed_ups = [point.speed_up for point in points]
         intervals = [point.interval for point in points]
         below = [
-            0.0 if found is None else point.speed_up - found.low for point, found in zip(points, intervals, strict=True)
+            0.0 if interval is None else point.speed_up - interval.low
+            for point, interval in zip(points, intervals, strict=True)
         ]
         above = [
-            0.0 if found is None else found.high - point.speed_up for point, found in zip(points, intervals, strict=True)
+            0.0 if interval is None else interval.high - point.speed_up
+            for point, interval in zip(points, intervals, strict=True)
         ]
         axes.errorbar(
             [point.num_processes for point in points],

@@ -96,8 +96,8 @@ def _maybe(kind: Callable[..., T], content: Mapping[str, Any] | None) -> T | Non
 def _made(kind: Callable[..., T], content: Mapping[str, Any], **fields: Any) -> T:
     """A dataclass from those of the contents that are its fields; ``fields`` come first."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    found = {name: _as_tuple(content[name]) for name in names if name in content}
-    return kind(**{**found, **fields})
+    known = {name: _as_tuple(content[name]) for name in names if name in content}
+    return kind(**{**known, **fields})
 
 
 def _as_tuple(value: Any) -> Any:

@@ -26,4 +26,4 @@ def scaling_of(comparison: Comparison) -> dict[str, tuple[Point, ...]]:
         if relation is not None:
             point = Point(num_processes=number, speed_up=relation.speed_up, interval=relation.interval)
             points.setdefault(result.row.method.name, {})[number] = point
-    return {name: tuple(found[number] for number in sorted(found)) for name, found in points.items() if len(found) > 1}
+    return {name: tuple(by_size[size] for size in sorted(by_size)) for name, by_size in points.items() if len(by_size) > 1}

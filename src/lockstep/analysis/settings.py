@@ -106,8 +106,8 @@ def expand(
         for index, (size, number, launcher) in enumerate(combinations, start=1)
     ]
     if resumes:
-        other = least if least < largest else 1
+        last_world_size = least if least < largest else 1
         settings.append(
-            Setting(number=len(settings) + 1, world_size=other, workers=workers[0], killed_at=largest),
+            Setting(number=len(settings) + 1, world_size=last_world_size, workers=workers[0], killed_at=largest),
         )
     return tuple(settings)

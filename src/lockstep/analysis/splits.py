@@ -21,11 +21,11 @@ def splits_of(passes: Iterable[Mapping[str, Any]]) -> tuple[list[Split], int]:
     Args:
         passes: the journal's events ``epoch``.
     """
-    found = [event for event in passes if _is_split(event.get("split")) and number_in(event, "num_steps")]
-    if not found:
+    timed = [event for event in passes if _is_split(event.get("split")) and number_in(event, "num_steps")]
+    if not timed:
         return [], 0
-    size = len(found[-1]["split"])
-    alike = [event for event in found if len(event["split"]) == size]
+    size = len(timed[-1]["split"])
+    alike = [event for event in timed if len(event["split"]) == size]
     splits = [
         {part: math.fsum(number_in(event["split"][rank], part) or 0.0 for event in alike) for part in PARTS}
         for rank in range(size)
@@ -40,8 +40,8 @@ def slowest_of(splits: Sequence[Mapping[str, float]]) -> tuple[int | None, float
     if len(busy) < 2:
         return None, None
     rank = max(range(len(busy)), key=lambda index: busy[index])
-    others = statistics.median(busy[:rank] + busy[rank + 1 :])
-    return rank, (100 * (busy[rank] / others - 1) if others else 0.0)
+    typical_s = statistics.median(busy[:rank] + busy[rank + 1 :])
+    return rank, (100 * (busy[rank] / typical_s - 1) if typical_s else 0.0)
 
 
 def _is_split(value: Any) -> bool:

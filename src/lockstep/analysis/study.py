@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.trial import Trial
 from lockstep.atomic import write_atomic
+from lockstep.errors import ConfigError
 
 SCHEMA = 1
 FILE_NAME = "results.json"
@@ -120,12 +120,22 @@ class Study(abc.ABC):
 
 
 def new_directory(out: Path) -> Path:
-    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever deleted or mixed."""
+    """Make ``out``; if something is there already, ``out-2``, ``out-3``, ... Nothing is ever deleted or mixed.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     for number in itertools.count(1):
         candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
-        with contextlib.suppress(FileExistsError):
+        try:
             candidate.mkdir(parents=True)
             return candidate
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ConfigError(
+                f"the results cannot be written to {candidate.absolute()}: {error.strerror}. --out DIR puts them elsewhere"
+            ) from None
         if candidate.is_dir() and not any(candidate.iterdir()):
             return candidate
     raise AssertionError("count() does not end")
@@ -140,8 +150,3 @@ def latest_directory(out: Path) -> Path | None:
             return latest
         latest = candidate
     raise AssertionError("count() does not end")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

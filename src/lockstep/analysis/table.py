@@ -13,7 +13,7 @@ from rich.text import Text
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
 from lockstep.analysis.sentences import sentence_of
-from lockstep.analysis.study import counted
+from lockstep.machine.sizes import counted
 
 NOTHING = "–"
 
@@ -82,10 +82,14 @@ def show(comparison: Comparison, console: Console) -> None:
         said = sentence_of(comparison, result)
         if said is not None:
             console.print(Text(f"{result.row.label}: {said}"), soft_wrap=False)
+    alike: dict[tuple[str, str], list[RowResult]] = {}
     for result in comparison.rows:
         if result.reason is not None:
-            log = f" ({comparison.directory / result.told.log})" if result.told.log else ""
-            console.print(Text(f"{result.row.label} {result.status}: {result.reason}{log}", style="red"), soft_wrap=True)
+            alike.setdefault((result.status, result.reason), []).append(result)
+    for (status, reason), results in alike.items():
+        which, log = ", ".join(result.row.label for result in results), results[0].told.log
+        where = f" ({comparison.directory / log})" if log else ""
+        console.print(Text(f"{which} {status}: {reason}{where}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
     for note in comparison.notes:
         console.print(Text(f"Note: {note}", style="yellow"))

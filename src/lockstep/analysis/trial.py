@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lockstep import world
 from lockstep.analysis.failure import first_error, whole_error
+from lockstep.config import RunConfig
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
+from lockstep.option import options_of
 
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it
@@ -90,7 +92,9 @@ class Trial:
     def environment(self, mark: str) -> dict[str, str]:
         """This process's, changed as little as can be. Launchers that know nothing of lockstep have the settings there."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
-        environment.update({_MARK: mark, **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables})
+        environment.update(
+            {_MARK: mark, world.TRIAL: "1", **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
+        )
         if self.launcher != "lockstep":
             environment[world.SETTINGS] = json.dumps(dict(self.settings))
         return environment
@@ -121,6 +125,19 @@ class Record:
     """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed as was asked for."""
     command_s: float | None = None
     """The whole command, start-up and evaluation included."""
+
+
+def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
+    """The settings of a command that a trial of it can take over, without some."""
+    options = options_of(RunConfig)
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in but
+        and not options[name].names
+        and isinstance(value, (int, float, str))
+        and not isinstance(value, bool)
+    }
 
 
 class Observer(Protocol):

@@ -1,4 +1,4 @@
-"""A comparison that was interrupted is gone on with by the same command."""
+"""A comparison that was interrupted is resumed by the same command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def digest_of(script: Path | None) -> str:
 def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
     """The newest comparison in ``out``, ``out-2``, ... if it is this one, as far as it has come; else None, and why not.
 
-    Nothing is said where there is nothing to go on with: none was begun, or it is complete.
+    Nothing is said where there is nothing to resume: none was begun, or it is complete.
     """
     directory = latest_directory(out)
     if directory is None or not (directory / FILE_NAME).exists():
@@ -42,23 +42,23 @@ def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
     if not isinstance(earlier, Comparison) or not turns_left(earlier):
         return None, ""
     now, then = _identity(planned), _identity(earlier)
-    other = [name for name in now if now[name] != then[name]]
-    if other:
-        return None, f"{directory} is not complete, and not gone on with: it has other {', '.join(other)}"
+    differing = [name for name in now if now[name] != then[name]]
+    if differing:
+        return None, f"{directory} is not complete, and not resumed: it has other {', '.join(differing)}"
     with held(directory) as is_mine:
         if not is_mine:
-            return None, f"{directory} is not gone on with: it is still running, or its file system has no locks"
+            return None, f"{directory} is not resumed: it is still running, or its file system has no locks"
     return dataclasses.replace(earlier, task=planned.task), ""
 
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[bool]:
-    """Keep others from going on with the comparison in a directory: it runs here. Yields whether nobody else holds it."""
+    """Keep others from resuming the comparison in a directory: it runs here. Yields whether nobody else holds it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or no locks here: then nobody goes on with what may be running
+        except OSError:  # held, or no locks here: then nobody resumes what may be running
             yield False
         else:
             yield True

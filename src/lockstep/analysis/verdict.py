@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.analysis.study import counted
 from lockstep.analysis.verification import SettingResult, Verification
+from lockstep.machine.sizes import counted
 from lockstep.trace.differences import Difference
 
 _DIGITS = 16
@@ -32,15 +32,15 @@ def outcome(verification: Verification, result: SettingResult) -> str:
 
 def outcome_of_one_device(verification: Verification) -> str:
     """How the gradient of the first batch stands to that of one device, in one line."""
-    found = verification.one_device
-    assert found is not None
-    if found.status == "same":
-        return f"the same gradient of the first batch, up to rounding ({found.error:.1e} of its norm)"
-    if found.status == "sum":
-        return f"the gradient of the first batch is {found.factor:.4g} TIMES SMALLER"
-    if found.status == "differs":
-        return f"the gradient of the first batch DIFFERS by {found.error:.2g} of its norm"
-    return f"{found.status}: {found.reason}"
+    result = verification.one_device
+    assert result is not None
+    if result.status == "same":
+        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm)"
+    if result.status == "sum":
+        return f"the gradient of the first batch is {result.factor:.4g} TIMES SMALLER"
+    if result.status == "differs":
+        return f"the gradient of the first batch DIFFERS by {result.error:.2g} of its norm"
+    return f"{result.status}: {result.reason}"
 
 
 def verdict(verification: Verification) -> list[str]:
@@ -95,11 +95,11 @@ def _not_verified(verification: Verification) -> list[str]:
 
 
 def _one_device(verification: Verification) -> list[str]:
-    found = verification.one_device
-    if found is None or not found.is_bad:
+    result = verification.one_device
+    if result is None or not result.is_bad:
         return []
-    lines = [f"FAIL  {found.shards} shards against one device: {outcome_of_one_device(verification)}"]
-    if found.status == "sum":
+    lines = [f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"]
+    if result.status == "sum":
         return [
             *lines,
             "  likely cause: a sum: the loss is summed over the samples, and the mean over the shards is taken of it",
@@ -161,15 +161,15 @@ _STAGES = {
 
 
 def _diagnosis(verification: Verification) -> list[str]:
-    found = verification.diagnosis
-    if found is None:
+    diagnosis = verification.diagnosis
+    if diagnosis is None:
         return []
-    lines = [f"  it arose {found.arose}"] if found.arose else []
-    lines.append(f"  likely cause: {found.sentence}")
-    lines += [f"    {where}" for where in found.locations]
-    lines.append(f"  remedy: {found.remedy}")
-    if found.also_seen:
-        lines += ["  also seen, and perhaps innocent:", *(f"    {where}" for where in found.also_seen)]
-    if found.ruled_out and found.cause in ("unknown", "timing"):
-        lines += ["  ruled out:", *(f"    {text}" for text in found.ruled_out)]
+    lines = [f"  it arose {diagnosis.arose}"] if diagnosis.arose else []
+    lines.append(f"  likely cause: {diagnosis.sentence}")
+    lines += [f"    {where}" for where in diagnosis.locations]
+    lines.append(f"  remedy: {diagnosis.remedy}")
+    if diagnosis.also_seen:
+        lines += ["  also seen, and perhaps innocent:", *(f"    {where}" for where in diagnosis.also_seen)]
+    if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
+        lines += ["  ruled out:", *(f"    {text}" for text in diagnosis.ruled_out)]
     return lines

@@ -107,7 +107,7 @@ class Verification(Study):
     def verdict(self) -> str:
         """``pass``, ``fail``, or ``interrupted``."""
         as_one_device = self.one_device is None or not self.one_device.is_bad
-        if "interrupted" in {thing.status for thing in (*self.results, self.one_device) if thing is not None}:
+        if "interrupted" in {result.status for result in (*self.results, self.one_device) if result is not None}:
             return "interrupted"
         return "pass" if as_one_device and all(result.passed for result in self.results) else "fail"
 

@@ -95,9 +95,11 @@ class _Verifier:
             if run is not None:
                 # One that failed is compared as far as it came: what it computed before may tell why.
                 until = None if result.status == "ok" else max(run.steps)
-                found = first_fault(run) or (None if reference is None else first_difference(reference, run, until=until))
+                difference = first_fault(run) or (
+                    None if reference is None else first_difference(reference, run, until=until)
+                )
                 reference = reference or run
-                result = dataclasses.replace(result, difference=found)
+                result = dataclasses.replace(result, difference=difference)
             results = self.verification.results
             self._note(results=(*results[:index], result, *results[index + 1 :]))
             self._observer.ended(verdict.outcome(self.verification, result))

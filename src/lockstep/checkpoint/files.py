@@ -37,15 +37,15 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
     Returns:
         The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
     """
-    found, size = hashlib.sha256(), 0
+    hasher, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for block in _blocks(parts):
-            found.update(block.data)
+            hasher.update(block.data)
             file.write(block.data)
             size += len(block)
         file.flush()
         os.fsync(file.fileno())
-    return size, found.hexdigest()
+    return size, hasher.hexdigest()
 
 
 def holds(path: Path, parts: Iterable[Bytes]) -> bool:
@@ -54,8 +54,8 @@ def holds(path: Path, parts: Iterable[Bytes]) -> bool:
     with path.open("rb", buffering=0) as file:
         _let_go(file.fileno())
         for block in _blocks(parts):
-            found = memory[: len(block)]
-            if file.readinto(found.data) != len(block) or not np.array_equal(found, block):
+            stored = memory[: len(block)]
+            if file.readinto(stored.data) != len(block) or not np.array_equal(stored, block):
                 return False
         return file.read(1) == b""
 
@@ -80,14 +80,14 @@ def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
         path: of the file.
         progress: called now and then with the number of bytes read since.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         _let_go(file.fileno())
         while block := file.read(_BLOCK_BYTES):
-            found.update(block)
+            hasher.update(block)
             if progress is not None:
                 progress(len(block))
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def copy(source: Path, target: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -98,13 +98,13 @@ def copy(source: Path, target: Path, progress: Callable[[int], None] | None = No
         target: a file that does not exist yet.
         progress: called now and then with the number of bytes copied since.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
         while block := reader.read(_BLOCK_BYTES):
-            found.update(block)
+            hasher.update(block)
             writer.write(block)
             if progress is not None:
                 progress(len(block))
         writer.flush()
         os.fsync(writer.fileno())
-    return found.hexdigest()
+    return hasher.hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.cli.inventory import Run
+from lockstep.inventory import Run
 from lockstep.measure.events import read_history
 
 _RUN = (
@@ -26,11 +26,13 @@ def write_runs(runs: Sequence[Run], file: TextIO) -> None:
     writer = csv.DictWriter(file, _RUN, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        found = run.as_json()
-        saved = found["checkpoint"] or {}
-        row = {name: found[name] for name in _RUN if name in found}
+        fields = run.as_json()
+        saved = fields["checkpoint"] or {}
+        row = {name: fields[name] for name in _RUN if name in fields}
         row.update({f"saved_{name}": saved.get(name) for name in ("step", "epoch", "time_s", "bytes")})
-        row.update(world_size=(found["world_sizes"] or [None])[-1], args=shlex.join(run.args), remarks=" ".join(run.remarks))
+        row.update(
+            world_size=(fields["world_sizes"] or [None])[-1], args=shlex.join(run.args), remarks=" ".join(run.remarks)
+        )
         writer.writerow(row)
 
 

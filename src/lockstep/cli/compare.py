@@ -12,7 +12,7 @@ from rich.console import Console
 from lockstep.analysis import compare, methods, plot, table, unfinished
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
-from lockstep.analysis.study import Task, counted
+from lockstep.analysis.study import Task
 from lockstep.atomic import write_atomic
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.report import DEFAULT as REPORT
@@ -20,6 +20,7 @@ from lockstep.cli.report import histories_of
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
+from lockstep.machine.sizes import counted
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import render
 
@@ -30,7 +31,7 @@ Examples:
       every method that this machine can run
   lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
       three methods, both ddp ones with 2 and 4 processes: five rows
-  lockstep compare --methods ddp,ddp@torchrun --timeout-per-method 600 -m package.train
+  lockstep compare --methods ddp,ddp@torchrun -m package.train
       the same method with two launchers, for a module
   lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
       arguments after the script are passed to it
@@ -60,13 +61,10 @@ Examples:
     "--rounds",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     metavar="N",
-    help="Times that each row runs, in turn with the others: what differs by noise only is told from what does not.",
+    help="Number of times that each row runs, in turn with the others, to tell differences from noise.  [default: 3]",
 )
-@click.option(
-    "--fresh", is_flag=True, help="Begin anew also where this comparison was interrupted and could be gone on with."
-)
+@click.option("--fresh", is_flag=True, help="Start over even if this comparison was interrupted and could be resumed.")
 @options_of_studies(
     run="row",
     out="comparison",
@@ -81,10 +79,10 @@ def command(
 
     Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
-    a sentence a row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
+    a sentence per row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
     same as report.html, comparison.png and results.json, and the directory and output of every run.
 
-    The same command goes on with a comparison that was interrupted.
+    The same command resumes a comparison that was interrupted.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -98,8 +96,8 @@ def command(
       precision  32-true (the default), 16-mixed, 16-master, 16-true, bf16-mixed,
                  bf16-true
     """
-    found = find_components(num_gpus=here.num_gpus)
-    chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(found)))
+    components = find_components(num_gpus=here.num_gpus)
+    chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(components)))
     if nproc is None:
         nprocs = methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores)
     else:
@@ -110,18 +108,19 @@ def command(
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
         f"V = {counted(planned.shards, 'shard')}, {counted(planned.threads, 'thread')} a process"
     )
-    emulated = [name for name in ("float16", "bfloat16") if name not in found]
+    emulated = [name for name in ("float16", "bfloat16") if name not in components]
     if method_names is None and emulated:
         click.echo(
             f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
-            f"{' and '.join(emulated)} and emulates them, often several times slower than float32; --methods runs them."
+            f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
+            "--methods runs them."
         )
     resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
     if why_not:
         click.echo(f"{why_not}: a new one is begun")
     if resumed is not None:
         done_before = sum(len(result.measured) for result in resumed.rows)
-        what = f"going on with an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
+        what = f"resuming an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
     study = resumed or planned.begin(out)
     with unfinished.held(study.directory):
         done = conduct(study, what, compare.run, _report)

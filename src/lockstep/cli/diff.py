@@ -22,7 +22,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep diff runs/train-1 runs/train-2
-      the first step in which they differ, in what, and what of their settings, scripts, versions and machines differs
+      the first step in which they differ, and how their settings differ
   lockstep diff runs/train-1 runs/train-2 --json | jq .difference.step
       for other programs
 
@@ -33,49 +33,49 @@ Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there 
 
 
 @click.command("diff", epilog=_EPILOG, context_settings=CONTEXT)
-@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
-@click.argument("two", metavar="RUN_B", type=click.Path(path_type=Path))
+@click.argument("first", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="RUN_B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(one: Path, two: Path, as_json: bool) -> None:
+def command(first: Path, second: Path, as_json: bool) -> None:
     """Find the first step in which the runs in two directories differ, and what else differs between them."""
-    records = read_record(one), read_record(two)
-    found = compare(read_digests(one), read_digests(two))
-    if found.is_empty:
-        raise UsageError(f"the digest journals of {one} and {two} have no step in common: there is nothing to compare")
-    step = found.steps[-1] if found.difference is None else found.difference.step
+    records = read_record(first), read_record(second)
+    comparison = compare(read_digests(first), read_digests(second))
+    if comparison.is_empty:
+        raise UsageError(f"the digest journals of {first} and {second} have no step in common: there is nothing to compare")
+    step = comparison.steps[-1] if comparison.difference is None else comparison.difference.step
     unlike = list(differences(*records, step))
     if as_json:
-        click.echo(json.dumps(_as_json(records, found, unlike), indent=1))
+        click.echo(json.dumps(_as_json(records, comparison, unlike), indent=1))
     else:
         console = open_console()
-        for line in _lines(records, found, unlike):
+        for line in _lines(records, comparison, unlike):
             say(console, line)
-    sys.exit(0 if found.difference is None else 1)
+    sys.exit(0 if comparison.difference is None else 1)
 
 
-def _as_json(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list[Unlike]) -> dict[str, Any]:
+def _as_json(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> dict[str, Any]:
     return {
         "runs": [str(record.path) for record in records],
         "last_steps": [record.last_step for record in records],
-        "equal": found.difference is None,
-        "steps": [found.steps[0], found.steps[-1]] if found.steps else None,
-        "states": found.states,
-        "difference": None if found.difference is None else dataclasses.asdict(found.difference),
+        "equal": comparison.difference is None,
+        "steps": [comparison.steps[0], comparison.steps[-1]] if comparison.steps else None,
+        "states": comparison.states,
+        "difference": None if comparison.difference is None else dataclasses.asdict(comparison.difference),
         "unlike": [dataclasses.asdict(item) for item in unlike],
     }
 
 
-def _lines(records: tuple[RunRecord, RunRecord], found: Comparison, unlike: list[Unlike]) -> list[str]:
+def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike: list[Unlike]) -> list[str]:
     names = tuple(str(record.path) for record in records)
     lines = []
-    if found.difference is None:
-        states = f"; gradient and state after {len(found.states)} of them" if found.states else ""
-        lines.append(f"EQUAL  samples and losses of steps {found.steps[0]} to {found.steps[-1]}{states}")
+    if comparison.difference is None:
+        states = f"; gradient and state after {len(comparison.states)} of them" if comparison.states else ""
+        lines.append(f"EQUAL  samples and losses of steps {comparison.steps[0]} to {comparison.steps[-1]}{states}")
     else:
-        lines.append(f"DIFFERENT  first in {in_words(found.difference)}")
-        if found.states:
-            lines.append(f"  the state was last compared, and equal, after step {found.states[-1]}")
-        elif found.difference.step > 1:
+        lines.append(f"DIFFERENT  first in {in_words(comparison.difference)}")
+        if comparison.states:
+            lines.append(f"  the state was last compared, and equal, after step {comparison.states[-1]}")
+        elif comparison.difference.step > 1:
             lines.append("  the state was not compared before it: --journal-every sets after which steps it can be")
     steps = [record.last_step for record in records]
     if steps[0] != steps[1]:

@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.findings import show, situation_of
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
@@ -28,23 +28,31 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
 
-_EPILOG = """\
+_EPILOG = """
+\b
 Examples:
-  lockstep doctor                                  this machine, and the exchange between two of its processes
-  lockstep doctor --nproc 4 --run-dir /data/run1   for four processes, and a run in that directory
-  lockstep doctor train.py --epochs 1              also: does the loader of train.py keep up?
+  lockstep doctor
+      this machine, and the exchange between two of its processes
+  lockstep doctor --nproc 4 --run-dir /data/run1
+      for four processes, and a run in that directory
+  lockstep doctor train.py --epochs 1
+      also: does the loader of train.py keep up?
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
-  lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0   on host0; on the other, with --node-rank 1
-  srun --nodes 2 --ntasks-per-node 1 lockstep doctor             all machines of a Slurm job, and between them
-  lockstep run --preflight --nproc 4 train.py      the same for this machine, before training; no start after a failure
+      for other programs
+  lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
+      on host0; on the other machine, with --node-rank 1
+  srun --nodes 2 --ntasks-per-node 1 lockstep doctor
+      all machines of a Slurm job, and between them
+  lockstep run --preflight --nproc 4 train.py
+      the same for this machine, before training; no start after a failure
 
-All options of lockstep run are accepted, so that its command line can be examined with one word changed.
-SCRIPT really runs, in a run directory that is thrown away: what else it writes, it writes.
+All options of lockstep run are accepted, so that its command line can be examined with one word changed. SCRIPT really runs,
+in a temporary run directory; whatever else it writes stays.
 
 Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
-_START_S = _MEETING_S = 60.0
+_START_S = _RENDEZVOUS_S = 60.0
 _SHOWN = (
     *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
@@ -52,35 +60,23 @@ _SHOWN = (
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
-class _ShortHelp(GroupedCommand):
-    """Shows the options that matter here; the others of ``lockstep run`` are accepted."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        own = [name for name in records if name not in self._groups]
-        for title, names in (("Options", own), ("Options of lockstep run, such as", _SHOWN)):
-            with formatter.section(title):
-                formatter.write_dl([records[name] for name in names])
-
-
 @click.command(
     "doctor",
-    cls=_ShortHelp,
+    cls=ShortHelp,
     kinds=(LaunchOptions, RunConfig),
-    examples=_EPILOG,
+    shown=_SHOWN,
+    epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
 @options_from(LaunchOptions, RunConfig)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a finding, with all values.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=5.0,
-    metavar="S",
-    help="How long steps of SCRIPT are measured.  [default: 5]",
+    metavar="SECONDS",
+    help="Time for which steps of SCRIPT are measured, in seconds.  [default: 5]",
 )
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -125,7 +121,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
 
 
 def _with_other_launchers(
-    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, own: Sequence[Finding]
+    options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
     """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
     how = dataclasses.replace(
@@ -137,14 +133,14 @@ def _with_other_launchers(
         max_restarts=0,
         attach=None,
     )
-    of_hosts = {"timeout_s": _MEETING_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
+    of_hosts = {"timeout_s": _RENDEZVOUS_S, **{name: value for name, value in settings.items() if name in _OF_HOSTS}}
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         path = Path(directory, "findings.json")
-        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in own]))
+        path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
         try:
             interruption = run_script("lockstep.doctor.over_hosts", [str(path)], how, of_hosts)
         except LockstepError as error:
-            return [*own, _apart(error)], True
+            return [*here, _apart(error)], True
         if interruption is not None:
             click.echo(interruption.message, err=True)
             sys.exit(interruption.status)
@@ -152,20 +148,20 @@ def _with_other_launchers(
     return [Finding(**fields) for fields in told["findings"]], told["rank"] == 0
 
 
-def _with_other_processes(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], bool]:
+def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
     """The same where srun, torchrun or mpirun has started this command several times."""
     from lockstep.doctor.over_hosts import meet  # imports torch
 
     try:
-        findings, rank = meet(situation, own)
+        findings, rank = meet(situation, here)
     except LockstepError as error:
-        return [*own, _apart(error)], True
+        return [*here, _apart(error)], True
     return findings, rank == 0
 
 
 def _apart(error: LockstepError) -> Finding:
-    verdict = fail(f"the processes did not meet: {error}", "the message tells who is missing, or what is in the way")
-    return dataclasses.replace(verdict, check="meeting")
+    verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
+    return dataclasses.replace(verdict, check="rendezvous")
 
 
 class _Progress:

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, printable, say
-from lockstep.cli.words import counted
 from lockstep.config import RunConfig
 from lockstep.doctor import processes
 from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
@@ -19,6 +18,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.function import return_server, share_server
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
+from lockstep.machine.sizes import counted
 from lockstep.world import read_environment
 
 PREFLIGHT_S = 3.0
@@ -71,8 +71,10 @@ def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:
     ]
     page = Page(headings=("check", "", "found"), rows=lines, styles=[_STYLES[state] for _, state, _ in lines])
     tables.show(console, page)
-    remedies = dict.fromkeys((one.state, one.check, one.remedy) for one in findings if one.state != OK and one.remedy)
-    for state, check, remedy in sorted(remedies, key=lambda one: STATES.index(one[0]), reverse=True):
+    remedies = dict.fromkeys(
+        (finding.state, finding.check, finding.remedy) for finding in findings if finding.state != OK and finding.remedy
+    )
+    for state, check, remedy in sorted(remedies, key=lambda row: STATES.index(row[0]), reverse=True):
         say(console, printable(f"{state}: {check}: {remedy}"), _STYLES[state])
-    counts = ", ".join(f"{sum(one == state for _, one, _ in lines)} {state}" for state in STATES)
+    counts = ", ".join(f"{sum(line[1] == state for line in lines)} {state}" for state in STATES)
     say(console, f"{counts}, in {took_s:.1f} s{f' on {num_hosts} hosts' if num_hosts > 1 else ''}")

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from lockstep.cli.tables import printable
 from lockstep.cli.watched import Point, Snapshot
-from lockstep.cli.words import counted, span
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.rank_reports import RankReport, name_ranks
+from lockstep.machine.sizes import counted, span
 from lockstep.measure.headway import bar_line, time_left
 
 _CURVE_HEIGHT = 5
@@ -57,7 +57,9 @@ def _head(seen: Snapshot, width: int) -> list[Text]:
         )
     if isinstance(start.get("world_size"), int):
         hosts = len(set(start.get("hosts") or ()))
-        facts.append(counted(start["world_size"], "process", "es") + (f" on {counted(hosts, 'host')}" if hosts > 1 else ""))
+        facts.append(
+            counted(start["world_size"], "process", "processes") + (f" on {counted(hosts, 'host')}" if hosts > 1 else "")
+        )
     if isinstance(start.get("time_s"), float):
         facts.append(f"started {span(seen.now_s - start['time_s'])} ago")
     return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
@@ -157,7 +159,7 @@ def _words(event: Mapping[str, Any]) -> tuple[str, str]:
     """An event in a line, and its style; empty: it is not shown."""
     step, kind = event.get("step"), event["event"]
     if kind == "start":
-        return f"started on {counted(event.get('world_size') or 1, 'process', 'es')}, {event.get('strategy')}", ""
+        return f"started on {counted(event.get('world_size') or 1, 'process', 'processes')}, {event.get('strategy')}", ""
     if kind == "resume":
         return (f"resumed after step {step}" if event.get("checkpoint") else "began anew, from no checkpoint"), "yellow"
     if kind == "evaluate":

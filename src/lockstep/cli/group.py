@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 
 import click
@@ -16,6 +17,7 @@ VERBS = {
     "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),
     "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
     "doctor": ("lockstep.cli.doctor:command", "Examine this machine, or several together, before they train."),
+    "tune": ("lockstep.cli.tune:command", "Find the loader settings with which a script's steps wait least for their data."),
     "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
     "watch": ("lockstep.cli.watch:command", "Show a run live: progress, curve, ranks, events, on any machine that sees it."),
     "report": ("lockstep.cli.report:command", "Write a run, a comparison or a verification as one HTML page."),
@@ -23,7 +25,7 @@ VERBS = {
         "lockstep.cli.diff:command",
         "Find the first step in which two runs differ, and what else differs between them.",
     ),
-    "replay": ("lockstep.cli.replay:command", "Take any step of a run again, to the bit, and look into it."),
+    "replay": ("lockstep.cli.replay:command", "Replay any step of a run, to the bit, and show what was computed in it."),
     "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
     "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
 }
@@ -47,7 +49,10 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click, but the error for an unknown command lists the known ones."""
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            hint = f" To run a script: lockstep run {args[0]}" if args[0].endswith(".py") else ""
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            if args[0].endswith(".py"):
+                hint = f" To run a script: lockstep run {args[0]}"
             ctx.fail(f"unknown command {args[0]!r}: choose one of {', '.join(VERBS)}.{hint}")
         return super().resolve_command(ctx, args)
 

@@ -20,9 +20,8 @@ from lockstep.cli.headers import ModelInfo, TensorInfo, read_manifest
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import NOTHING, counted, span
 from lockstep.errors import CheckpointError
-from lockstep.machine.sizes import size
+from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.recovery.position import Position
 
 _SUFFIX = ".safetensors"
@@ -166,7 +165,10 @@ def _facts(
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     yield "what", "all that the run needs to resume" if is_whole else "the best weights, kept by team.best()"
     yield "step", f"{manifest.step}, in epoch {manifest.epoch + 1}"
-    yield "saved", f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'es')}"
+    yield (
+        "saved",
+        f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'processes')}",
+    )
     if is_whole:
         resumes = f"not finished: resumes at {Position.from_json(manifest.position)}"
         yield "script", "finished" if manifest.finished else resumes

@@ -45,11 +45,10 @@ def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 class GroupedCommand(click.Command):
     """A command whose help groups options under headings, and whose options may be abbreviated, as torchrun's: ``--nnode``."""
 
-    def __init__(self, *args: Any, kinds: Sequence[type], examples: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, kinds: Sequence[type], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._groups = {name: option.group for kind in kinds for name, option in options_of(kind).items()}
         self._order = list(self._groups)
-        self._examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
@@ -81,9 +80,26 @@ class GroupedCommand(click.Command):
         with formatter.section("Other"):
             formatter.write_dl(list(records.values()))
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+
+class ShortHelp(GroupedCommand):
+    """Shows the options of ``lockstep run`` that matter to a command; the others are accepted.
+
+    Args:
+        shown: names of those that matter.
+    """
+
+    def __init__(self, *args: Any, shown: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shown = shown
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""
-        formatter.write("\n" + self._examples)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
+        of_command = [name for name in records if name not in self._groups]
+        for title, names in (("Options", of_command), ("Options of lockstep run, such as", self._shown)):
+            with formatter.section(title):
+                formatter.write_dl([records[name] for name in names])
 
 
 def _names(field: str, option: Option) -> Sequence[str]:

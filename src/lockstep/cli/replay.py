@@ -15,11 +15,11 @@ import click
 
 from lockstep.analysis.study import new_directory
 from lockstep.cli.options import CONTEXT
-from lockstep.cli.words import counted
 from lockstep.errors import ConfigError, LaunchError, UsageError
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
+from lockstep.machine.sizes import counted
 from lockstep.measure.events import read_events
 from lockstep.replay import culprits, finding
 from lockstep.replay.digests import Digests, read_digests
@@ -35,11 +35,11 @@ _EPILOG = """
 \b
 Examples:
   lockstep replay runs/train-1 --step 1234
-      on one process, from the newest checkpoint before it: losses, samples, gradient norms, learning rates
+      its losses, samples, gradient norms and learning rates, on one process
   lockstep replay runs/train-1 --step nan --blame
       the first step with a NaN, and which sample made it
-  lockstep replay runs/train-1 --step worst-loss --shard 2 --samples --out batch.pt
-      the step with the largest loss: all samples of a shard, and its batch in a file for torch.load
+  lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
+      the step with the largest loss: one shard, its batch in a file
   lockstep replay runs/train-1 --step first-difference runs/train-2
       the first step in which two runs differ
   lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
@@ -64,23 +64,40 @@ class _Program:
 
 @click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("other", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
+@click.argument("against", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--step", required=True, metavar="N", help="The step to look at: a number, nan, worst-loss, or first-difference."
+    "--step", required=True, metavar="N", help="The step to replay: a number, nan, worst-loss, or first-difference."
 )
-@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to look at.  [default: N]")
-@click.option("--shard", type=click.IntRange(min=0), metavar="S", help="Look at one shard only, and its own gradient.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to replay.  [default: N]")
+@click.option(
+    "--shard",
+    type=click.IntRange(min=0),
+    metavar="S",
+    help="Replay one shard only, and show its own gradient.  [default: all]",
+)
 @click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
 @click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
-@click.option("--pdb", "debugs", is_flag=True, help="Stop in the body of the loop over batch.shards.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the batches, for torch.load.")
-@click.option("--blame", "blames", is_flag=True, help="Take the worst shard sample by sample, and name those to blame.")
-@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="A changed script.  [default: the run's]")
-@click.option("--from-start", is_flag=True, help="Begin at the run's beginning, not at a checkpoint.")
+@click.option("--pdb", "debugs", is_flag=True, help="Stop in the debugger, in the body of the loop over batch.shards.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the batches of the steps in this file, for torch.load.",
+)
+@click.option(
+    "--blame", "blames", is_flag=True, help="Replay the worst shard sample by sample, and name the samples to blame."
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Script to run, for example a changed one.  [default: the run's]",
+)
+@click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     run: Path,
-    other: Path | None,
+    against: Path | None,
     step: str,
     last: int | None,
     shard: int | None,
@@ -93,13 +110,13 @@ def command(
     from_start: bool,
     as_json: bool,
 ) -> int:
-    """Take a step of the run in the directory RUN again, on one process, and show what was computed in it.
+    """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
-    It goes on from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
+    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
     digests are the run's: they are if the run was given shards=, however many processes it had.
     """
     record, digests = read_record(run), _digests_of(run)
-    first, remark = _find(step, record, digests, other)
+    first, remark = _find(step, record, digests, against)
     last = first if last is None else last
     known = max([record.last_step, *(digests.steps if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
@@ -108,10 +125,10 @@ def command(
     say = _Voice(as_json)
     if remark:
         say(remark)
-    found = checkpoint_before(run, first, say, from_start=from_start)
+    checkpoint = checkpoint_before(run, first, say, from_start=from_start)
     request = Request(
         run=str(run.resolve()),
-        after=0 if found is None else found[1].step,
+        after=0 if checkpoint is None else checkpoint[1].step,
         first=first,
         last=last,
         shard=shard,
@@ -121,7 +138,7 @@ def command(
         out=None if out is None else str(out.resolve()),
         debugs=debugs,
     )
-    taken = _Replayer(record, program, None if found is None else found[0].resolve(), nproc, say)
+    taken = _Replayer(record, program, None if checkpoint is None else checkpoint[0].resolve(), nproc, say)
     directory, failure = taken.take(request)
     told = read_told(directory)
     if debugs and failure is None and (told is None or first not in told.run.steps):
@@ -162,9 +179,9 @@ def _digests_of(run: Path) -> Digests | None:
         return None
 
 
-def _find(step: str, record: RunRecord, digests: Digests | None, other: Path | None) -> tuple[int, str]:
+def _find(step: str, record: RunRecord, digests: Digests | None, against: Path | None) -> tuple[int, str]:
     """The step, and what is said of it."""
-    if (step == "first-difference") != (other is not None):
+    if (step == "first-difference") != (against is not None):
         raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
     if step.isdecimal():
         return int(step), ""
@@ -178,8 +195,8 @@ def _find(step: str, record: RunRecord, digests: Digests | None, other: Path | N
         return finding.step_with_nan(digests)
     if step == "worst-loss":
         return finding.step_with_worst_loss(digests)
-    assert other is not None
-    return finding.step_with_first_difference(digests, read_digests(other))
+    assert against is not None
+    return finding.step_with_first_difference(digests, read_digests(against))
 
 
 def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
@@ -243,8 +260,8 @@ class _Replayer:
         directory = new_directory(self._place / name)
         make_directory(directory, request, self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
-        one = request.after + 1 == request.last
-        steps = f"step {request.last}" if one else f"steps {request.after + 1} to {request.last}"
+        is_single = request.after + 1 == request.last
+        steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
         self._say(
             f"taking {steps} again from {since}, in {directory}" if not request.blames else "taking it sample by sample"
         )
@@ -281,7 +298,7 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
     shard = request.shard
     if shard is None:
         shard = max(
-            losses, key=lambda one: (not math.isfinite(losses[one]), losses[one] if losses[one] == losses[one] else 0)
+            losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
         )
     if told.shown.batch_norm:
         say(

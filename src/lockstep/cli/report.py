@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from lockstep import inventory
 from lockstep.analysis import study
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.failure import whole_error
@@ -19,12 +20,12 @@ from lockstep.analysis.results import read_results
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
-from lockstep.cli import inventory
-from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
+from lockstep.cli.watch import RUNS, find_run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
+from lockstep.inventory import FINISHED, RUNNING, Run
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
@@ -39,6 +40,8 @@ _MOST_LISTED = 6
 _EPILOG = """
 \b
 Examples:
+  lockstep report
+      on the run in ./runs that was active last
   lockstep report runs/train-1
       writes runs/train-1/report.html
   lockstep report comparison --output /tmp/for-a-colleague.html
@@ -54,7 +57,7 @@ run is active: that changes nothing but the file.
 
 
 @click.command("report", epilog=_EPILOG, context_settings=CONTEXT)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", required=False, metavar="[PATH]", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -62,18 +65,20 @@ run is active: that changes nothing but the file.
     metavar="FILE",
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
-def command(path: Path, output: Path | None) -> None:
+def command(path: Path | None, output: Path | None) -> None:
     """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
 
+    PATH is a directory of one of these kinds (default: the run in ./runs that was active last):
+
     \b
-    PATH is one of these directories; what it is, is seen from what it holds:
-      a run            curves of all that was logged, where the time of a step went on each rank, slow ranks, launches on a
-                       time line, checkpoints with digests, settings and versions, and how it failed if it did
-      a comparison     the table of lockstep compare, sortable; speed, utilisation and memory; losses of all rows
-      a verification   PASS or FAIL, every setting, the first difference and its likely cause
+      a run            curves, where the time of a step went on each rank, slow
+                       ranks, launches, checkpoints, settings, and any failure
+      a comparison     the table of lockstep compare, speed, memory, losses
+      a verification   PASS or FAIL, every setting, the first difference
 
     Every picture has a text alternative, and its numbers as a table.
     """
+    path = find_run(RUNS) if path is None else path
     file = path / DEFAULT if output is None else output
     now_s = time.time()
     text = render(_read(path, now_s), now_s)
@@ -143,10 +148,10 @@ def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        found = read_birth(path)
+        birth = read_birth(path)
     except ConfigError:  # one of the remarks on the run
         return {}
-    return {} if found is None else found[0].as_json()
+    return {} if birth is None else birth[0].as_json()
 
 
 def _saved(path: Path) -> Iterator[SavedState]:

@@ -14,16 +14,23 @@ from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import run_script
 
-_EPILOG = """\
+_EPILOG = """
+\b
 Examples:
-  lockstep run train.py --epochs 3                    one process per GPU, or one in all
-  lockstep run --nproc-per-node 2 train.py            two processes
-  lockstep run --nproc-per-node 2 --shards 8 train.py the same answer on any number of processes up to 8
+  lockstep run train.py --epochs 3
+      one process per GPU, or one in all
+  lockstep run --nproc-per-node 2 --shards 8 train.py
+      two processes, and the same answer on any number up to 8
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
-  lockstep run --nproc-per-node 2 --attach 1 train.py with breakpoint() on rank 1
+      a module, with the output of each rank in a file
+  lockstep run --nproc-per-node 2 --attach 1 train.py
+      with breakpoint() on rank 1
   lockstep run --nproc-per-node 2 --max-restarts 3 train.py
-  lockstep run --nnodes 2 --node-rank 0 --master-addr host0 train.py         on host0; on the other, with --node-rank 1
-  lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 --shards 8 train.py  the same on each of up to four machines
+      restarted up to three times after a failure
+  lockstep run --nnodes 2 --node-rank 0 --master-addr host0 train.py
+      on host0; on the other machine, with --node-rank 1
+  lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 --shards 8 train.py
+      the same on each of up to four machines
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
 store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
@@ -49,7 +56,7 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
     "run",
     cls=GroupedCommand,
     kinds=(LaunchOptions, RunConfig),
-    examples=_EPILOG,
+    epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )

@@ -14,18 +14,18 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from lockstep.cli import inventory, tables
+from lockstep import inventory
 from lockstep.cli import prune as pruning
+from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
-from lockstep.cli.words import NOTHING, span
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.machine.sizes import size
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, size, span
 
 _DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
@@ -46,11 +46,11 @@ Examples:
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
   lockstep runs runs/train-2 --csv > train-2.csv
-      what it has logged, for a spreadsheet: a row for each step with values, each evaluation and each epoch
+      what it has logged: a row per step with values, evaluation and epoch
   lockstep runs --prune
-      list the runs that have been idle for a week, and delete them after confirmation
+      list runs that were idle for a week, and delete them after confirmation
   lockstep runs --prune --older-than 12h --keep 3 --yes
-      without confirmation, as in a cron job; the newest 3 runs of each script stay
+      without confirmation; the newest 3 runs of each script stay
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """
@@ -87,19 +87,18 @@ def command(
     States:
       running      it is running, in the process named
       finished     its script has ended
-      interrupted  it was stopped or has failed, and can be resumed from its newest checkpoint
-      failed       it was stopped or has failed before its first checkpoint: it can only be started over
-      unreadable   its files are damaged, or written by another version; the reason is below the table
+      interrupted  stopped or failed; it can be resumed from its newest checkpoint
+      failed       stopped or failed before its first checkpoint
+      unreadable   files damaged, or written by another version (reason below)
 
     \b
     Columns:
       step         the last step known to have been taken
-      saved        the step of its newest checkpoint, with the checkpoint's age and size
-      launches     number of launches, and the numbers of processes (4 → 2: first four, then two)
+      saved        the step of its newest checkpoint, its age and its size
+      launches     number of launches, and of processes (4 → 2: first 4, then 2)
       best         the best metric given to team.best()
       ran          total time of all launches
 
-    \b
     --prune deletes finished runs, and those that ended before their first checkpoint. It never deletes runs that are
     running or unreadable, nor a finished run while an older, interrupted one of the same command would be resumed in its
     place. Without DIR, it also considers the verification and comparison directories beside ./runs.

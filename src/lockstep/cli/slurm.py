@@ -12,24 +12,25 @@ import click
 
 from lockstep.cli import run
 from lockstep.cli.options import CONTEXT
-from lockstep.cli.words import counted
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
+from lockstep.machine.sizes import counted
 from lockstep.slurm import commands, files, inventory
 from lockstep.slurm.batch import batch_text, output_of
 from lockstep.slurm.request import RUNTIMES, Request
 
 _EPILOG = """
+\b
 Examples:
-  lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00
+  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00
       writes train.sbatch: 8 processes, one per GPU, each with 12 cores
-  lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00 --submit
+  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit
       writes the same, and submits it
-  lockstep slurm train.py --nodes 4 --ntasks-per-node 8 --cpus-per-task 2 --shards 32 --partition cpu -- --epochs 30
+  lockstep slurm train.py -N 4 --ntasks-per-node 8 --shards 32 -- --epochs 30
       on the CPUs of four nodes; arguments after -- are passed to the script
-  lockstep slurm train.py --gpus-per-node 4 --cpus-per-task 12 --container image.sif --bind /data --nodelist n07
+  lockstep slurm train.py --gpus-per-node 4 --container image.sif --bind /data
       in a container in which /data is visible
-  lockstep slurm train.py --gpus-per-node 1 --cpus-per-task 12 --array 0-9 -- --epochs 3
+  lockstep slurm train.py --gpus-per-node 1 --array 0-9 -- --epochs 3
       ten runs, distinguished by SLURM_ARRAY_TASK_ID
 
 SCRIPT must call lockstep.join(). Options may precede and follow it.
@@ -62,13 +63,11 @@ class _Command(click.Command):
             with formatter.section(title):
                 formatter.write_dl([record for is_setting, record in records if is_setting == of_run])
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write(_EPILOG)
-
 
 @click.command(
     "slurm",
     cls=_Command,
+    epilog=_EPILOG,
     context_settings=CONTEXT,
 )
 @click.argument("script")
@@ -155,7 +154,7 @@ def command(
     words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
     notices = _check(request, needed=submit)
     backup = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
-    processes = counted(request.nodes * request.tasks, "process", "es")
+    processes = counted(request.nodes * request.tasks, "process", "processes")
     click.echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
         notices.insert(0, f"{file} had other content before, which is now in {backup}")

@@ -24,7 +24,7 @@ Examples:
   lockstep stacks runs/train-2
       who waits, who is missing, and where in the code
   lockstep stacks
-      the same of what `lockstep run` has started here and that still runs: also of scripts that know nothing of lockstep
+      what `lockstep run` has started here, also of unchanged torchrun scripts
   watch lockstep stacks runs/train-2
       the same every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
@@ -37,8 +37,10 @@ outlives the process, so a rank that was killed can be asked as well.
 
 @click.command("stacks", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run_dir", metavar="[RUN_DIR]", type=click.Path(path_type=Path), required=False)
-@click.option("--pid", type=int, metavar="PID", help="Of the `lockstep run` process, if there are several.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object a rank.")
+@click.option(
+    "--pid", type=int, metavar="PID", help="Process id of one `lockstep run`, if several run.  [default: all of them]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
 def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
@@ -47,15 +49,15 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
-    found = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time(), look_up, ask)}
-    if run_dir is not None and not found[""]:
+    launches = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time(), look_up, ask)}
+    if run_dir is not None and not launches[""]:
         why = "no rank of it has reported" if run_dir.is_dir() else "there is no such directory"
         raise ConfigError(f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs of a directory")
     if as_json:
-        click.echo(json.dumps([_as_json(report) for reports in found.values() for report in reports], indent=1))
+        click.echo(json.dumps([_as_json(report) for reports in launches.values() for report in reports], indent=1))
         return
     console = open_console()
-    for title, reports in found.items():
+    for title, reports in launches.items():
         if title:
             say(console, title, "bold")
         _show(reports, console)
@@ -71,20 +73,20 @@ def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
     if pid is not None and pid not in launches:
         known = f"; it is one of {', '.join(map(str, sorted(launches)))}" if launches else ", nor is any other of yours here"
         raise ConfigError(f"--pid {pid}: that is no `lockstep run` of yours that runs on this machine{known}")
-    found = {}
+    by_launch = {}
     for launcher in sorted(launches) if pid is None else [pid]:
         # Each start of the workers has a directory of its own, and the newest is the one that runs.
         starts = sorted(launches[launcher].glob("start-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         where = (run_joined(starts[-1]) or starts[-1]) if starts else launches[launcher]
         if reports := read_reports(where, time.time(), look_up, ask):
             what = f", run {where}" if not starts or where != starts[-1] else f", {reports[0].record.get('program')}"
-            found[f"lockstep run (process {launcher}){what}"] = reports
-    if not found:
+            by_launch[f"lockstep run (process {launcher}){what}"] = reports
+    if not by_launch:
         raise ConfigError(
             "no worker of a `lockstep run` of yours has reported on this machine. Give the directory of a run, if it is "
             "elsewhere or is over: `lockstep runs` lists those of a directory"
         )
-    return found
+    return by_launch
 
 
 def _show(reports: Sequence[RankReport], console: Console) -> None:
@@ -111,5 +113,9 @@ def _as_json(report: RankReport) -> dict[str, object]:
         "waiting": report.is_waiting,
         "says": report.describe(),
         "still_s": report.still_s,
-        **{key: record[key] for key in ("doing", "collective", "stack", "time_s")},
+        **{
+            key: record[key]
+            for key in ("doing", "collective", "stack", "time_s", "begun", "recent", "steps")
+            if key in record
+        },
     }

@@ -20,10 +20,10 @@ from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.cli.words import span
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import span
 
 Command = Callable[..., None]
 
@@ -94,7 +94,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
 
 
 def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
-    """Run a study that has begun, or go on with it, and report on it. The process ends here if that was interrupted.
+    """Run a study that has begun, or resume it, and report on it. The process ends here if that was interrupted.
 
     Args:
         study: what was planned, with a directory for its results.
@@ -104,7 +104,7 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     """
     console = open_console()
     say(console, f"{what}, results in {study.directory}")
-    with sigterm_interrupts() as stopped_by, _Progress(console) as progress:
+    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         study = run(study, progress)
     report(study, console)
     if study.is_interrupted:
@@ -112,7 +112,7 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     return study
 
 
-class _Progress:
+class Progress:
     """Says what runs: a line that moves on a terminal, a line for each run elsewhere; and a line when it has ended."""
 
     def __init__(self, console: Console) -> None:
@@ -121,7 +121,7 @@ class _Progress:
         self._left_s: float | None = None
         self._status = Status("", console=console) if console.is_terminal else None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lockstep.cli import inventory
+from lockstep import inventory
 from lockstep.cli.frame import frame
-from lockstep.cli.inventory import RUNNING
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.terminal import open_console
 from lockstep.cli.watched import Snapshot, Watched
 from lockstep.errors import ConfigError
+from lockstep.inventory import RUNNING
 
-_DEFAULT = Path("runs")
+RUNS = Path("runs")
 _GONE_S = 5.0
 """A launch that restarts leaves the run for a moment."""
 _HEIGHT = 24
@@ -26,7 +26,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep watch
-      the run in ./runs that was active last, until it ends or you press Ctrl-C
+      the run in ./runs that was active last, until it ends, or Ctrl-C
   lockstep watch runs/train-2
       that one, from any machine that sees the directory
   lockstep watch --once >> notes.txt
@@ -39,9 +39,13 @@ Where ranks wait, `lockstep stacks` shows at which line.
 
 @click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Print one frame; the default where the output is not a terminal.")
+@click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, metavar="SECONDS", help="Time between frames.  [default: 1]"
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="SECONDS",
+    help="Time between frames, in seconds.  [default: 1]",
 )
 def command(directory: Path | None, once: bool, interval: float) -> None:
     """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,
@@ -51,7 +55,7 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
     Ctrl-C, with status 0.
     """
     console = open_console()
-    watched = Watched(find_run(_DEFAULT if directory is None else directory))
+    watched = Watched(find_run(RUNS if directory is None else directory))
     if once or not console.is_terminal:
         _print(watched.look(time.time()), console)
         return
@@ -71,7 +75,7 @@ def find_run(directory: Path) -> Path:
         runs = inventory.read_runs(directory)[0]
     except OSError as error:
         raise ConfigError(
-            f"no run in {directory.absolute()}: {error.strerror}. lockstep watch DIR looks elsewhere"
+            f"no run in {directory.absolute()}: {error.strerror}. Give the directory of a run, or one with runs in it"
         ) from error
     if not runs:
         raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")

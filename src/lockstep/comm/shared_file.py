@@ -84,8 +84,8 @@ class SharedFile:
     def _make_directory(self) -> None:
         with contextlib.suppress(FileExistsError):
             self._directory.mkdir(mode=0o700)
-        found = self._directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = self._directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise ConfigError(
                 f"{self._directory} is not a directory of this user, so it cannot be trusted: name another path"
             )
@@ -99,14 +99,14 @@ class SharedFile:
         told: dict[str, str] | None = None
         while True:
             notes = {rank: note for rank in range(waiter.world_size) if (note := self._read(rank))}
-            own = notes.pop(0, None)
-            if told is not None and own is not None and own.get("session") != session:
-                raise self._taken(own)
+            call = notes.pop(0, None)
+            if told is not None and call is not None and call.get("session") != session:
+                raise self._taken(call)
             self._joined = {rank for rank, note in notes.items() if note["session"] == session}
             if len(self._joined) == waiter.world_size - 1:
                 break
             numbers = {str(rank): note["nonce"] for rank, note in notes.items()}
-            if numbers != told or own is None:
+            if numbers != told or call is None:
                 self._write({"session": session, "numbers": numbers})
                 told = numbers
             waiter.pause(lambda: [rank for rank in range(1, waiter.world_size) if rank not in self._joined])
@@ -119,12 +119,12 @@ class SharedFile:
         waiter = self._waiter
         has_written = False
         while not self._session:
-            own, call = self._read(waiter.rank), self._read(0)
-            if own is None:
+            note, call = self._read(waiter.rank), self._read(0)
+            if note is None:
                 self._write({"nonce": self._nonce, "session": ""})
-            elif own["nonce"] != self._nonce:
+            elif note["nonce"] != self._nonce:
                 if has_written:
-                    raise self._taken(own)
+                    raise self._taken(note)
                 self._write({"nonce": self._nonce, "session": ""})
             has_written = True
             if call is not None and call["numbers"].get(str(waiter.rank)) == self._nonce:
@@ -180,9 +180,9 @@ class SharedFile:
     def _withdraw(self) -> None:
         """Leave nothing of a rendezvous that did not come about."""
         with contextlib.suppress(OSError):
-            own = self._read(self._waiter.rank) or {}
+            note = self._read(self._waiter.rank) or {}
             # Not that of another who came as this rank: it may have gone on already, and would not write it again.
-            is_own = own.get("nonce") == self._nonce if self._waiter.rank else own.get("session") == self._session
+            is_own = note.get("nonce") == self._nonce if self._waiter.rank else note.get("session") == self._session
             if is_own:
                 self._path(self._waiter.rank).unlink(missing_ok=True)
             if self._lock_fd is not None:

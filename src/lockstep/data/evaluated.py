@@ -8,8 +8,9 @@ from typing import Any
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation import EvaluationSource
 from lockstep.data.evaluation_keys import EvaluationKey, EvaluationKeys
-from lockstep.data.fetch import set_workers
+from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
+from lockstep.plan.loading import Loading
 
 _MAX_CACHED = 8
 
@@ -32,7 +33,7 @@ class EvaluatedLoaders:
         """The source and the key of the next evaluation: after ``step``, or within the loop's body (``in_step``)."""
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         if id(batches) not in self._cache:
-            set_workers(batches, self._workers)
+            set_loading(batches, Loading(workers=self._workers))
             self._cache[id(batches)] = (batches, EvaluationSource(batches, self._assignment()))
             while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
                 del self._cache[next(iter(self._cache))]

@@ -22,6 +22,7 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.machine.threads import Lowered, use_threads
+from lockstep.plan.loading import Loading
 from lockstep.stopping import leave_signals_to_parent
 
 
@@ -35,6 +36,9 @@ class Request:
     """A sequence of sample indices; for data sets of ready batches, the index of one batch."""
     epoch: int | None = None
     """For data sets with ``set_epoch``; None: not set."""
+
+
+_PREFETCH = 2  # PyTorch's own default
 
 
 class Fetcher(Protocol):
@@ -300,15 +304,18 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
             torch.set_num_threads(self._before)
 
 
-def set_workers(batches: Any, num_workers: int | None) -> None:
-    """Set the number of workers of a DataLoader. With None, or for other iterables, nothing changes."""
-    if num_workers is None or not isinstance(batches, DataLoader):
+def set_loading(batches: Any, loading: Loading) -> None:
+    """Change settings of a DataLoader. Those that are None stay, and other iterables have none."""
+    if not isinstance(batches, DataLoader):
         return
-    batches.num_workers = num_workers
-    if num_workers == 0:
+    if loading.pin is not None:
+        batches.pin_memory = loading.pin
+    if loading.workers is not None:
+        batches.num_workers = loading.workers
+    if batches.num_workers == 0:
         batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
-    elif batches.prefetch_factor is None:
-        batches.prefetch_factor = 2  # PyTorch's own default
+    else:
+        batches.prefetch_factor = loading.prefetch or batches.prefetch_factor or _PREFETCH
 
 
 class _StartWorker:

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
-from lockstep.data.sources import Deal, choose_source
+from lockstep.data.sources import Deal, Source, choose_source
 from lockstep.errors import UsageError
 from lockstep.plan.shards import StepPlan
 
@@ -121,6 +121,10 @@ class PreparedLoader:
     def change_deals(self, change: Callable[[Deal], Deal]) -> None:
         """Have the steps of this loader changed before they are yielded. A replay that looks into a step does so."""
         self._change = change
+
+    def replace_source(self, change: Callable[[Source], Source]) -> None:
+        """Have the steps of this loader come from another source. ``lockstep tune`` times them under several settings."""
+        self._source = change(self._source)
 
     def describe(self) -> list[str]:
         """Lines that must be the same on every rank."""

@@ -44,21 +44,21 @@ Call = tuple[str, str]
 
 def functions_in_c() -> dict[Any, Call]:
     """Those in C."""
-    found: dict[Any, Call] = {getattr(time, name): ("clock", f"time.{name}()") for name in _CLOCKS}
+    functions: dict[Any, Call] = {getattr(time, name): ("clock", f"time.{name}()") for name in _CLOCKS}
     for name in ("now", "utcnow", "today"):
-        found[getattr(datetime.datetime, name)] = ("clock", f"datetime.{name}()")
-    found[datetime.date.today] = ("clock", "date.today()")
-    found[os.urandom] = ("entropy", "the operating system's randomness (os.urandom)")
-    found[os.getpid] = ("process", "os.getpid()")
-    found[os.uname] = ("process", "os.uname()")
-    found[socket.gethostname] = ("process", "socket.gethostname()")
-    found[torch.set_num_threads] = ("threads", "torch.set_num_threads()")
-    return found
+        functions[getattr(datetime.datetime, name)] = ("clock", f"datetime.{name}()")
+    functions[datetime.date.today] = ("clock", "date.today()")
+    functions[os.urandom] = ("entropy", "the operating system's randomness (os.urandom)")
+    functions[os.getpid] = ("process", "os.getpid()")
+    functions[os.uname] = ("process", "os.uname()")
+    functions[socket.gethostname] = ("process", "socket.gethostname()")
+    functions[torch.set_num_threads] = ("threads", "torch.set_num_threads()")
+    return functions
 
 
 def functions_in_python() -> dict[types.CodeType, Call]:
     """Those in Python, by their code."""
-    found = {
+    functions = {
         inspect.unwrap(dist.get_rank).__code__: ("rank", "torch.distributed.get_rank()"),
         inspect.unwrap(dist.get_world_size).__code__: ("rank", "torch.distributed.get_world_size()"),
         get_worker_info.__code__: ("worker", "get_worker_info()"),
@@ -66,8 +66,8 @@ def functions_in_python() -> dict[types.CodeType, Call]:
     }
     for name in _COLLECTIVES:
         if hasattr(dist, name):
-            found[inspect.unwrap(getattr(dist, name)).__code__] = ("collective", f"torch.distributed.{name}()")
-    return found
+            functions[inspect.unwrap(getattr(dist, name)).__code__] = ("collective", f"torch.distributed.{name}()")
+    return functions
 
 
 def call_by_frame(frame: types.FrameType) -> Call | None:

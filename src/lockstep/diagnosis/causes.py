@@ -42,8 +42,8 @@ CAUSES = {
     "random": Cause(
         sentence="a generator of the script's own (or the system's) is drawn from inside a shard, or while a sample is "
         "fetched: what it gives depends on what this process has drawn before, not on the sample",
-        remedy="draw from torch, numpy.random or random themselves (lockstep starts these anew for every shard), or make the "
-        "generator anew for each sample, from its index",
+        remedy="draw from torch, numpy.random or random themselves (lockstep reseeds these for every shard), or make the "
+        "generator for each sample, from its index",
         kinds=("generator", "entropy"),
     ),
     "state": Cause(

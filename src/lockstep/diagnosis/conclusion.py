@@ -47,16 +47,16 @@ def conclude(findings: Findings, *, directory: Path | None = None) -> Diagnosis:
         locations = tuple(dict.fromkeys(show.line(line) for line in chosen))
     taken = {id(line) for line in chosen}
     # Where the cause is known, what was seen elsewhere is only noise.
-    others = [line for line in lines if id(line) not in taken and line["scope"] != "outside"]
+    also_seen = [line for line in lines if id(line) not in taken and line["scope"] != "outside"]
     if name not in ("unknown", "timing"):
-        others = [line for line in others if chosen and name != "threads" and _relevance(findings, line) > 0]
-    others.sort(key=lambda line: -_relevance(findings, line))
+        also_seen = [line for line in also_seen if chosen and name != "threads" and _relevance(findings, line) > 0]
+    also_seen.sort(key=lambda line: -_relevance(findings, line))
     return Diagnosis(
         cause=name,
         sentence=_sentence(cause, findings),
         locations=locations[:6],
         remedy=cause.remedy,
-        also_seen=tuple(dict.fromkeys(show.line(line) for line in others if line["file"] is not None))[:5],
+        also_seen=tuple(dict.fromkeys(show.line(line) for line in also_seen if line["file"] is not None))[:5],
         ruled_out=_ruled_out(findings, name),
         arose=_arose(findings),
     )
@@ -74,8 +74,8 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
     if findings.data_by_rank:
         return "data by rank", _nearest(findings, [line for line in lines if line["kind"] == "rank"])
     if nearest := _nearest(findings, [line for line in lines if _is_possible(findings, line["kind"])]):
-        found = {_BY_KIND[line["kind"]] for line in nearest}
-        name = next(name for name in CAUSES if name in found)
+        causes = {_BY_KIND[line["kind"]] for line in nearest}
+        name = next(name for name in CAUSES if name in causes)
         chosen = [line for line in nearest if _BY_KIND[line["kind"]] == name]
         return "data by rank" if name == "rank" and findings.origin.where in _DATA else name, chosen
     if findings.origin.where == "exchange" and findings.strategy != "exact":
@@ -150,16 +150,16 @@ def _sentence(cause: Cause, findings: Findings) -> str:
 
 
 def _ruled_out(findings: Findings, name: str) -> tuple[str, ...]:
-    found = []
+    ruled_out = []
     if findings.repeats is True:
-        found.append("chance and time: each setting agrees with itself when it is run again")
+        ruled_out.append("chance and time: each setting agrees with itself when it is run again")
     if findings.repeats is False:
-        found.append("what depends on the number of processes alone: one setting does not even agree with itself")
+        ruled_out.append("what depends on the number of processes alone: one setting does not even agree with itself")
     if name != "threads" and findings.threads is None:
-        found.append("the number of threads: it is the same")
+        ruled_out.append("the number of threads: it is the same")
     if findings.depends_on_hashes is False or (name != "set order" and not findings.vanished and findings.evidence):
-        found.append("the order of sets of texts: another hash seed changes nothing, or the same one does not help")
-    return tuple(found)
+        ruled_out.append("the order of sets of texts: another hash seed changes nothing, or the same one does not help")
+    return tuple(ruled_out)
 
 
 _AROSE: Mapping[str, str] = {
@@ -168,7 +168,7 @@ _AROSE: Mapping[str, str] = {
     "before the model": "inside a shard, before the model: its input differs",
     "after the model": "inside a shard, after the model: its output is the same",
     "backward": "in the backward pass: the loss is the same",
-    "exchange": "where gradients meet: those of each shard are the same",
+    "exchange": "where gradients are reduced: those of each shard are the same",
     "update": "after batch.shards, in the update: the gradients are the same",
     "beginning": "before the first step",
     "evaluation": "in the evaluation: the weights are the same",
@@ -176,11 +176,11 @@ _AROSE: Mapping[str, str] = {
 
 
 def _arose(findings: Findings) -> str:
-    found = findings.origin
-    if found.where == "layer":
-        name = found.layer if found.layer == "the model" else f"layer {found.layer}"
-        return f"in the forward pass of {name} ({found.kind}): its input is the same, its output is not"
-    return _AROSE.get(found.where, "")
+    origin = findings.origin
+    if origin.where == "layer":
+        name = origin.layer if origin.layer == "the model" else f"layer {origin.layer}"
+        return f"in the forward pass of {name} ({origin.kind}): its input is the same, its output is not"
+    return _AROSE.get(origin.where, "")
 
 
 def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = None) -> Diagnosis:

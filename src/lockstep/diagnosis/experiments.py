@@ -62,20 +62,20 @@ class Findings:
 
 
 def investigate(
-    difference: Difference, reference: tuple[Setting, TracedRun], other: tuple[Setting, TracedRun], run: Laboratory
+    difference: Difference, reference: tuple[Setting, TracedRun], deviating: tuple[Setting, TracedRun], run: Laboratory
 ) -> Findings:
     """Run what tells causes apart. Experiments that fail are left out: less is known then."""
     until: int | None = max(difference.step, 1) + (difference.stage == "evaluation")
     findings = Findings(
         difference=difference,
-        settings=(reference[0], other[0]),
-        strategy=other[1].start["strategy"],
-        threads=_threads_that_differ(reference[1], other[1], difference),
-        data_by_rank=difference.stage == "content" and _is_by_rank(reference[1], other[1]),
+        settings=(reference[0], deviating[0]),
+        strategy=deviating[1].start["strategy"],
+        threads=_threads_that_differ(reference[1], deviating[1], difference),
+        data_by_rank=difference.stage == "content" and _is_by_rank(reference[1], deviating[1]),
         origin=origin(difference, None, None),
     )
     ask = functools.partial(Experiment, until=until)
-    pairs = dict((reference, other)).items()
+    pairs = dict((reference, deviating)).items()
     again = (
         (before, ask(purpose="does it agree with itself?", setting=setting, level="steps")) for setting, before in pairs
     )
@@ -95,8 +95,8 @@ def investigate(
     if findings.vanished:
         # Whether another hash seed gives another answer. (That the same one gives the same has been seen.)
         asked = ask(purpose="does the order of a set matter?", setting=reference[0], level="steps")
-        others = ((runs[0], dataclasses.replace(asked, hash_seed=hash_seed)) for hash_seed in _HASH_SEEDS)
-        findings = dataclasses.replace(findings, depends_on_hashes=_any_differs(others, run))
+        probes = ((runs[0], dataclasses.replace(asked, hash_seed=hash_seed)) for hash_seed in _HASH_SEEDS)
+        findings = dataclasses.replace(findings, depends_on_hashes=_any_differs(probes, run))
     if findings.repeats is False and not findings.depends_on_hashes:
         warned = run(ask(purpose="asking PyTorch for deterministic kernels", setting=reference[0], level="kernels"))
         if warned is not None:
@@ -121,22 +121,24 @@ def _has_vanished(runs: Sequence[TracedRun], until: int | None, difference: Diff
     return len(runs) == 2 and first_difference(runs[0], runs[1], until=until) is None
 
 
-def _threads_that_differ(reference: TracedRun, other: TracedRun, difference: Difference) -> tuple[int, int] | None:
+def _threads_that_differ(reference: TracedRun, deviating: TracedRun, difference: Difference) -> tuple[int, int] | None:
     for key, owners in sorted(reference.shards.items()):
-        if key.step > max(difference.step, 1) or key not in other.shards:
+        if key.step > max(difference.step, 1) or key not in deviating.shards:
             continue
-        numbers = owners[0][1]["threads"], other.shards[key][0][1]["threads"]
+        numbers = owners[0][1]["threads"], deviating.shards[key][0][1]["threads"]
         if None not in numbers and numbers[0] != numbers[1]:
             return numbers
     return None
 
 
-def _is_by_rank(reference: TracedRun, other: TracedRun) -> bool:
+def _is_by_rank(reference: TracedRun, deviating: TracedRun) -> bool:
     """Whether rank 0 read the same data as the reference, and the other ranks never did. (In one step alone that may be
     chance: a generator that a process has not drawn from yet gives everywhere the same.)"""
-    found: dict[bool, set[bool]] = {True: set(), False: set()}
-    for key, ((rank, line), *_) in other.shards.items():
+    equal_by_rank: dict[bool, set[bool]] = {True: set(), False: set()}
+    for key, ((rank, line), *_) in deviating.shards.items():
         if key in reference.shards:
-            contents = [[batch["content"] for batch in one["batches"]] for one in (line, reference.shards[key][0][1])]
-            found[rank == 0].add(contents[0] == contents[1])
-    return min(reference.num_steps, other.num_steps) > 1 and found == {True: {True}, False: {False}}
+            contents = [
+                [batch["content"] for batch in shard_line["batches"]] for shard_line in (line, reference.shards[key][0][1])
+            ]
+            equal_by_rank[rank == 0].add(contents[0] == contents[1])
+    return min(reference.num_steps, deviating.num_steps) > 1 and equal_by_rank == {True: {True}, False: {False}}

@@ -42,9 +42,9 @@ class FirstGradient(Listener):
         self._draws = False
         self._rows: list[str] = []
 
-    def prepared(self, thing: Any) -> None:
+    def prepared(self, item: Any) -> None:
         """Put the layers of a model into evaluation mode, whenever they are used."""
-        for module in thing.modules() if self._subjects.prefix_of(thing) is not None else ():
+        for module in item.modules() if self._subjects.prefix_of(item) is not None else ():
             whose = owner(file_of(type(module)))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)

@@ -64,18 +64,18 @@ class Generators:
         objects: list[Any] = gc.get_objects()
         if thoroughly:
             objects = gc.get_referents(*objects)
-        for thing in objects:
-            if type(thing) in kinds and id(thing) not in self._known and not _is_stream(thing):
-                self._known[id(thing)] = (thing, _state(thing))
+        for generator in objects:
+            if type(generator) in kinds and id(generator) not in self._known and not _is_stream(generator):
+                self._known[id(generator)] = (generator, _state(generator))
 
     def refresh(self) -> None:
         """Take all states as they are."""
-        self._known = {key: (thing, _state(thing)) for key, (thing, _) in self._known.items()}
+        self._known = {key: (generator, _state(generator)) for key, (generator, _) in self._known.items()}
 
     def drawn(self) -> Iterator[Any]:
         """Those that were drawn from since the last look."""
-        for key, (thing, before) in self._known.items():
-            now = _state(thing)
+        for key, (generator, before) in self._known.items():
+            now = _state(generator)
             if now != before:
-                self._known[key] = (thing, now)
-                yield thing
+                self._known[key] = (generator, now)
+                yield generator

@@ -22,10 +22,10 @@ def watch_kernels(evidence: Evidence) -> None:
     show = warnings.showwarning
 
     def note(message: Any, category: type[Warning], *rest: Any, **options: Any) -> None:
-        found = _KERNEL.search(str(message))
-        if found is None:
+        warned = _KERNEL.search(str(message))
+        if warned is None:
             show(message, category, *rest, **options)
         else:
-            evidence.write("kernel", found["kernel"], location_of(sys._getframe(1)) or (None, None), evidence.scope)
+            evidence.write("kernel", warned["kernel"], location_of(sys._getframe(1)) or (None, None), evidence.scope)
 
     warnings.showwarning = note

@@ -43,13 +43,13 @@ class OneDevice:
         return self.status in ("sum", "differs")
 
 
-def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
+def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
     """Compare a run with one shard and a run with V, of one process each."""
     shards = many.start["shards"]
-    first, second = one.first_gradient, many.first_gradient
+    first, second = single.first_gradient, many.first_gradient
     if first is None or second is None or not first["values"] or first["values"].keys() != second["values"].keys():
         return OneDevice(status="skipped", shards=shards, reason="the first step gave no gradient")
-    if _samples(one) != _samples(many):
+    if _samples(single) != _samples(many):
         return OneDevice(status="skipped", shards=shards, reason="the first batch is made of other samples")
     mine, theirs = list(_numbers(first)), list(_numbers(second))
     norm, other_norm = math.hypot(*mine), math.hypot(*theirs)
@@ -57,22 +57,22 @@ def against_one_device(one: TracedRun, many: TracedRun) -> OneDevice:
         return OneDevice(status="skipped", shards=shards, reason="the gradient of the first batch is 0, or not finite")
     factor = math.fsum(a * b for a, b in zip(mine, theirs, strict=True)) / other_norm**2
     error = _distance(mine, theirs, 1.0) / norm
-    found = {"shards": shards, "factor": factor, "error": error}
+    figures = {"shards": shards, "factor": factor, "error": error}
     if error <= _tolerance(many.start):
-        return OneDevice(status="same", **found)
+        return OneDevice(status="same", **figures)
     is_random = first["draws"] or second["draws"] or first["rows"] != second["rows"]
     if is_random:
         # Norms and losses tell a factor of V also where the directions differ.
-        is_sum = _is_near(norm / other_norm, shards) and _is_near(_loss(one) / _loss(many), shards)
+        is_sum = _is_near(norm / other_norm, shards) and _is_near(_loss(single) / _loss(many), shards)
     else:
         is_sum = _is_near(factor, shards) and _distance(mine, theirs, factor) / norm <= _NEAR
     if is_sum:
-        return OneDevice(status="sum", **found)
+        return OneDevice(status="sum", **figures)
     if is_random:
         drawn = "random numbers are drawn" if first["draws"] or second["draws"] else "samples are augmented, or padded,"
         reason = f"{drawn} for each shard, so that the first batch is not the same"
-        return OneDevice(status="skipped", reason=reason, **found)
-    return OneDevice(status="differs", **found)
+        return OneDevice(status="skipped", reason=reason, **figures)
+    return OneDevice(status="differs", **figures)
 
 
 def _tolerance(start: Line) -> float:

@@ -14,13 +14,13 @@ def sets_in(file: Path) -> list[int]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return []
-    found: dict[int, None] = {}
+    lines: dict[int, None] = {}
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, (ast.Set, ast.SetComp)) or (
             isinstance(node, ast.Call) and _name(node.func) in ("set", "frozenset")
         ):
-            found[node.lineno] = None
+            lines[node.lineno] = None
             return
         if isinstance(node, ast.Call) and _name(node.func) in _ORDERLESS:
             return
@@ -30,7 +30,7 @@ def sets_in(file: Path) -> list[int]:
                 visit(child)
 
     visit(tree)
-    return list(found)
+    return list(lines)
 
 
 def _name(node: ast.AST) -> str:

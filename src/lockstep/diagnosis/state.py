@@ -48,8 +48,8 @@ class StateOf:
     The global variables of the user's module that defines its class are looked at too.
     """
 
-    def __init__(self, thing: Any, name: str) -> None:
-        self.thing = thing
+    def __init__(self, holder: Any, name: str) -> None:
+        self.holder = holder
         self.name = name
         self._before: dict[str, Any] = {}
 
@@ -63,19 +63,21 @@ class StateOf:
         return [name for name, value in now.items() if self._before.get(name, ...) != value]
 
     def _now(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        kinds = [kind for kind in type(self.thing).__mro__ if owner(file_of(kind)) != "plumbing"]
+        fingerprints: dict[str, Any] = {}
+        kinds = [kind for kind in type(self.holder).__mro__ if owner(file_of(kind)) != "plumbing"]
         for kind in reversed(kinds):
-            found.update((name, _fingerprint(value)) for name, value in vars(kind).items() if not name.startswith("__"))
-        for name, value in getattr(self.thing, "__dict__", {}).items():
-            if not (isinstance(self.thing, nn.Module) and name in _OF_MODULES):
-                found[name] = _fingerprint(value)
+            fingerprints.update(
+                (name, _fingerprint(value)) for name, value in vars(kind).items() if not name.startswith("__")
+            )
+        for name, value in getattr(self.holder, "__dict__", {}).items():
+            if not (isinstance(self.holder, nn.Module) and name in _OF_MODULES):
+                fingerprints[name] = _fingerprint(value)
         if kinds and owner(file_of(kinds[0])) == "user":
             module = kinds[0].__module__
             for name, value in vars(sys.modules[module]).items():
                 if not name.startswith("__"):
-                    found[f"{module}.{name}"] = _fingerprint(value)
-        return {name: value for name, value in found.items() if value is not None}
+                    fingerprints[f"{module}.{name}"] = _fingerprint(value)
+        return {name: value for name, value in fingerprints.items() if value is not None}
 
 
 class WeightsOf:
@@ -107,9 +109,9 @@ class WeightsOf:
                     yield name
 
 
-def describe_change(thing: Any, name: str) -> tuple[str | None, int | None]:
+def describe_change(holder: Any, name: str) -> tuple[str | None, int | None]:
     """File and line of the user's code where an attribute is set; None where that cannot be seen."""
-    for kind in type(thing).__mro__:
+    for kind in type(holder).__mro__:
         file = file_of(kind)
         if owner(file) != "user":
             continue
@@ -131,7 +133,7 @@ def _where_set(source: str, name: str) -> int | None:
         tree = ast.parse(source)
     except SyntaxError:
         return None
-    found: list[tuple[bool, int]] = []
+    statements: list[tuple[bool, int]] = []
 
     def visit(node: ast.AST, *, is_making: bool) -> None:
         is_making = is_making or (isinstance(node, ast.FunctionDef) and node.name == "__init__")
@@ -146,9 +148,9 @@ def _where_set(source: str, name: str) -> int | None:
             while isinstance(target, ast.Subscript):
                 target = target.value
             if getattr(target, "attr", getattr(target, "id", None)) == name:
-                found.append((not is_making, node.lineno))  # type: ignore[attr-defined]
+                statements.append((not is_making, node.lineno))  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
             visit(child, is_making=is_making)
 
     visit(tree, is_making=False)
-    return max(found)[1] if found else None
+    return max(statements)[1] if statements else None

@@ -56,13 +56,13 @@ class Witness(Listener):
 
     # What takes part
 
-    def prepared(self, thing: Any) -> None:
+    def prepared(self, item: Any) -> None:
         """Record what each layer of a model gets and gives, and whether it keeps something."""
-        prefix = self._subjects.prefix_of(thing)
+        prefix = self._subjects.prefix_of(item)
         if prefix is None:
             return
-        self._weights.watch(prefix, thing)
-        for name, module in thing.named_modules():
+        self._weights.watch(prefix, item)
+        for name, module in item.named_modules():
             shown = prefix + name or "the model"
             if owner(file_of(type(module))) == "user":
                 self._keep(module, _layer(shown))
@@ -94,8 +94,8 @@ class Witness(Listener):
         self._fetched = StateOf(dataset, name)
         self._keep(dataset, name)
 
-    def _keep(self, thing: Any, name: str) -> None:
-        kept = StateOf(thing, name)
+    def _keep(self, holder: Any, name: str) -> None:
+        kept = StateOf(holder, name)
         kept.look()
         self._kept.append(kept)
 
@@ -153,22 +153,22 @@ class Witness(Listener):
     def _note_changes(self, watched: StateOf, scope: str, kind: str = "state") -> None:
         for change in watched.changes():
             said = f"{change} of {watched.name}" if "." not in change else change
-            self._write(kind, said, describe_change(watched.thing, change), scope)
+            self._write(kind, said, describe_change(watched.holder, change), scope)
 
     # Calls
 
     def _profile(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             try:
-                found = self._functions_in_c.get(argument)
+                call = self._functions_in_c.get(argument)
             except TypeError:  # of an object that cannot be hashed
                 return
-            if found is not None:
-                self._note(*found, frame)
+            if call is not None:
+                self._note(*call, frame)
         elif event == "call":
-            found = self._functions_in_python.get(frame.f_code) or call_by_frame(frame)
-            if found is not None:
-                self._note(*found, frame.f_back)
+            call = self._functions_in_python.get(frame.f_code) or call_by_frame(frame)
+            if call is not None:
+                self._note(*call, frame.f_back)
 
     def _trace(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         """Called at every call: the user's own code is followed line by line, to see which line drew from a generator."""

@@ -125,6 +125,6 @@ def look_at_slurm(situation: Situation) -> dict[str, Any]:
 def judge_slurm(*, job: str | None, misfits: Sequence[str]) -> Finding:
     """Whether tasks, cores and GPUs fit. (Each line holds its own remedy.)"""
     if misfits:
-        found, _, remedy = misfits[0].rpartition(": ") if len(misfits) == 1 else ("; ".join(misfits), "", "")
-        return warn(found or misfits[0], remedy or "change the job's request as said")
+        misfit, _, remedy = misfits[0].rpartition(": ") if len(misfits) == 1 else ("; ".join(misfits), "", "")
+        return warn(misfit or misfits[0], remedy or "change the job's request as said")
     return ok("no Slurm job" if job is None else f"job {job}: tasks, cores and GPUs fit")

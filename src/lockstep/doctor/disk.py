@@ -50,8 +50,8 @@ def look_at_run_dir(situation: Situation) -> dict[str, Any]:
             path.replace(path)
     except OSError as failed:
         error = failed.strerror or str(failed)
-    mounts = [one for one in psutil.disk_partitions(all=True) if directory.is_relative_to(one.mountpoint)]
-    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else "unknown"
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if directory.is_relative_to(mount.mountpoint)]
+    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else "unknown"
     return {"directory": str(directory), "error": error, "kind": kind}
 
 

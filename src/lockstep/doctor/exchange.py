@@ -113,6 +113,6 @@ def _wait(tensor: torch.Tensor) -> None:
 
 
 def _slowest(seconds: float) -> float:
-    found = torch.tensor(seconds, dtype=torch.float64, device="cpu")
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return found.item()
+    slowest = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item()

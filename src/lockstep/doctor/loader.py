@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.analysis.trial import Observer, Trial, run_trial
-from lockstep.config import RunConfig
+from lockstep.analysis.trial import Observer, Trial, passable, run_trial
 from lockstep.doctor.finding import Finding, fail, ok, warn
 from lockstep.explain.black_box import read_box
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
 from lockstep.measure.events import read_events
-from lockstep.option import options_of
 
 NAME = "loader"
 _LOOK_EVERY_S = 0.5
@@ -54,7 +52,7 @@ class Watch:
         doing = [record["doing"] for record in records if record is not None]
         if len(doing) < self._num_processes:
             return False
-        step, splits = doing[0]["step"], [one["split"] for one in doing]
+        step, splits = doing[0]["step"], [sample["split"] for sample in doing]
         if step < _WARM_UP_STEPS:
             return False
         if self._first is None or sum(splits[0].values()) < sum(self._first[1][0].values()):  # another pass has begun
@@ -92,15 +90,7 @@ def look(
     Raises:
         KeyboardInterrupt: Ctrl-C; all of its processes are gone.
     """
-    options = options_of(RunConfig)
-    passed = {
-        name: value
-        for name, value in settings.items()
-        if name not in _OWN
-        and not options[name].names
-        and isinstance(value, (int, float, str))
-        and not isinstance(value, bool)
-    }
+    passed = passable(settings, but=_OWN)
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         watch = Watch(Path(directory, "run"), num_processes, long_s)
         trial = Trial(
@@ -136,7 +126,7 @@ def judge(*, error: str, joined: bool, num_steps: int, splits: Sequence[Split], 
     if not joined:
         return warn(
             "not measured: the script has not called lockstep.join(), so nothing tells where its time goes",
-            "port it (docs/loop.md), or see torch.profiler",
+            "port it (`lockstep new` writes a script that does), or see torch.profiler",
         )
     if num_steps == 0:
         return warn(f"not measured: the script took too few steps within {limit_s:g} s", "give it longer: --seconds")

@@ -26,11 +26,11 @@ _SETS_NAME = "put it into /etc/hosts or DNS, with an address that the other mach
 
 def resolve(name: str) -> tuple[list[str], str]:
     """The addresses of a host, and what is wrong with it, or nothing. Takes no longer than ``_RESOLVE_S``."""
-    found, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
+    addresses, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
 
     def ask() -> None:
         try:
-            found.extend(addresses_of(name))
+            addresses.extend(addresses_of(name))
             error[0] = ""
         except OSError as failed:
             error[0] = str(failed)
@@ -38,7 +38,7 @@ def resolve(name: str) -> tuple[list[str], str]:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return list(found), error[0]
+    return list(addresses), error[0]
 
 
 def own_addresses() -> list[str]:
@@ -50,14 +50,14 @@ def look_at_name(situation: Situation) -> dict[str, Any]:
     """What this machine's name means here, and the name at which the machines meet."""
     name = socket.gethostname()
     addresses, error = resolve(name)
-    meeting = situation.nodes.host if situation.nodes else None
+    endpoint = situation.nodes.host if situation.nodes else None
     return {
         "name": name,
         "addresses": addresses,
         "error": error,
-        "own": own_addresses(),
-        "meeting": meeting,
-        "meeting_error": resolve(meeting)[1] if meeting else "",
+        "local": own_addresses(),
+        "endpoint": endpoint,
+        "endpoint_error": resolve(endpoint)[1] if endpoint else "",
         "has_several_hosts": situation.has_several_hosts,
     }
 
@@ -67,18 +67,18 @@ def judge_name(
     name: str,
     addresses: Sequence[str],
     error: str,
-    own: Sequence[str],
-    meeting: str | None,
-    meeting_error: str,
+    local: Sequence[str],
+    endpoint: str | None,
+    endpoint_error: str,
     has_several_hosts: bool,
 ) -> Finding:
     """Whether the name resolves to an address of this machine; one machine alone can do without."""
     verdict = fail if has_several_hosts else warn
-    if meeting_error:
-        return fail(f"{meeting}, where the machines meet, does not resolve here: {meeting_error}", _SETS_NAME)
+    if endpoint_error:
+        return fail(f"{endpoint}, the rendezvous endpoint, does not resolve here: {endpoint_error}", _SETS_NAME)
     if error:
         return verdict(f"{name} does not resolve here: {error}; Gloo and PyTorch's store look it up", _SETS_NAME)
-    foreign = [address for address in addresses if address not in own and not is_loopback(address)]
+    foreign = [address for address in addresses if address not in local and not is_loopback(address)]
     if foreign:
         return verdict(f"{name} resolves to {foreign[0]}, which is no address of this machine", f"correct it: {_SETS_NAME}")
     if has_several_hosts and all(map(is_loopback, addresses)):
@@ -118,7 +118,7 @@ def look_at_ports(situation: Situation) -> dict[str, Any]:
 def judge_ports(
     *, port: int | None, error: str, is_ours: bool, first: int, last: int, num_free: int, num_processes: int
 ) -> Finding:
-    """Whether there are ports for the meeting and for connections."""
+    """Whether there are ports for the rendezvous and for connections."""
     if error:
         return (fail if is_ours else warn)(
             f"port {port} cannot be had: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"

@@ -23,16 +23,16 @@ from lockstep.doctor.finding import Finding, Situation, fail, ok
 from lockstep.doctor.network import judge_names, own_addresses, resolve
 from lockstep.doctor.software import judge_same, look_at_versions
 from lockstep.machine.addresses import is_loopback
+from lockstep.machine.sizes import counted
 from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
-from lockstep.startup.allotment import counted
 from lockstep.world import read_environment
 
-MEETING = "meeting"
-_MEETING_S = 60.0
+RENDEZVOUS = "rendezvous"
+_RENDEZVOUS_S = 60.0
 """For how long hosts wait for each other."""
 
 
-def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding]) -> list[Finding]:
+def compare(member: exchange.Member, situation: Situation, here: Sequence[Finding]) -> list[Finding]:
     """All hosts' findings, then those about the hosts together. The same on every rank.
 
     Args:
@@ -44,7 +44,7 @@ def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding
     is_first = world.local_rank == 0
     about = {
         "host": socket.gethostname(),
-        "findings": list(own),
+        "findings": list(here),
         "versions": look_at_versions(situation) if is_first else {},
         "addresses": own_addresses(),
     }
@@ -53,14 +53,14 @@ def compare(member: exchange.Member, situation: Situation, own: Sequence[Finding
     findings = [finding for there in hosts.values() for finding in there["findings"]]
     same = judge_same({there["host"]: there["versions"] for there in hosts.values()})
     strangers = _strangers([(there["host"], there["addresses"]) for there in hosts.values()]) if is_first else []
-    unknown = [one for found in collectives.all_gather_object(strangers) for one in found]
+    unknown = [stranger for by_rank in collectives.all_gather_object(strangers) for stranger in by_rank]
     ahead_s = exchange.clock_ahead_s(member)
     clocks = {there["host"]: ahead_s[rank] for rank, there in hosts.items()}
     blind = _blind(member, situation.run_dir)
     measured = exchange.measure(member)
     met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
     together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
-        (MEETING, met, {}),
+        (RENDEZVOUS, met, {}),
         ("same versions", same, {}),
         ("host names", judge_names(unknown), {"unknown": unknown}),
         ("clocks", judge_clocks(clocks), {"ahead_s": clocks}),
@@ -92,15 +92,15 @@ def _blind(member: exchange.Member, directory: Path) -> list[str]:
     if error := collectives.broadcast_object(error):
         return [error]
     sees = world.local_rank > 0 or sees_mark(directory, token)
-    found = collectives.all_gather_object(None if sees else world.host)
+    blind = collectives.all_gather_object(None if sees else world.host)
     if world.rank == 0:
         remove_mark(directory, token)
-    return list(dict.fromkeys(host for host in found if host is not None))
+    return list(dict.fromkeys(host for host in blind if host is not None))
 
 
 def _strangers(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str, str]]:
     """Of the hosts, those whose names mean nothing here, or something else."""
-    here, found = socket.gethostname(), []
+    here, strangers = socket.gethostname(), []
     for host, addresses in hosts:
         if host == here:
             continue
@@ -108,27 +108,27 @@ def _strangers(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, st
         if not error and not any(address in addresses and not is_loopback(address) for address in resolved):
             error = f"it resolves to {', '.join(resolved)}, which is no address of it"
         if error:
-            found.append((here, host, error))
-    return found
+            strangers.append((here, host, error))
+    return strangers
 
 
-def meet(situation: Situation, own: Sequence[Finding]) -> tuple[list[Finding], int]:
+def meet(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], int]:
     """Meet the other processes, and compare; returns all findings, and this process's rank.
 
     Raises:
         LockstepError: they did not meet, or one was lost meanwhile.
     """
-    with exchange.join(min(situation.config.timeout_s, _MEETING_S)) as member:
+    with exchange.join(min(situation.config.timeout_s, _RENDEZVOUS_S)) as member:
         situation = replace(situation, world=member.world)
-        return compare(member, situation, own), member.world.rank
+        return compare(member, situation, here), member.world.rank
 
 
 def main(path: Path) -> None:
     """See the module."""
     environment = read_environment()
     config = RunConfig.merge(environment.settings, {})
-    own = [Finding(**fields) for fields in json.loads(path.read_text())]
-    findings, rank = meet(Situation(num_processes=environment.world.local_world_size, config=config), own)
+    here = [Finding(**fields) for fields in json.loads(path.read_text())]
+    findings, rank = meet(Situation(num_processes=environment.world.local_world_size, config=config), here)
     if environment.world.local_rank == 0:
         path.write_text(json.dumps({"rank": rank, "findings": [asdict(finding) for finding in findings]}))
 

@@ -46,18 +46,20 @@ def judge_versions(*, python: str, installed: Mapping[str, str | None], least: M
     ]
     if missing or old:
         what = "; ".join([*(f"{name} is not installed" for name in missing), *old])
-        wanted = " ".join(f"'{name}>={least[name]}'" for name in least if name in missing or any(name in one for one in old))
+        wanted = " ".join(
+            f"'{name}>={least[name]}'" for name in least if name in missing or any(name in text for text in old)
+        )
         return fail(what, f"pip install {wanted}")
     return ok(f"Python {python}, torch {installed['torch']}, lockstep {installed[_DISTRIBUTION] or 'from a checkout'}")
 
 
 def judge_same(by_host: Mapping[str, Mapping[str, Any]]) -> Finding:
     """Whether hosts have the same versions. ``by_host``: what ``look_at_versions`` returned there."""
-    (first, here), *others = by_host.items()
-    for host, there in others:
+    (first, here), *rest = by_host.items()
+    for host, there in rest:
         pairs = {"python": (here["python"], there["python"])}
         pairs |= {name: (version, there["installed"].get(name)) for name, version in here["installed"].items()}
-        unequal = [f"{name} is {one} on {first}, and {two} on {host}" for name, (one, two) in pairs.items() if one != two]
+        unequal = [f"{name} is {a} on {first}, and {b} on {host}" for name, (a, b) in pairs.items() if a != b]
         if unequal:
             return fail("; ".join(unequal), "install the same versions on all hosts: a run would refuse to start")
     return ok("the same on all hosts")
@@ -195,4 +197,6 @@ def judge_nccl(
 
 
 def _distributions(prefix: str) -> set[str]:
-    return {name for one in metadata.distributions() if (name := one.metadata["Name"] or "").startswith(prefix)}
+    return {
+        name for distribution in metadata.distributions() if (name := distribution.metadata["Name"] or "").startswith(prefix)
+    }

@@ -130,11 +130,11 @@ def _read(path: Path, begin: int) -> str:
 
 def _answers(path: Path, begin: int) -> list[dict[str, Any]]:
     """Those to the first signal; several processes may have been asked, by several others."""
-    found = []
+    answers = []
     for line in _read(path, begin).splitlines():
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return [answer for answer in found if isinstance(answer, dict)]
+            answers.append(json.loads(line))
+    return [answer for answer in answers if isinstance(answer, dict)]
 
 
 def _parse(text: str) -> list[Frame]:

@@ -18,10 +18,10 @@ def first_difference(records: Sequence[Mapping[str, Any]]) -> str | None:
         for number, what in record.get("recent") or ():
             by_number.setdefault(int(number), {}).setdefault(str(what), []).append(int(record["rank"]))
     for number in sorted(by_number):
-        found = by_number[number]
-        if len({_compared(what) for what in found}) > 1:
+        compared = by_number[number]
+        if len({_compared(what) for what in compared}) > 1:
             which = ", ".join(
-                f"{what} on {name_ranks(ranks)}" for what, ranks in sorted(found.items(), key=lambda one: one[1])
+                f"{what} on {name_ranks(ranks)}" for what, ranks in sorted(compared.items(), key=lambda entry: entry[1])
             )
             return f"number {number} was {which}"
     return None

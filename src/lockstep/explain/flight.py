@@ -29,6 +29,7 @@ class Collective:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     group: str
+    """As in ``Counts``."""
     began_s: float
     """Since 1970."""
 
@@ -72,13 +73,15 @@ class Recorded:
 def recorded() -> Recorded:
     """What is remembered; nothing where nobody records."""
     try:
-        found = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
-        by_identity = {(*entry["process_group"], entry["profiling_name"], _number(entry)): entry for entry in found}
+        dumped = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
+        by_identity = {(*entry["process_group"], entry["profiling_name"], _number(entry)): entry for entry in dumped}
         entries = sorted(by_identity.values(), key=lambda entry: int(entry["time_created_ns"]))
         active = [entry for entry in entries if not entry["retired"]]
         of_all = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _OF_ALL]
         recent = map(_collective, of_all[-_RECENT:])
-        return Recorded(_collective(active[0]) if active else None, tuple((one.number, one.what) for one in recent))
+        return Recorded(
+            _collective(active[0]) if active else None, tuple((collective.number, collective.what) for collective in recent)
+        )
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError):  # another generation of the recorder
         return Recorded(None, ())
 
@@ -122,6 +125,6 @@ def _collective(entry: dict[str, Any]) -> Collective:
         name=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"][: _MOST_SHAPES + 1]),
         dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
-        group=str(entry["process_group"][1]),
+        group=str(entry.get("pg_id", entry["process_group"][0])),
         began_s=int(entry["time_created_ns"]) / 1e9,
     )

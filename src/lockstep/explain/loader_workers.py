@@ -54,15 +54,15 @@ def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:
     children = []
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(int(record["pid"])).children()
-    found = []
+    workers = []
     for child in children[:_MOST_ASKED]:
         facts = facts_of(child.pid)
         if facts is None or facts.state in "ZX" or not can_answer(record, child.pid):
             continue
         frames = [] if facts.state == "T" else ask_for(record, child.pid) or []
         if facts.state == "T" or not frames or _is_busy(frames):
-            found.append(LoaderWorker(child.pid, facts, _of_script(frames)))
-    return found
+            workers.append(LoaderWorker(child.pid, facts, _of_script(frames)))
+    return workers
 
 
 def _is_busy(frames: Sequence[Frame]) -> bool:

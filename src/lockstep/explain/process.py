@@ -38,16 +38,16 @@ def facts_of(pid: int | str = "self") -> Facts | None:
         status = (proc / "status").read_text(errors="replace")
     except OSError:
         return None
-    found = dict(re.findall(r"^(\w+):\s+(\w+)", status, flags=re.MULTILINE))
+    fields = dict(re.findall(r"^(\w+):\s+(\w+)", status, flags=re.MULTILINE))
     held_in = ""
-    if found.get("State") == "D":
+    if fields.get("State") == "D":
         with contextlib.suppress(OSError):
             held_in = (proc / "wchan").read_text(errors="replace").strip("0 \n")
     kib = 1024
     return Facts(
-        state=found.get("State", "R"),
-        rss_bytes=int(found.get("VmRSS", 0)) * kib,
-        swap_bytes=int(found.get("VmSwap", 0)) * kib,
+        state=fields.get("State", "R"),
+        rss_bytes=int(fields.get("VmRSS", 0)) * kib,
+        swap_bytes=int(fields.get("VmSwap", 0)) * kib,
         io_bytes=io_bytes(pid),
         held_in=held_in,
     )
@@ -63,10 +63,10 @@ def io_bytes(pid: int | str = "self") -> int:
 
 def own_memory() -> dict[str, int]:
     """What this process has of the machine's memory, and what the machine has left: ``rss_bytes``, ``available_bytes``."""
-    found = {}
+    memory = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
-        found["rss_bytes"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        memory["rss_bytes"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         free = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
         if free is not None:
-            found["available_bytes"] = int(free[1]) * 1024
-    return found
+            memory["available_bytes"] = int(free[1]) * 1024
+    return memory

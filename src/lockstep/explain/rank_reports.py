@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,17 @@ class RankReport:
     is_behind: bool = False
     """It has begun a collective, and not come to the one that others wait in."""
 
+    def as_json(self) -> dict[str, Any]:
+        """For a launcher of another machine."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> RankReport:
+        """What ``as_json`` made."""
+        facts = None if content["facts"] is None else Facts(**content["facts"])
+        loaders = [LoaderWorker(worker["pid"], Facts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]]
+        return RankReport(**{**content, "facts": facts, "loaders": loaders})
+
     @property
     def rank(self) -> int:
         """Of the process."""
@@ -93,7 +104,10 @@ class RankReport:
         doing = self.record["doing"]
         at, of = _where(self.record)
         if self.state == "gone":
-            return f"its process is gone, without a word: it was killed {at}, perhaps because memory ran out (see dmesg)"
+            return (
+                f"its process is gone, without a word: it was killed {at}, by the launcher after another rank had failed, or "
+                "because memory ran out (see dmesg)"
+            )
         if self.state == "replaced":
             return f"has put another program in its place {at} (exec), which tells nothing"
         if self.state == "stopped":
@@ -158,6 +172,8 @@ def _where(record: Mapping[str, Any]) -> tuple[str, str]:
     if "num_done" in doing:  # a script that knows no steps
         done = doing["num_done"]
         at = f"after {done} collective{'s' if done > 1 else ''}" if done else "before its first collective"
+        if step := doing.get("step", 0):  # its optimizers tell
+            at = f"after step {step} ({done} collective{'' if done == 1 else 's'})"
         return at, f", {at}"
     step = doing.get("step", 0)
     at = f"in step {step}" if doing.get("in_step") else (f"after step {step}" if step else "before the first step")

@@ -27,9 +27,12 @@ from lockstep.explain.black_box import SLOT_BYTES, BlackBox
 from lockstep.explain.flight import counts, recorded
 from lockstep.explain.frames import Frame, stack_of
 from lockstep.explain.process import io_bytes, own_memory
+from lockstep.explain.script_clock import ScriptClock
 from lockstep.stopping import say
 
 EVERY_S = 0.5
+_GLANCES = 5
+"""So often in that time it is seen in what a script that knows no steps spends its time."""
 _WAITS_AFTER_S = 1.0
 """A thread that has not moved for so long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
@@ -43,13 +46,13 @@ BUSY_BYTES = 1 << 18
 """Who reads or writes more than this between two looks is at work, at whatever line: it saves a checkpoint, say."""
 
 _PACKAGE = Path(__file__).parents[1]
-_MEETING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
+_COMMUNICATING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
 """Where the innermost frame of a rank is that waits for others."""
 
 
 def meets_at(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with these frames, innermost first, is where ranks wait for each other."""
-    return bool(stack) and any(part in str(stack[0][0]) for part in _MEETING)
+    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING)
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
@@ -71,6 +74,7 @@ class Sampler:
         limit_s: for how long the thread may wait for other ranks: the same.
         stuck: called when it has, again and again until it returns True: the same. None: that is somebody else's task, and
             nothing is ever said.
+        clock: of a script that knows no steps.
     """
 
     def __init__(
@@ -80,12 +84,14 @@ class Sampler:
         doing: Callable[[], Mapping[str, Any]],
         limit_s: Callable[[], float] = lambda: math.inf,
         stuck: Callable[[], bool] | None = None,
+        clock: ScriptClock | None = None,
     ) -> None:
         global _current
         if _current is not None:
             _current.hand_over(path)
         self._limit_s = limit_s
         self._stuck = stuck
+        self._clock = clock
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._answering = Answering(path.with_suffix(".stacks"))
@@ -115,13 +121,16 @@ class Sampler:
         """Another box is this process's from now on."""
         self._about["joined"] = str(path.absolute())
         self.close("joined")
+        if self._clock is not None:
+            self._clock.close()
 
     def close(self, how: str) -> None:
         """The run is over for this process: ``finished``, or ``failed``: then what it did before that stays in the box."""
         global _current
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # what it has forked has no thread, and no say
             if how == "failed" and self._last:
-                record = {**self._last, "ended": how}
+                recent = recorded().recent or self._recent
+                record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
                 fits = len(json.dumps(record)) + len(json.dumps(self._error)) < SLOT_BYTES - _ROOM_BESIDE
                 self._try(lambda: self._box.write({**record, "error": self._error} if fits else record))
             else:
@@ -154,9 +163,24 @@ class Sampler:
                 began_s = time.time()
                 self._try(self._look)
                 self._try(self._watch)
-                self._halted.wait(EVERY_S)
+                self._pause()
                 if time.time() - began_s > _SUSPENDED_S:  # the whole launch was stopped for a while, or the machine slept
                     self._same_since_s = time.time()
+
+    def _pause(self) -> None:
+        """Until the next look."""
+        if self._clock is None:
+            self._halted.wait(EVERY_S)
+            return
+        for _ in range(_GLANCES):
+            self._halted.wait(EVERY_S / _GLANCES)
+            if self._halted.is_set():
+                return
+            self._try(self._glance)
+
+    def _glance(self) -> None:
+        if self._clock is not None:
+            self._clock.glance(sys._current_frames().get(self._thread_id))
 
     def _try(self, act: Callable[[], None]) -> None:
         """Nothing that goes wrong here may matter to the training."""
@@ -183,9 +207,10 @@ class Sampler:
             self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._asked_at_s >= _WAITS_AFTER_S:
-            found, self._asked_at_s = recorded(), now
-            self._collective = None if found.pending is None else {**asdict(found.pending), "text": str(found.pending)}
-            self._begun, self._recent = counts().begun, found.recent
+            record, self._asked_at_s = recorded(), now
+            self._collective = None if record.pending is None else {**asdict(record.pending), "text": str(record.pending)}
+            self._recent = record.recent
+        self._begun = counts().begun
         if did_bytes - self._io_bytes > BUSY_BYTES:
             self._worked_s = now
         self._io_bytes = did_bytes
@@ -202,6 +227,7 @@ class Sampler:
             "collective": self._collective,
             "begun": self._begun,
             "recent": self._recent,
+            **({} if self._clock is None else {"steps": self._clock.history()}),
             "ended": ended,
         }
         self._box.write(self._last)

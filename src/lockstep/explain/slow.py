@@ -9,19 +9,21 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from lockstep.explain.split import ACTIVITIES
 
 _WINDOW = 20
-_SLOW = 1.2
+_BUSY = itemgetter(-1)
+SLOW = 1.2
 """How many times as busy as the median of the others a rank is that is called slow."""
-_NEARLY_ALWAYS = 0.8
+NEARLY_ALWAYS = 0.8
 """In that part of the phases of each of two windows on end: what is stolen now and then, or once for long, is no slow rank."""
-_LEAST_COST = 0.05
+LEAST_COST = 0.05
 """Of everybody's time; less is not worth a word."""
 
 
-_REMEDIES = {
+REMEDIES = {
     "data": "Look at the disk and the loader workers of that machine",
     "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
     "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
@@ -45,7 +47,7 @@ class SlowRank:
         """For the user."""
         return (
             f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes it {self.times:.1f} "
-            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {_REMEDIES[self.activity]}."
+            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {REMEDIES[self.activity]}."
         )
 
 
@@ -60,54 +62,67 @@ class SlowRanks:
     def __init__(self, *, may_judge: bool, tell: Callable[[SlowRank], None]) -> None:
         self._may_judge = may_judge
         self._tell = tell
-        self._rows: list[Sequence[Sequence[float]]] = []
+        self._rows: list[tuple[Sequence[Sequence[float]], Sequence[float]]] = []
         self._suspect: int | None = None
         """The rank that was slow in the window before."""
         self._known: int | None = None
         """The rank that was reported, until it is slow no more."""
 
-    def add(self, rows: Sequence[Sequence[float]]) -> None:
+    def add(self, rows: Sequence[Sequence[float]], busy: Sequence[float]) -> None:
         """A phase has ended: see ``StepClock``'s ``tell``."""
         if not self._may_judge:
             return
-        self._rows.append(rows)
+        self._rows.append((rows, busy))
         if len(self._rows) < _WINDOW:
             return
         window, self._rows = self._rows, []
-        found = judge(window)
-        before, self._suspect = self._suspect, None if found is None else found.rank
-        if found is None or found.rank != self._known:
+        slow = judge(window) if _may_be_slow(window) else None
+        before, self._suspect = self._suspect, None if slow is None else slow.rank
+        if slow is None or slow.rank != self._known:
             self._known = None
-        if found is not None and found.rank == before and found.rank != self._known:
-            self._known = found.rank
-            self._tell(found)
+        if slow is not None and slow.rank == before and slow.rank != self._known:
+            self._known = slow.rank
+            self._tell(slow)
 
 
-def judge(window: Sequence[Sequence[Sequence[float]]]) -> SlowRank | None:
-    """The slow rank of a window of phases, if there is one. A rank with more samples may be busy for longer."""
+def busy_of(rows: Sequence[Sequence[float]]) -> list[float]:
+    """For how long each rank was busy in a phase: in every step, so not by Python code for each of hundreds of ranks."""
+    return list(map(_BUSY, rows))
+
+
+def _may_be_slow(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> bool:
+    """Whether one rank was busy for longest in nearly all phases: with many ranks the rest of ``judge`` takes time."""
+    longest = Counter(busy.index(most) for _, busy in window if busy.count(most := max(busy)) == 1)
+    return bool(longest) and longest.most_common(1)[0][1] >= NEARLY_ALWAYS * len(window)
+
+
+def judge(window: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]) -> SlowRank | None:
+    """The slow rank of a window of phases, if there is one. A rank with more samples may be busy for longer.
+
+    ``window``: of each phase its rows, and ``busy_of`` them.
+    """
     slowest: Counter[int] = Counter()
     lost_s = whole_s = 0.0
-    for rows in window:
-        busy = [data + forward + backward + script for _, data, forward, backward, script in rows]
+    for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
         except ZeroDivisionError:  # a rank without samples is not judged
             continue
         ranked = sorted(rates)
-        highest, others = ranked[-1], ranked[(len(ranked) - 1) // 2]
+        highest, typical = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
         longest = max(busy)
         whole_s += longest
-        if highest > _SLOW * others and busy[rank] == longest:
+        if highest > SLOW * typical and busy[rank] == longest:
             slowest[rank] += 1
-            lost_s += (highest - others) * rows[rank][0]
+            lost_s += (highest - typical) * rows[rank][0]
     if not slowest:
         return None
     rank, count = slowest.most_common(1)[0]
     cost = lost_s / whole_s if whole_s else 0.0
-    if count < _NEARLY_ALWAYS * len(window) or cost < _LEAST_COST:
+    if count < NEARLY_ALWAYS * len(window) or cost < LEAST_COST:
         return None
-    return SlowRank(rank, *_slow_in(window, rank), cost)
+    return SlowRank(rank, *_slow_in([rows for rows, _ in window], rank), cost)
 
 
 def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[str, float]:
@@ -117,7 +132,7 @@ def _slow_in(window: Sequence[Sequence[Sequence[float]]], rank: int) -> tuple[st
         rates = [
             sum(rows[each][column] / rows[each][0] for rows in window if rows[each][0]) for each in range(len(window[0]))
         ]
-        others = statistics.median(rate for peer, rate in enumerate(rates) if peer != rank)
-        excess.append((rates[rank] - others, activity, rates[rank] / others if others else float("inf")))
+        typical = statistics.median(rate for peer, rate in enumerate(rates) if peer != rank)
+        excess.append((rates[rank] - typical, activity, rates[rank] / typical if typical else float("inf")))
     _, activity, times = max(excess)
     return activity, times

@@ -29,7 +29,7 @@ ACTIVITIES = {
 
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
-    "data": "more loader workers (num_workers=, or --workers) or cheaper transforms help",
+    "data": "more loader workers (lockstep tune finds how many) or cheaper transforms help",
     "copy": "pin_memory=True in the DataLoader helps",
     "communication": "more samples a process and step help, or --accumulate",
     "logging": "a larger --log-every helps",

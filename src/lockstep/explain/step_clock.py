@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.explain.device_clock import DeviceClock
+from lockstep.explain.slow import busy_of
 from lockstep.explain.split import PARTS
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
@@ -44,7 +45,7 @@ class StepClock(Listener):
         overlapping: asked after each backward pass.
         held_s: for how long training has stood still for checkpoints, up to now.
         tell: called at the end of each phase with what all ranks were busy with since the phase before: for each rank, its
-            samples and the seconds of each of ``ACTIVITIES``. The same on every rank.
+            samples, the seconds of each of ``ACTIVITIES`` and their sum; and these sums. The same on every rank.
         device: of this process; a GPU has a clock of its own.
     """
 
@@ -52,7 +53,7 @@ class StepClock(Listener):
         self,
         overlapping: Overlapping,
         held_s: Callable[[], float],
-        tell: Callable[[Sequence[Sequence[float]]], None],
+        tell: Callable[[Sequence[Sequence[float]], Sequence[float]], None],
         device: torch.device,
     ) -> None:
         self._overlapping = overlapping
@@ -173,10 +174,10 @@ class StepClock(Listener):
         self.spent_on(COMMUNICATION if self._rows else BACKWARD)  # one process has nobody to meet: it adds up its gradients
         met_s += self._now - before_s
         if self._rows:
-            longest_s = max([data + forward + backward + script for _, data, forward, backward, script in self._rows])
-            waiting_s = min(met_s, max(0.0, longest_s - self._busy_s))
+            busy = busy_of(self._rows)
+            waiting_s = min(met_s, max(0.0, max(busy) - self._busy_s))
             self._move(COMMUNICATION, WAITING, waiting_s)
-            self._tell(self._rows)
+            self._tell(self._rows, busy)
         self._begin_phase()
         self.activity = "in the script's code"
 
@@ -221,7 +222,7 @@ class StepClock(Listener):
         backward = now[BACKWARD] - before[BACKWARD]
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
-        return [float(self._num_samples), data, forward, backward, script]
+        return [float(self._num_samples), data, forward, backward, script, self._busy_s]
 
     def computed(self) -> None:
         """This rank has waited for its GPU, which runs behind the script. Local."""

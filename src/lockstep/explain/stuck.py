@@ -74,13 +74,16 @@ class StuckWatch:
         return True
 
 
-def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False) -> str | None:
+def who_waits(
+    reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
+) -> str | None:
     """Who waits, for whom, and what those do; None: nobody is missing, or those that are have a reason.
 
     Args:
         reports: of the ranks.
         run_dir: what ``lockstep stacks`` is to be asked for; empty: it needs nothing.
-        is_over: the ranks have waited in vain. Else those that they wait for may be at work, or in a debugger.
+        is_here: it shows the ranks of the machine that it is called on alone.
+        is_over: the ranks have timed out. Else those that they wait for may be at work, or in a debugger.
     """
     reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
     waiting = [report for report in reports if report.is_waiting]
@@ -91,7 +94,8 @@ def who_waits(reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool
     if is_over and longest.still_s < _IN_VAIN_S:
         return None  # what has failed was something else
     command = f"lockstep stacks {run_dir}".strip()
-    last = "" if is_over else f"`{command}` shows all ranks, at any time."
+    whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
+    last = "" if is_over else f"`{command}` shows {whose}, at any time."
     if not missing:
         return _differing(waiting, longest.still_s, last)
     if not is_over and longest.still_s < BUSY_S and not any(_is_still(report) for report in missing):
@@ -137,9 +141,9 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
     if meets_at(report.frames):
         return False
     begun = report.record.get("begun") or {}
-    for other in reports:
-        collective = other.record["collective"]
-        if other is report or collective is None or collective.get("group") not in begun:
+    for peer in reports:
+        collective = peer.record["collective"]
+        if peer is report or collective is None or collective.get("group") not in begun:
             continue
         if int(begun[collective["group"]]) < int(collective["number"]):
             return True

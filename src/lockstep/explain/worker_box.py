@@ -1,12 +1,11 @@
 """The black box that each worker of ``lockstep run`` has from its start, in the launch's private directory.
 
-It is for scripts that never call ``lockstep.join``, and for what comes before that. Nothing is known there of steps: how far a
-process is, is told by the collectives that it has finished.
+It is for scripts that never call ``lockstep.join``, and for what comes before that. Of steps only that is known there which
+PyTorch tells of optimizers (``script_clock``); how far a process is, is told by the collectives that it has finished, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -17,10 +16,10 @@ from typing import Any
 from lockstep.explain.flight import counts
 from lockstep.explain.rank_reports import ENDING, box_path
 from lockstep.explain.sampler import Sampler
+from lockstep.explain.script_clock import ScriptClock
 from lockstep.machine.identity import shared_by
 
 _REMEMBERED = 20
-_IN_SCRIPT = "in the script"
 
 
 class Pace:
@@ -55,8 +54,9 @@ class WorkerBox:
     """
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
-        self._activity = _IN_SCRIPT
+        self._is_ending = False
         self._pace = Pace()
+        self._clock = ScriptClock()
         about = {
             "rank": rank,
             "world_size": world_size,
@@ -67,15 +67,18 @@ class WorkerBox:
             "began_s": time.time(),
             "program": program,
         }
-        with contextlib.suppress(OSError):  # the script can do without
-            Sampler(box_path(Path(private_dir), rank), about, self._doing)
+        try:
+            Sampler(box_path(Path(private_dir), rank), about, self._doing, clock=self._clock)
+        except OSError:  # the script can do without
+            self._clock.close()
 
     def ends(self) -> None:
         """The program has come to its end, and exit handlers follow."""
-        self._activity = ENDING
+        self._is_ending = True
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
         done = counts().num_done
         self._pace.note(done, time.time())
-        return {"activity": self._activity, "num_done": done, "usual_s": self._pace.usual_s}
+        activity = ENDING if self._is_ending else self._clock.activity
+        return {"activity": activity, "num_done": done, "usual_s": self._pace.usual_s, "step": self._clock.num_steps}

@@ -37,12 +37,15 @@ from lockstep.parts import Parts, RunContext
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.replay.request import Request
-from lockstep.rundir.birth import Birth, Command
+from lockstep.rundir.birth import Birth, Command, script_sha256
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
-from lockstep.trackers import split_track
+from lockstep.trackers import split_track, without_services
+from lockstep.tuning.request import TuningRequest
+from lockstep.tuning.tuned import Situation, fit
+from lockstep.tuning.tuned import read as read_tuned
 from lockstep.world import Environment, World, read_environment
 
 P = ParamSpec("P")
@@ -101,10 +104,14 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
+    if environment.is_trial:
+        config, trackers = dataclasses.replace(config, track=without_services(config.track)), {}
     request = None
     if environment.replay is not None:
         request, trackers = Request.read(Path(environment.replay)), {}
         config = request.settings(config, environment.replay)
+    if environment.tune is not None:
+        config, trackers = TuningRequest.settings(config, Path(environment.tune)), {}
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
     _choose(config, world, None)  # invalid settings are reported before any rank waits for others
@@ -112,6 +119,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         opened = open_store(config, world)
         world = opened.world
         devices, transport = _choose(config, world, opened.host)
+        situation = _situation(world, devices[0].type)
+        if config.tuned is not None:
+            tuned, notice = fit(read_tuned(Path(config.tuned)), situation, config.tuned)
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         open_group(opened, transport, devices)
@@ -122,6 +132,10 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     try:
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(context, trackers=trackers)
+        if environment.tune is not None:
+            context = dataclasses.replace(context, tuning=(Path(environment.tune), situation))
+        if config.tuned is not None:
+            context = dataclasses.replace(context, tuned=tuned, notices=[*context.notices, notice])
         if request is not None:
             context = dataclasses.replace(context, replay=request, notices=())  # said by the command, in other words
         assert config.threads is not None
@@ -221,6 +235,19 @@ def _agree(
         token=token,
         is_new=is_new,
         notices=warnings + notices,
+    )
+
+
+def _situation(world: World, device: str) -> Situation:
+    """What the best settings of a loader depend on."""
+    script = Command.of_this_process(_num_joined, is_program=world.is_program, explicit={}).script
+    return Situation(
+        script=script,
+        script_sha256=script_sha256(Path(script)) if script else None,
+        num_cores=world.num_cores or num_cores(),
+        local_world_size=world.local_world_size,
+        world_size=world.world_size,
+        device=device,
     )
 
 

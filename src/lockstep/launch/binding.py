@@ -131,7 +131,7 @@ def _deal_cores(shares: Sequence[tuple[Node, ...]]) -> list[tuple[int, ...]]:
     """Cores of its own for each process: whole ones, or, where there are too few, single CPUs of them."""
     cpus: list[tuple[int, ...]] = [()] * len(shares)
     for share in dict.fromkeys(shares):
-        ranks = [rank for rank, other in enumerate(shares) if other == share]
+        ranks = [rank for rank, assigned in enumerate(shares) if assigned == share]
         units = [core for node in share for core in node.cores]
         if len(units) < len(ranks):
             units = [(cpu,) for core in units for cpu in core]

@@ -63,8 +63,8 @@ def oom_kills(cgroups: Path = _CGROUPS, proc: Path = Path("/proc")) -> int:
     counters = (group / name for group in _groups(cgroups, proc) for name in ("memory.events", "memory.oom_control"))
     for counter in (*counters, proc / "vmstat"):
         with contextlib.suppress(OSError):
-            if (found := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:
-                return int(found[1])
+            if (count := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:
+                return int(count[1])
     return 0
 
 
@@ -90,7 +90,7 @@ def _limit() -> str:
 
 def _shared_memory() -> str:
     with contextlib.suppress(OSError):
-        found = os.statvfs(_SHM)
-        whole, free = (size(found.f_frsize * blocks) for blocks in (found.f_blocks, found.f_bavail))
+        filesystem = os.statvfs(_SHM)
+        whole, free = (size(filesystem.f_frsize * blocks) for blocks in (filesystem.f_blocks, filesystem.f_bavail))
         return f"{_SHM} of this machine has {whole}, {free} of them free now"
     return ""

@@ -1,4 +1,4 @@
-"""Where the launchers of several machines meet, as this machine finds it."""
+"""Where the launchers of several machines have their rendezvous, as this machine finds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.machine.addresses import (
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """This machine's side of where the nodes meet."""
+    """This machine's side of the rendezvous."""
 
     nodes: Nodes
     secret: SharedSecret
@@ -37,32 +37,32 @@ class Endpoint:
 
 
 def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
-    """Look where the nodes meet, and listen there if that is here.
+    """Look up the rendezvous endpoint, and listen there if that is here.
 
     Raises:
         ConfigError: there is no such host, it should be this machine and is not, or the port is in use.
     """
     addresses = _resolve(nodes)
-    own = own_address(nodes.host)
-    if own is None:
+    address = own_address(nodes.host)
+    if address is None:
         raise ConfigError(f"{nodes.endpoint}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
-    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=own, listener=None, listens_at=None)
+    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=address, listener=None, listens_at=None)
     if nodes.node_rank not in (0, None):
         return elsewhere
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
         # Debian gives a machine's own name an address of loopback. Others, who see another one, shall get through.
-        at, own = None, _outward_address(nodes) or own
+        at, address = None, _outward_address(nodes) or address
     try:
-        return dataclasses.replace(elsewhere, own_address=own, listener=listen(at, nodes.port), listens_at=at)
+        return dataclasses.replace(elsewhere, own_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            return dataclasses.replace(elsewhere, own_address=own)  # another node's, or launcher's on this machine
+            return dataclasses.replace(elsewhere, own_address=address)  # another node's, or launcher's on this machine
         if is_foreign:
             raise ConfigError(
-                f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the nodes meet "
-                "at node 0. Start node 0 on that machine, or give an address of this one"
+                f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the rendezvous "
+                "is at node 0. Start node 0 on that machine, or give an address of this one"
             ) from error
         raise ConfigError(
             f"node 0 cannot listen at {nodes.endpoint} ({error.strerror}): another run or program has that port. Give all "
@@ -73,14 +73,15 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
 def _outward_address(nodes: Nodes) -> str | None:
     """The address that the other machines can know this one by, whose name means loopback here; None: it has no other."""
     towards_most = own_address(SOMEWHERE)
-    found = outward_addresses() if towards_most is None else [towards_most]
-    if len(found) > 1:
+    candidates = outward_addresses() if towards_most is None else [towards_most]
+    if len(candidates) > 1:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
         raise ConfigError(
             f"{option} {nodes.host} means this machine alone here ({', '.join(addresses_of(nodes.host))}), which has several "
-            f"addresses, {', '.join(found)}, and no default route that would choose: give the one that the other nodes reach"
+            f"addresses, {', '.join(candidates)}, and no default route that would choose: give the one that the other nodes "
+            "reach"
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _resolve(nodes: Nodes) -> list[str]:
@@ -101,7 +102,7 @@ def introduce(endpoint: Endpoint) -> None:
     who = f"node {nodes.node_rank} of {nodes.count}" if nodes.node_rank is not None else f"one of {nodes.count} nodes"
     name = f"lockstep: {socket.gethostname()} is {who}"
     if endpoint.listener is None:
-        print(f"{name}, and meets the others at {nodes.endpoint}", file=sys.stderr, flush=True)
+        print(f"{name}, and joins the rendezvous at {nodes.endpoint}", file=sys.stderr, flush=True)
         return
     where = listening(nodes.host, endpoint.listens_at, nodes.port)
-    print(f"{name}, and keeps the store where they meet: it {where}", file=sys.stderr, flush=True)
+    print(f"{name}, and keeps the rendezvous store: it {where}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError
 from lockstep.stopping import AUDIT_STATUS, AuditFailed
 
 _LAUNCH_DIR = str(Path(__file__).parent)
+_SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
+_FAULT_LINE = re.compile(r'  File "(.*)", line \d+ in ')
 
 _CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = (
@@ -28,6 +31,9 @@ _CONSEQUENCE_TEXTS = (
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
+
+_SHARED_END = 80
+"""So many characters at the end of two errors are not said twice."""
 
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
@@ -65,7 +71,7 @@ class Failure:
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
     waited: str = ""
-    """Who waited for whom when this rank had done so in vain, and what those did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what those did (``watching``)."""
     remark: str = ""
     """What else is known: the likely cause and a remedy (``causes``), and what it was last seen at."""
 
@@ -160,7 +166,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         end: of its program, if that has ended well before.
     """
     text, has_waited = "", end is not None and status == 1
-    if has_waited:  # as an exit handler of ours ends it that has waited for the others in vain
+    if has_waited:  # as an exit handler of ours ends it whose wait for the others timed out
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
@@ -172,7 +178,7 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         message = _SIGNAL_WORDS.get(-status, "ended by a signal")
         exit_status = 128 - status
         fault = fault_path(private_dir, rank)
-        text = fault.read_text(encoding="utf-8", errors="replace") if fault.exists() else ""
+        text = _without_ours(fault.read_text(encoding="utf-8", errors="replace")) if fault.exists() else ""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -228,21 +234,21 @@ def end_of(error: SystemExit | None = None) -> End:
 
 
 def early_end(
-    found: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
+    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
 ) -> Failure | None:
     """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
 
     Args:
-        found: the failures, in order.
+        reported: the failures, in order.
         ends: of the programs that have ended well, by rank.
         without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
         num_ranks: of this machine.
     """
-    if not found or not all(map(has_waited_in_vain, found)):
+    if not reported or not all(map(lacked_peers, reported)):
         return None
     if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
         return None
-    known = {rank: end for rank, end in ends.items() if end.time_s < found[0].time_s}
+    known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
     for rank, time_s in without_failure.items():
         if rank not in ends:
             known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
@@ -252,7 +258,7 @@ def early_end(
     return from_early_end(rank, known[rank])
 
 
-def has_waited_in_vain(failure: Failure) -> bool:
+def lacked_peers(failure: Failure) -> bool:
     """Whether a rank seems to have failed only because others did not take part: within the timeout, or any more."""
     # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
     # thread that was running only if it is one of Python's.
@@ -267,7 +273,7 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
-    first, *others = failures
+    first, *rest = failures
     explained = f"In words: {first.explanation}" if first.explanation else ""
     parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
     parts += [text.rstrip() for text in (explained, first.text, first.remark) if text]
@@ -276,11 +282,21 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
-    if others:
-        told = [("the same error" if other.summary() == first.summary() else other.summary()) for other in others]
-        lines = [f"  rank {other.rank} on {other.host}: {words}" for other, words in zip(others, told, strict=True)]
+    if rest:
+        lines = [
+            f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
+        ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
+
+
+def _beside(first: str, later: str) -> str:
+    """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
+    if first == later:
+        return "the same error"
+    pairs = zip(reversed(first), reversed(later), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return f"{later[:-shared]} (and on as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:
@@ -312,6 +328,15 @@ def traceback_of(error: BaseException) -> str:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return _NOISE.sub("", "".join(traceback.format_exception(type(error), error, trace)))
+
+
+def _without_ours(fault: str) -> str:
+    """What faulthandler has written of a process, without the thread of its black box, and what has started its script."""
+    threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
+    return "\n\n".join(
+        "\n".join(line for line in thread.split("\n") if not ((at := _FAULT_LINE.match(line)) and _is_ours(at[1])))
+        for thread in threads
+    )
 
 
 def _is_ours(filename: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch import failures, gpus, restarts
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
@@ -141,8 +142,12 @@ def _starts_again(outcome: Outcome) -> bool:
     return bool(failed) and restarts.follows(outcome.spec, outcome.failures[0])
 
 
-def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
+def run_once(
+    spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts, exchange: Exchange | None = None
+) -> Outcome:
     """Run the workers of one start to their end. Afterwards all processes are gone, and all output has come through.
+
+    ``exchange`` is with the launchers of other machines.
 
     Raises:
         LaunchError: they could not be started.
@@ -150,7 +155,7 @@ def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts:
     goes_on = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
     with Streams(spec.ranks, plan, goes_on=goes_on) as streams:
         try:
-            outcome = supervise(server, spec, streams, interrupts)
+            outcome = supervise(server, spec, streams, interrupts, exchange)
         except LaunchError as error:
             if not spec.max_restarts:
                 raise

@@ -1,4 +1,4 @@
-"""Several machines, as the command line says it: how many, which of them this is, and where they meet."""
+"""Several machines, as the command line says it: how many, which of them this is, and their rendezvous endpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Nodes:
     node_rank: int | None
     """Which one this is, from 0; None: they are numbered when they have met."""
     host: str
-    """Where they meet: a name or address, of node 0 if they have numbers."""
+    """Their rendezvous endpoint: a name or address, of node 0 if they have numbers."""
     port: int
     run_id: str
     conf: Mapping[str, int]
@@ -49,7 +49,7 @@ class Nodes:
 
     @property
     def endpoint(self) -> str:
-        """Where they meet, for the user."""
+        """The rendezvous endpoint, for the user."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -94,12 +94,12 @@ def plan_nodes(
         return None
     if endpoint and (master_addr or master_port):
         raise ConfigError(
-            f"--rdzv-endpoint {endpoint} and --master-addr or --master-port: both say where the nodes meet, give one"
+            f"--rdzv-endpoint {endpoint} and --master-addr or --master-port: both give the rendezvous endpoint, give one"
         )
     if not endpoint and not master_addr:
         raise ConfigError(
-            f"--nnodes {nnodes}: where do they meet? Give every node --master-addr HOST, the name or address of node 0, and "
-            "--node-rank R; or, for nodes without numbers, --rdzv-endpoint HOST:PORT"
+            f"--nnodes {nnodes}: where is their rendezvous? Give every node --master-addr HOST, the name or address of node 0, "
+            "and --node-rank R; or, for nodes without numbers, --rdzv-endpoint HOST:PORT"
         )
     if least < most and (node_rank is not None or master_addr):
         asked = "--node-rank" if node_rank is not None else "--master-addr"
@@ -144,7 +144,7 @@ def _read_endpoint(text: str) -> tuple[str, int]:
 
 
 def _read_conf(text: str | None) -> dict[str, int]:
-    found = {}
+    options = {}
     for part in (text or "").split(","):
         name, _, value = part.strip().partition("=")
         if not name:
@@ -153,5 +153,5 @@ def _read_conf(text: str | None) -> dict[str, int]:
             raise ConfigError(f"--rdzv-conf {part}: there is no such setting here, but {', '.join(CONF)}")
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
-        found[name] = int(value)
-    return found
+        options[name] = int(value)
+    return options

@@ -151,7 +151,9 @@ class LaunchOptions:
             ("-t", self.tee_streams, (None, "0", "3")),
         ):
             if value not in valid:
-                raise ConfigError(f"{name} {value}: choose one of {', '.join(one for one in valid if one is not None)}")
+                raise ConfigError(
+                    f"{name} {value}: choose one of {', '.join(choice for choice in valid if choice is not None)}"
+                )
         if self.redirects == "3" and self.log_dir is None:
             raise ConfigError(
                 "-r 3 without a directory: --log-dir DIR writes both streams of rank R to DIR/rank-R.log. Give it, or leave -r "

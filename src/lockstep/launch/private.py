@@ -34,7 +34,7 @@ def private_directory() -> Iterator[str]:
 
 def live_launches() -> dict[int, Path]:
     """The private directories of this user's launches on this machine whose launcher lives, by its process id."""
-    found = {}
+    directories = {}
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             with contextlib.suppress(OSError, ValueError):
@@ -42,8 +42,8 @@ def live_launches() -> dict[int, Path]:
                     continue
                 host, _, pid = Path(entry.path, _LOCK).read_text().partition("\n")
                 if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
-                    found[int(pid)] = Path(entry.path)
-    return found
+                    directories[int(pid)] = Path(entry.path)
+    return directories
 
 
 def remove_abandoned(parent: str) -> None:

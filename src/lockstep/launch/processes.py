@@ -37,32 +37,32 @@ def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *
     Those still there after ``timeout_s`` are held by the kernel itself: there is nothing more to be done to them.
     """
     deadline = time.monotonic() + timeout_s
-    while found := _find_strays(sessions) if went_well else _find(sessions, private_dir):
+    while pids := _find_strays(sessions) if went_well else _find(sessions, private_dir):
         if time.monotonic() > deadline:
             return
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def _find_strays(sessions: Collection[int]) -> list[int]:
-    found = _find(sessions, None)
+    pids = _find(sessions, None)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return found  # the launcher was started with nohup itself, and all its processes have that from it
-    return [pid for pid in found if not ignores(pid, signal.SIGHUP)]
+        return pids  # the launcher was started with nohup itself, and all its processes have that from it
+    return [pid for pid in pids if not ignores(pid, signal.SIGHUP)]
 
 
 def _find(sessions: Collection[int], mark: str | None) -> list[int]:
     import psutil  # only here: it would delay the start of every launch
 
-    found = []
+    pids = []
     for pid in set(psutil.pids()) - {os.getpid()}:
         with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is somebody else's
             is_ours = os.getsid(pid) in sessions or (mark is not None and _is_marked(pid, mark))
             if is_ours and psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def _is_marked(pid: int, mark: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import shutil
 import sys
@@ -40,6 +41,10 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
+    else:
+        beside = [str(neighbour) for neighbour in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        if near := difflib.get_close_matches(target, beside, n=1):
+            hint = f". Did you mean {near[0]}?"
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
@@ -65,25 +70,29 @@ def check_script(
     """
     option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
     starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod = False, None
+    has_optimizer, own_horovod, store_client, debug_level = False, None, None, None
     guesses = []
     if source is not None:
         read = Source.read(source)
         # The first entry of the script's sys.path: where its own modules are.
         root = Path.cwd() if is_module else source.resolve().parent
         has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
-        found = read.starter() if spawns == "auto" else None
+        debug_level = read.set_before_torch("TORCH_DISTRIBUTED_DEBUG")
+        spawning = read.starter() if spawns == "auto" else None
         alone = read.starter_if_alone() if spawns == "auto" and not nproc_given else None
-        if found or alone:
-            if found and nproc_given and read.asks_launcher(root):
+        if spawning or alone:
+            if spawning and nproc_given and read.asks_launcher(root):
                 guesses.append(
-                    f"the script may start processes itself ({found}), but also asks who a launcher has started: it is "
+                    f"the script may start processes itself ({spawning}), but also asks who a launcher has started: it is "
                     "launched (--spawns yes starts it once)"
                 )
             else:
-                starter = found or alone
-                how = "--spawns no" if found else "--nproc-per-node N"
+                starter = spawning or alone
+                how = "--spawns no" if spawning else "--nproc-per-node N"
                 guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
+        store_client = read.store_client(root) if starter is None else None
+        if store_client is not None:
+            guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
         if pass_local_rank == "auto" and starter is None:
             option, where = read.local_rank_option(root) or (None, "")
             if option:
@@ -99,6 +108,8 @@ def check_script(
         is_executable=is_executable,
         own_horovod=own_horovod,
         has_optimizer=has_optimizer,
+        is_store_client=store_client is not None,
+        debug_level=debug_level,
         guesses=tuple(guesses),
     )
 

@@ -33,28 +33,28 @@ def numbered(restart: int, spec: LaunchSpec) -> str:
     return f"lockstep: restart {restart} of {spec.max_restarts}"
 
 
-def announce(found: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
+def announce(reported: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
     """What is said between two starts: what ended the first, and that the second comes."""
-    text = failures.report(found, spec.world_size, attached=attached)
+    text = failures.report(reported, spec.world_size, attached=attached)
     who = "the process starts" if spec.world_size == 1 else f"all {spec.world_size} processes start"
     return f"{text}\n\n{numbered(spec.restart + 1, spec)}: {who} again"
 
 
 def last_error(
-    found: Sequence[Failure],
+    reported: Sequence[Failure],
     spec: LaunchSpec,
     *,
     attached: int | None = None,
     stopped_by: signal.Signals | None = None,
 ) -> LaunchError:
     """The error that the launch ends with: no start follows this one."""
-    text = failures.report(found, spec.world_size, attached=attached)
+    text = failures.report(reported, spec.world_size, attached=attached)
     if spec.max_restarts:
         if stopped_by is not None:
             why = f"it failed after {stopped_by.name}, and was to end"
-        elif found[0].would_recur:
-            why = f"a {found[0].kind} would only come again"
+        elif reported[0].would_recur:
+            why = f"a {reported[0].kind} would only come again"
         else:
             why = f"all restarts were used ({spec.max_restarts})"
         text += f"\n\nlockstep: not started again: {why}"
-    return LaunchError(text, found[0].exit_status or 1)
+    return LaunchError(text, reported[0].exit_status or 1)

@@ -14,6 +14,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch import restarts
 from lockstep.launch.binding import announce, bind_here
+from lockstep.launch.doubts import doubts
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes
@@ -84,7 +85,8 @@ def run_script(
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
     binding = bind_here(options.bind, count, config)
     plan = _plan_output(options, count, nodes)
-    for line in (*script.guesses, *([remark] if remark else [])):
+    doubtful = doubts(script, source, are_several=count > 1 or nodes is not None)
+    for line in (*script.guesses, *([remark] if remark else []), *doubtful):
         print(f"lockstep: {line}", file=sys.stderr, flush=True)
     announce(options.bind, binding, is_one_of_several=nodes is not None)
     endpoint = None

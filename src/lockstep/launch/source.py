@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
+_TOGETHER = re.compile(rb"distributed|rank|world_size|lockstep|environ|getpid", re.IGNORECASE)
+"""In a script that knows of other processes, or finds its own part of some work."""
+_ALONE = frozenset(
+    ("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm", "yaml")
+)
+"""Packages that never make several processes one training by themselves."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -91,8 +98,25 @@ class Source:
     def starts_horovod(self) -> str | None:
         """Where the script starts Horovod, and does not call ``lockstep.join()``; None: it does not."""
         calls = {name: node.lineno for node, name in self._calls()}
-        found = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
-        return f"{self.path}, line {calls[found[0]]}," if found and "lockstep.join" not in calls else None
+        starts = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
+        return f"{self.path}, line {calls[starts[0]]}," if starts and "lockstep.join" not in calls else None
+
+    def store_client(self, root: Path) -> str | None:
+        """Where the script, or a file under ``root`` that it imports, is a client of a store that its launcher serves; None:
+        nowhere, or it may serve one itself. (torchft's ``Manager`` is such a client.)"""
+        calls = self._calls()
+        if any(name in ("lockstep.join", "torch.distributed.init_process_group") for _, name in calls):
+            return None
+        stores = [node for node, name in calls if name == "torch.distributed.TCPStore"]
+        if stores:
+            return None if any(map(_may_serve, stores)) else f"TCPStore in {self.path}, line {stores[0].lineno}"
+        for source in (self, *self._imported(root, about=b"torchft")):
+            for node in ast.walk(source.tree):
+                imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                imported += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                if any(name.partition(".")[0] == "torchft" for name in imported):
+                    return f"torchft in {source.path}, line {getattr(node, 'lineno', 0)}"
+        return None
 
     def asks_launcher(self, root: Path) -> bool:
         """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
@@ -105,6 +129,57 @@ class Source:
         """
         sources = (self, *self._imported(root, about=b"optim"))
         return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
+
+    def set_before_torch(self, variable: str) -> str | None:
+        """What the script itself gives an environment variable before it imports torch, if it says that plainly; else None."""
+        found = None
+        for node in self.tree.body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "torch" for name in names):
+                return found
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                targets = [ast.unparse(target) for target in node.targets]
+                if any(target.endswith(f"environ[{variable!r}]") for target in targets):
+                    found = str(node.value.value)
+        return None
+
+    def trains_alone(self, root: Path) -> bool:
+        """Whether the script has an optimizer, and certainly nothing by which several processes of it would train together.
+
+        Not if it imports a package that may see to that, other than files under ``root``, which are read too.
+        """
+        waiting, seen, has_optimizer = [self], set[Path](), False
+        while waiting:
+            source = waiting.pop()
+            seen.add(source.path.resolve())
+            text = source.path.read_bytes()
+            has_optimizer = has_optimizer or _OPTIM.search(text) is not None
+            if _TOGETHER.search(text) or not source._packages(root) <= _ALONE | sys.stdlib_module_names:
+                return False
+            waiting.extend(other for other in source._imported(root, about=b"") if other.path.resolve() not in seen)
+        return has_optimizer
+
+    def mentions(self, root: Path, word: str) -> bool:
+        """Whether the script, or a file under ``root`` that it imports, has this text in it."""
+        return any(
+            word.encode() in source.path.read_bytes() for source in (self, *self._imported(root, about=word.encode()))
+        )
+
+    def _packages(self, root: Path) -> set[str]:
+        """The first names of what it imports from elsewhere than ``root``."""
+        names = {
+            name.partition(".")[0]
+            for node in ast.walk(self.tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else []
+            )
+        }
+        return {name for name in names if not (root / name).is_dir() and not (root / f"{name}.py").is_file()}
 
     def _calls(self) -> list[tuple[ast.Call, str]]:
         """All calls, with the full names of what is called."""
@@ -151,13 +226,13 @@ class Source:
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
     """What names stand for: ``mp`` for ``torch.multiprocessing``."""
-    found = {}
+    targets = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update({alias.asname: alias.name for alias in node.names if alias.asname})
+            targets.update({alias.asname: alias.name for alias in node.names if alias.asname})
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
-    return found
+            targets.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return targets
 
 
 def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:
@@ -195,6 +270,13 @@ def _options_in(node: ast.AST) -> Iterator[str]:
 
 def _has_rank(call: ast.Call) -> bool:
     return any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) >= 5
+
+
+def _may_serve(store: ast.Call) -> bool:
+    """Whether a ``TCPStore`` may be the one that listens: its fourth argument, ``is_master``."""
+    is_master = next((keyword.value for keyword in store.keywords if keyword.arg == "is_master"), None)
+    is_master = store.args[3] if len(store.args) > 3 else is_master
+    return is_master is not None and getattr(is_master, "value", None) is not False
 
 
 def _asks(tree: ast.Module) -> bool:

@@ -37,6 +37,10 @@ class Script:
     """Where the script starts Horovod itself, without lockstep; None: it does not."""
     has_optimizer: bool = False
     """Its source speaks of ``optim``: each worker will want what PyTorch imports with the first optimizer."""
+    is_store_client: bool = False
+    """It expects a store at MASTER_PORT, and serves none: rank 0 does, where this machine is the only one."""
+    debug_level: str | None = None
+    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which it finds imported."""
     guesses: tuple[str, ...] = ()
     """What of this was read off the script's source, and what overrides it: a line each, for the user."""
 
@@ -75,7 +79,7 @@ class Node:
     master_addr: str
     """Of rank 0's machine."""
     store: str
-    """Where the workers of lockstep scripts meet: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
+    """Rendezvous endpoint of the workers of lockstep scripts: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
     run_id: str
     """What the user calls the run, if he does."""
     interface: str
@@ -89,7 +93,7 @@ class LaunchSpec:
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter: where the workers meet, failures, results. New for each restart."""
+    """A directory that only this user can enter: rendezvous of the workers, failures, results. New for each restart."""
     name: str = ""
     """Of this launch and no other, as its first private directory; restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -131,6 +135,11 @@ class LaunchSpec:
         """The processes of all machines."""
         return self.node.world_size if self.node else self.nproc
 
+    @property
+    def serves_store(self) -> bool:
+        """Whether rank 0 serves a store at MASTER_PORT before its script runs."""
+        return isinstance(self.program, Script) and self.program.is_store_client and self.node is None
+
     def local_rank(self, rank: int) -> int:
         """The place of a rank among the processes of this machine."""
         return rank - self.ranks.start
@@ -171,7 +180,7 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": node.run_id if node else spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.serves_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # Of all processes on this machine, no port of Gloo may be reachable from another, unless somebody wants it.
         "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),

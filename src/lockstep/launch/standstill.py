@@ -35,15 +35,15 @@ class Standstill:
         now = time.monotonic()
         passed_s = min(now - self._looked_at, 2 * self._interval_s)
         self._looked_at = now
-        found = {rank: cpu for rank, pid in pids.items() if (cpu := _cpu_if_stopped(pid)) is not None}
-        if len(found) == len(pids):
+        stopped = {rank: cpu for rank, pid in pids.items() if (cpu := _cpu_if_stopped(pid)) is not None}
+        if len(stopped) == len(pids):
             passed_s = 0.0
         before = self._stopped
         self._stopped = {
             rank: (before[rank][0] + passed_s if rank in before and before[rank][1] == cpu else 0.0, cpu)
-            for rank, cpu in found.items()
+            for rank, cpu in stopped.items()
         }
-        ranks = sorted(found, key=lambda rank: -self._stopped[rank][0])
+        ranks = sorted(stopped, key=lambda rank: -self._stopped[rank][0])
         return {rank: self._stopped[rank][0] for rank in ranks}
 
 

@@ -16,6 +16,7 @@ from lockstep import stopping
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.causes import Causes
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
@@ -34,7 +35,7 @@ SAVING_GRACE_S = 30.0
 """The same where a worker handles the signal that the launcher was stopped by: it may have a state to save.
 
 Runs that ``lockstep.join`` has made get as long as ``--timeout`` if that is more: their step is ended first, an evaluation too,
-and within that time a rank that waits for others in vain ends with an error anyway. (It is the last resort: whoever has sent
+and within that time a rank that waits for others times out anyway. (It is the last resort: whoever has sent
 the signal has a limit of his own. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
 ``--signal=USR1@120`` leaves 120 s.)
 """
@@ -64,15 +65,18 @@ class Outcome:
     """What was run: of several starts, the last."""
 
 
-def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
+def supervise(
+    server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None = None
+) -> Outcome:
     """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
 
-    But for those that the script left on purpose, where all went well: see ``sweep``.
+    But for those that the script left on purpose, where all went well: see ``sweep``. ``exchange`` is with the launchers of
+    other machines.
 
     Raises:
         LaunchError: they could not be forked, or the server died.
     """
-    with contextlib.closing(_Watch(server, spec, streams, interrupts)) as watch:
+    with contextlib.closing(_Watch(server, spec, streams, interrupts, exchange)) as watch:
         went_well = False
         try:
             watch.run()
@@ -90,7 +94,9 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
 class _Watch:
     """One launch while it runs: hears of what happens, and does what follows from it (``stages``)."""
 
-    def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
+    def __init__(
+        self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
+    ) -> None:
         self.failures: dict[int, Failure] = {}
         self.stopped_with: int | None = None
         """See Outcome."""
@@ -107,7 +113,7 @@ class _Watch:
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._watching = Watching(spec.private_dir, spec.world_size)
+        self._watching = Watching(spec.private_dir, spec.world_size, exchange)
         self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
@@ -131,15 +137,15 @@ class _Watch:
     def outcome(self) -> Outcome:
         received = self._interrupts.received
         stopped_by = signal.Signals(received[0]) if received else None
-        found, is_saving, was_cut_short = self._found(), self._state.is_saving, self._state.was_cut_short
+        reported, is_saving, was_cut_short = self._reported(), self._state.is_saving, self._state.was_cut_short
         if stopped_by and (not is_saving or len(received) > 1):
-            found = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
-        if is_saving and not found and self.stopped_with is None and not was_cut_short:
+            reported = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
+        if is_saving and not reported and self.stopped_with is None and not was_cut_short:
             stopped_by = None  # it had come to its end meanwhile
         return Outcome(
-            failures=found,
+            failures=reported,
             stopped_by=stopped_by,
-            stopped_with=None if found else self.stopped_with,
+            stopped_with=None if reported else self.stopped_with,
             was_cut_short=is_saving and was_cut_short,
             spec=self._spec,
         )
@@ -152,7 +158,7 @@ class _Watch:
             next_s = self._next_s()
             ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             # Signals last: what is to be done about them depends on what the workers have told.
-            for key, _ in sorted(ready, key=lambda found: found[0].fileobj is self._interrupts):
+            for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
 
@@ -170,15 +176,15 @@ class _Watch:
         self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
         return [
             *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self._found(), self._spec.world_size)] if self.failures else []),
+            *([failures.report(self._reported(), self._spec.world_size)] if self.failures else []),
         ]
 
-    def _found(self) -> tuple[Failure, ...]:
+    def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        found = failures.in_order(list(self.failures.values()))
+        reported = failures.in_order(list(self.failures.values()))
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
-        early = failures.early_end(found, ends, self._without_failure, self._spec.nproc)
-        return (early, *found) if early is not None else tuple(found)
+        early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
+        return (early, *reported) if early is not None else tuple(reported)
 
     def _next_s(self) -> float:
         """When something is to be done even if nobody says anything."""
@@ -274,8 +280,8 @@ class _Watch:
     def _explained(self, failure: Failure) -> Failure:
         """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
         rank = failure.rank
-        if failures.has_waited_in_vain(failure):
-            echoes = [other for other, known in self.failures.items() if failures.has_waited_in_vain(known)]
+        if failures.lacked_peers(failure):
+            echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
         was_killed = failure.exit_status > 128 and not failure.text
@@ -286,8 +292,8 @@ class _Watch:
         pids = self._pids
         for rank, stopped_s in self._standstill.look(pids).items():
             if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
-                found = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(found, remark=self._watching.last_seen(rank))
+                failure = failures.from_standstill(rank, pids[rank], stopped_s)
+                self.failures[rank] = replace(failure, remark=self._watching.last_seen(rank))
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
@@ -369,8 +375,8 @@ class _Watch:
         """How long they may take to do that."""
         if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in self._pids.items()):
             return SAVING_GRACE_S
-        found = self._found()
-        restart_follows = found and not self._interrupts.received and restarts.follows(self._spec, found[0])
+        reported = self._reported()
+        restart_follows = reported and not self._interrupts.received and restarts.follows(self._spec, reported[0])
         return RESTART_GRACE_S if restart_follows else GRACE_S
 
     def _stop_signal(self, rank: int, pid: int) -> int:

@@ -32,9 +32,9 @@ def read_nodes(allowed: Collection[int], root: Path = Path("/sys/devices/system"
     nodes = []
     for number, cpus in sorted(members.items()):
         cores = {_siblings(cpu, root) for cpu in cpus if cpu in allowed}
-        own = [tuple(cpu for cpu in core if cpu in allowed) for core in cores]
-        if own:
-            nodes.append(Node(number, tuple(sorted(own))))
+        usable = [tuple(cpu for cpu in core if cpu in allowed) for core in cores]
+        if usable:
+            nodes.append(Node(number, tuple(sorted(usable))))
     return tuple(nodes)
 
 
@@ -47,11 +47,11 @@ def _siblings(cpu: int, root: Path) -> tuple[int, ...]:
 
 def parse_cpus(text: str) -> tuple[int, ...]:
     """The kernel's way to write a set of CPUs: ``0-3,8``."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
 
 
 def format_cpus(cpus: Collection[int]) -> str:
@@ -76,23 +76,23 @@ def read_gpu_nodes(
     Empty where it cannot be told which GPUs are visible. (CUDA puts faster GPUs first, and equal ones in the order of the
     bus, which is the order here: on a machine with different GPUs, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
     """
-    found: list[tuple[str, int | None]] = []  # UUID, node
+    gpus: list[tuple[str, int | None]] = []  # UUID, node
     for path in sorted(driver.glob("*")):
         try:
             told = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", (path / "information").read_text(), re.MULTILINE))
         except OSError:
             continue
         if (dev / f"nvidia{told.get('Device Minor', '')}").exists():  # a container has some of the machine's GPUs
-            found.append((told.get("GPU UUID", ""), _node_of(pci / path.name.lower())))
+            gpus.append((told.get("GPU UUID", ""), _node_of(pci / path.name.lower())))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return tuple(node for _, node in found)
+        return tuple(node for _, node in gpus)
     chosen: list[int | None] = []
     for name in visible.split(","):
-        if name.strip().isdecimal() and int(name) < len(found):
-            chosen.append(found[int(name)][1])
+        if name.strip().isdecimal() and int(name) < len(gpus):
+            chosen.append(gpus[int(name)][1])
         elif name.strip().startswith("GPU-"):
-            chosen += [node for uuid, node in found if uuid.startswith(name.strip())]
+            chosen += [node for uuid, node in gpus if uuid.startswith(name.strip())]
         else:  # CUDA takes no more from there on; and of parts of a GPU (MIG) the driver's files do not tell
             break
     return tuple(chosen)

@@ -1,8 +1,8 @@
-"""Who waits for whom among this machine's workers, from their black boxes: said while they wait, and kept for their end.
+"""Who waits for whom among the workers, and who is slow, from their black boxes: said meanwhile, and kept for their end.
 
 The launcher says it, for it is no rank: it can speak where all of them hang in C code, it knows who is gone, and there is one
 of it. Ranks that have joined a run say it themselves, as they do under other launchers, for of them it is known how long a step
-takes. On several machines each launcher sees its own workers; who waits for one of another machine is not told here.
+takes. Of several machines the first one's launcher says it, from what the others tell it of theirs (``exchange``).
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lockstep.launch.exchange import Exchange, Word
 from lockstep.stopping import say
 
+if TYPE_CHECKING:
+    from lockstep.explain.rank_reports import RankReport
+    from lockstep.explain.slow_script import SlowScriptRanks
+
 _LOOK_S = 1.0
-_FIRST_S = 5.0
-"""Nobody has waited for too long before that, and the launcher has other things to do at its start."""
+_FIRST_S = 2.0
+"""The launcher has other things to do at its start."""
 _SUSPENDED_S = 5.0
 """This process was stopped for a while, perhaps with the others: they are given time to report again."""
+_MOST_LOOKS = 10
+"""In which the launchers of other machines are waited for, when their ranks may be those that are missing."""
 
 
 class Watching:
@@ -31,14 +38,19 @@ class Watching:
     Args:
         private_dir: of this start of the workers.
         world_size: of the launch.
+        exchange: with the launchers of other machines.
     """
 
-    def __init__(self, private_dir: str, world_size: int) -> None:
+    def __init__(self, private_dir: str, world_size: int, exchange: Exchange | None = None) -> None:
         self._dir = Path(private_dir)
+        self._exchange = exchange
         self._told = ""
         """What was said last."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
+        self._looks = 0
+        """In which some had, up to now."""
+        self._slow: SlowScriptRanks | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
         if world_size > 1:
@@ -52,11 +64,12 @@ class Watching:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
 
         Args:
-            echoes: ranks that have just failed, because they waited in vain: as if they still did.
+            echoes: ranks that have just failed, because they timed out: as if they still did.
         """
         text: str | None = None
-        with contextlib.suppress(Exception):  # what it would say is lost; what has happened is told all the same
-            text = self._who_waits(echoes, is_over=True)
+        if self._speaks or not self._told:  # who has heard it from another machine cannot know better
+            with contextlib.suppress(Exception):  # what it would say is lost; what has happened is told all the same
+                text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
 
     def last_seen(self, rank: int) -> str:
@@ -84,36 +97,82 @@ class Watching:
             with contextlib.suppress(Exception):  # nothing that goes wrong here may matter to the workers
                 self._look()
 
+    @property
+    def _speaks(self) -> bool:
+        """Whether it is for this launcher to say it."""
+        return self._exchange is None or self._exchange.number == 0
+
     def _look(self) -> None:
-        """Say it once for each wait. Who has waited for too long must have done so at the look before, too: those that were
-        stopped, and go on, have not reported yet."""
+        """See who is slow, and who waits. That is said once for each wait. Who has waited for too long must have done so at the
+        look before, too: those that were stopped, and go on, have not reported yet."""
         from lockstep.explain.rank_reports import read_records
 
         if self._where() != self._dir:
             return
         now_s = time.time()
-        waited = tuple(int(record["rank"]) for record in read_records(self._dir) if _waits_too_long(record, now_s))
+        records = read_records(self._dir)
+        waiting_here = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
+        words = {} if self._exchange is None else self._exchange.heard
+        waited = tuple(sorted({*waiting_here, *(rank for word in words.values() for rank in word.waited)}))
+        if self._exchange is not None:
+            is_asked = bool(waited) or any(word.asks for word in words.values())
+            reports = [report.as_json() for report in self._reports(())] if is_asked and not self._speaks else []
+            steps = [] if self._speaks else [_steps_of(record) for record in records]
+            self._exchange.say(Word(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
+        if not self._speaks:
+            self._told = words[0].told if 0 in words else ""
+            return
+        self._look_for_slow([*map(_steps_of, records), *(each for word in words.values() for each in word.steps)])
+        self._look_for_stuck(waited)
+
+    def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
+        from lockstep.explain.slow_script import SlowScriptRanks
+
+        self._slow = self._slow or SlowScriptRanks()
+        slow = self._slow.look(records)
+        if slow is not None and not self._closed.is_set():
+            say(f"WARNING: {slow.describe()}")
+
+    def _look_for_stuck(self, waited: tuple[int, ...]) -> None:
         before, self._waited = self._waited, waited
+        self._looks = self._looks + 1 if waited else 0
         if not waited:
             self._told = ""
         elif not self._told and set(waited) & set(before):
-            text = self._who_waits((), is_over=False)
+            silent = self._exchange is not None and not self._exchange.has_all_reports
+            text = None if silent and self._looks < _MOST_LOOKS else self._who_waits(self._reports(()), is_over=False)
             if text is not None and not self._closed.is_set():
                 self._told = text
                 say(f"WARNING: {text}")
 
-    def _who_waits(self, echoes: Collection[int], *, is_over: bool) -> str | None:
+    def _reports(self, echoes: Collection[int]) -> list[RankReport]:
+        """Of this machine's ranks, and of those of others that their launchers have told of.
+
+        ``echoes`` have just failed because they timed out: as if they still did.
+        """
         from lockstep.explain.asking import ask, look_up
-        from lockstep.explain.rank_reports import read_reports
+        from lockstep.explain.rank_reports import RankReport, read_reports
+
+        with self._lock:
+            reports = read_reports(self._where(), time.time(), look_up, ask)
+        words = {} if self._exchange is None or not self._speaks else self._exchange.heard
+        reports += [RankReport.from_json(each) for word in words.values() for each in word.reports]
+        reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
+        return sorted(reports, key=lambda report: report.rank)
+
+    def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> str | None:
         from lockstep.explain.stuck import who_waits
 
+        if is_over:
+            reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
-        with self._lock:
-            reports = read_reports(where, time.time(), look_up, ask)
-        echoes = {*echoes, *(report.rank for report in reports if report.state == "failed")} if is_over else echoes
-        reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
-        return who_waits(reports, shown, is_over=is_over)
+        return who_waits(reports, shown, is_over=is_over, is_here=self._exchange is not None and not shown)
+
+
+def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed to judge who is slow."""
+    return {name: record.get(name) for name in ("rank", "host", "world_size", "steps")}
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:

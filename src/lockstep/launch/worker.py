@@ -25,6 +25,7 @@ from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
+from lockstep.machine.addresses import listen
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import libraries, set_number
 from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
@@ -55,6 +56,8 @@ def run_worker(request: Request) -> int:
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
                 _become_program(spec.program, spec.local_rank(request.rank))
+            if spec.serves_store and request.rank == 0:
+                _serve_store(spec)
             box = _open_box(spec, request.rank)
             _run_script(spec.program, spec.local_rank(request.rank))
         else:
@@ -70,6 +73,8 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
+        # Exit handlers cannot see otherwise that this is a failure, and would take a run for finished.
+        _leave_traces(error)
         if isinstance(error, AuditFailed):
             failure = failures.from_audit(request.rank, error)
         else:
@@ -85,6 +90,17 @@ def run_worker(request: Request) -> int:
     _note_end(box)
     sender.send(end=failures.end_of())
     return 0
+
+
+_served: list[Any] = []
+"""Stores, which live as long as this process."""
+
+
+def _serve_store(spec: LaunchSpec) -> None:
+    """Serve PyTorch's store at MASTER_PORT, on loopback, as torchrun's agent does, for scripts that are only clients of it."""
+    from lockstep.machine.tcp_store import serve  # imports torch
+
+    _served.append(serve(listen("127.0.0.1", spec.master_port), None, spec.config.timeout_s))
 
 
 def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:
@@ -112,17 +128,21 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     finally:
-        # What the interpreter sets for an exception that nobody caught; exit handlers look there.
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        _leave_traces(error)
     if spec is None:
         raise error
-    fail_current(failures.traceback_of(error))
     failure = failures.from_exception(request.rank, error, _in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
+
+
+def _leave_traces(error: BaseException) -> None:
+    """For exit handlers, what the interpreter sets for an exception that nobody caught; and in the black box."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    fail_current(failures.traceback_of(error))
 
 
 def _install_hooks(private_dir: str) -> None:
@@ -179,12 +199,21 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # neither does torch
+    _set_debug_level(spec.program.debug_level if isinstance(spec.program, Script) else None, environ)
     cores = num_cores()
     if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
         os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
         _share_cores(max(1, cores // spec.nproc), spec.nproc, environ)
     return spec
+
+
+def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
+    """As ``import torch.distributed`` reads it, which the server has done long ago: of the caller, or of the script itself."""
+    distributed, level = sys.modules.get("torch.distributed"), of_script or environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
+    if distributed is not None and level.upper() in levels:
+        distributed.set_debug_level(levels[level.upper()])
 
 
 def _reopen_streams() -> None:

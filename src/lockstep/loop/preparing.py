@@ -15,11 +15,12 @@ from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.fetch import set_workers
+from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
+from lockstep.plan.loading import Loading
 from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.model import stand_in
@@ -29,6 +30,7 @@ from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refus
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
+from lockstep.tuning.tuned import Tuned
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""
@@ -65,6 +67,10 @@ class Preparation:
     ) -> None:
         self.listener = Listener()
         """Notified of what is prepared."""
+        self.tuned: Tuned | None = None
+        """Settings of a loader, from the file ``RunConfig.tuned``."""
+        self.is_measured = False
+        """Whether steps are taken only to time them, more than the script has. Some schedules refuse that: they stand still."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -134,7 +140,7 @@ class Preparation:
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
-            idle_in_replay(item, "step", lambda: self._loop.is_replaying)
+            idle_in_replay(item, "step", lambda: self._loop.is_replaying or self.is_measured)
         self.keep(item)
         return item
 
@@ -165,7 +171,8 @@ class Preparation:
             model.to(self._device)
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
-        set_workers(batches, self._config.workers)
+        tuned = self.tuned
+        set_loading(batches, Loading(workers=self._config.workers) if tuned is None else tuned.loading_of(number))
         self.listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 

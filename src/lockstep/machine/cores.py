@@ -25,11 +25,11 @@ def _cgroup_cores(root: Path, membership: Path) -> float | None:
         lines = membership.read_text().splitlines()
     except OSError:
         return None
-    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
-    if own is None:
+    membership_path = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
+    if membership_path is None:
         return None
     least = None
-    group = root / own
+    group = root / membership_path
     for folder in (group, *group.parents):
         try:
             quota, period = (folder / "cpu.max").read_text().split()

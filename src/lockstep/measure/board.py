@@ -19,7 +19,7 @@ class Board:
 
     Args:
         run_dir: the run's directory.
-        resumed_from: the step from which an interrupted run goes on; None: it is new.
+        resumed_from: the step from which an interrupted run resumes; None: it is new.
         must: whether it was asked for, so that its absence is worth a word.
     """
 

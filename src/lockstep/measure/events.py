@@ -159,10 +159,10 @@ def read_history(run_dir: Path) -> list[dict[str, Any]]:
 
 def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events without what was done again after a ``resume``. Pure."""
-    found: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = []
     for event in events:
-        found = add_to_history(found, event)
-    return found
+        history = add_to_history(history, event)
+    return history
 
 
 def add_to_history(history: list[dict[str, Any]], event: dict[str, Any]) -> list[dict[str, Any]]:

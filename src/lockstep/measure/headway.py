@@ -66,13 +66,13 @@ class Headway:
         """Of all epochs; None: not known. In the first one that is taken for its pass over the training loader alone."""
         if self.num_epochs is None:
             return None
-        left_s, others = self.left_s(now_s), max(0, self.num_epochs - self.epoch - 1)
+        left_s, num_more = self.left_s(now_s), max(0, self.num_epochs - self.epoch - 1)
         if self.epoch_s is not None:
-            return max(left_s or 0.0, self.epoch_s - (now_s - self.epoch_began_s)) + others * self.epoch_s
+            return max(left_s or 0.0, self.epoch_s - (now_s - self.epoch_began_s)) + num_more * self.epoch_s
         step_s = self.step_time_s(now_s)
         if left_s is None or step_s is None or self.num_steps is None or self.passes > 1:
             return None
-        return left_s + others * self.num_steps * step_s
+        return left_s + num_more * self.num_steps * step_s
 
     def _elapsed_s(self, now_s: float) -> float:
         return 0.0 if self.since_s is None else (now_s if self.until_s is None else self.until_s) - self.since_s

@@ -205,13 +205,13 @@ class MetricLog(Listener):
 
     def _merge_unlike(self, window: _Window) -> None:
         """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""
-        found: list[Any] = [None] * self._world_size
-        dist.all_gather_object(found, (window.steps, window.common, window.names, window.table))
-        steps = sorted({step for steps, _, _, _ in found for step in steps}, key=lambda key: key[1])
-        self._names = sorted({*self._names, *(name for _, _, names, _ in found for name in names)})
+        windows: list[Any] = [None] * self._world_size
+        dist.all_gather_object(windows, (window.steps, window.common, window.names, window.table))
+        steps = sorted({step for steps, _, _, _ in windows for step in steps}, key=lambda key: key[1])
+        self._names = sorted({*self._names, *(name for _, _, names, _ in windows for name in names)})
         merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
         common: list[dict[str, float]] = [{} for _ in steps]
-        for rank, (theirs, their_common, names, table) in enumerate(found):
+        for rank, (theirs, their_common, names, table) in enumerate(windows):
             columns = [self._names.index(name) for name in names]
             for row, step in enumerate(theirs):
                 merged[steps.index(step), columns] += table[row]
@@ -232,11 +232,11 @@ def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step:
         UsageError: a rank has another one.
     """
     for name, value in theirs.items():
-        other = known.setdefault(name, value)
-        if other != value and not (math.isnan(other) and math.isnan(value)):
+        expected = known.setdefault(name, value)
+        if expected != value and not (math.isnan(expected) and math.isnan(value)):
             raise UsageError(
-                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {other:.9g} on rank 0 and {value:.9g} on "
-                f"rank {rank}. There values must be the same on all ranks. Of a shard's value take the mean over the global "
+                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {expected:.9g} on rank 0 and {value:.9g} "
+                f"on rank {rank}. There values must be the same on all ranks. Of a shard's value take the mean over the global "
                 f"batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); or call team.log() inside."
             )
 

@@ -125,8 +125,8 @@ class Meter(Listener):
     def flush(self) -> None:
         """See Listener."""
         over, self._over = self._over, []
-        for one in over:
-            event = merge_passes(self._collectives.all_gather_object(one.result()))
+        for ended in over:
+            event = merge_passes(self._collectives.all_gather_object(ended.result()))
             shares = shares_of(event["split"])
             event["bound"] = bound_of(shares)
             self._journal.write("epoch", **event)
@@ -146,6 +146,6 @@ def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     """The same pass of all ranks as one event: times are rank 0's, what was used is a list by rank."""
     merged = dict(by_rank[0])
     for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation", "split"):
-        values = [one[name] for one in by_rank]
+        values = [fields[name] for fields in by_rank]
         merged[name] = None if all(value is None for value in values) else values
     return merged

@@ -121,8 +121,8 @@ class Shaped:
             return self._given
         if self._name in TRACKERS:
             return importlib.import_module(self._package)
-        found = plugins()[self._name].load()
-        return found() if isinstance(found, type) else found
+        tracker = plugins()[self._name].load()
+        return tracker() if isinstance(tracker, type) else tracker
 
     def _read(self) -> dict[str, str]:
         try:

@@ -96,20 +96,19 @@ class Trackers(Listener):
 
 
 def outlets_for(
-    track: Sequence[str] | None, objects: Mapping[str, Any], about: About, resumed_from: int | None, *, is_traced: bool
+    track: Sequence[str] | None, objects: Mapping[str, Any], about: About, resumed_from: int | None
 ) -> list[Outlet]:
-    """The outlets for ``RunConfig.track``: by default TensorBoard, where it is installed; only that of traced runs.
+    """The outlets for ``RunConfig.track``: by default TensorBoard, where it is installed.
 
     Args:
         track: the names.
         objects: those that the script has given, by name.
         about: the run.
-        resumed_from: the step from which an interrupted run goes on; None: it is new.
-        is_traced: whether this is one of several runs that ``lockstep verify`` compares.
+        resumed_from: the step from which an interrupted run resumes; None: it is new.
     """
     if track is None:
         return [Board(about.run_dir, resumed_from)]
-    names = [name for name in track if name != OFF and (name == "tensorboard" or not is_traced)]
+    names = [name for name in track if name != OFF]
     return [
         Board(about.run_dir, resumed_from, must=True) if name == "tensorboard" else Shaped(name, about, objects.get(name))
         for name in names

@@ -26,8 +26,8 @@ def explain(error: Exception, model: nn.Module, precision: Precision) -> None:
     if "more than 1 value per channel" in message:
         raise ModelError(
             f"{_where(error, model)} met a shard of one sample, which has no variance to normalize by. "
-            "The last global batch of an epoch can be that small: use DataLoader(..., drop_last=True), another batch_size, "
-            "or fewer shards."
+            "A shard has batch_size / shards samples (the run's first line has both), and fewer in the last global batch of an "
+            "epoch: use a larger batch_size, fewer shards (fewer processes, or --shards), or DataLoader(..., drop_last=True)."
         ) from error
     if precision.narrow is None:
         return

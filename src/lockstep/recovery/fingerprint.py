@@ -43,8 +43,8 @@ class Fingerprint:
                 sums.setdefault(owner, {})[name] = _text(value)
             elif not is_dtensor(value):
                 tensors.append((owner, name, value))
-        for (owner, name, _), found in zip(tensors, bit_sums([value for _, _, value in tensors]), strict=True):
-            sums.setdefault(owner, {})[name] = found
+        for (owner, name, _), bits in zip(tensors, bit_sums([value for _, _, value in tensors]), strict=True):
+            sums.setdefault(owner, {})[name] = bits
         return sums
 
 

@@ -37,18 +37,18 @@ class SampleBySample:
                 batches.append(batch)
                 continue
             for row in range(micro.num_samples):
-                one = slice(row, row + 1)
+                single = slice(row, row + 1)
                 micro_steps.append(
                     dataclasses.replace(
                         micro,
                         num_samples=1,
-                        samples=micro.samples[one],
+                        samples=micro.samples[single],
                         begins_shard=micro.begins_shard and row == 0,
                         ends_shard=micro.ends_shard and row == micro.num_samples - 1,
                         is_last=micro.is_last and row == micro.num_samples - 1,
                     )
                 )
-                batches.append(cut(batch, one, micro.num_samples))
+                batches.append(cut(batch, single, micro.num_samples))
         for index, micro in enumerate(micro_steps):
             micro.index = index
         return dataclasses.replace(plan, micro_steps=micro_steps), batches

@@ -34,7 +34,7 @@ class Comparison:
         return not self.steps and not self.states
 
 
-def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: float | None = None) -> Comparison:
+def compare(first: Digests, second: Digests, steps: range | None = None, tolerance: float | None = None) -> Comparison:
     """Compare two journals step by step.
 
     Args:
@@ -43,9 +43,9 @@ def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: f
         steps: only these; None: all that both know.
         tolerance: losses are equal up to this, relatively, and gradients and states are not compared; None: to the bit.
     """
-    known = sorted(set(one.steps) & set(two.steps))
+    known = sorted(set(first.steps) & set(second.steps))
     shards: tuple[dict[int, dict[ShardKey, Shard]], ...] = tuple({step: {} for step in known} for _ in range(2))
-    for by_step, digests in zip(shards, (one, two), strict=True):
+    for by_step, digests in zip(shards, (first, second), strict=True):
         for key, shard in sorted(digests.shards.items()):
             if key.step in by_step:
                 by_step[key.step][key] = shard
@@ -57,11 +57,11 @@ def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: f
         mine, theirs = (by_step[step] for by_step in shards)
         compared += [step] if mine.keys() & theirs.keys() else []
         differences = _in_shards(mine, theirs, tolerance)
-        if (found := next(differences, None)) is not None:
-            return Comparison(steps=tuple(compared), states=tuple(states), difference=found)
-        if tolerance is None and step in one.states and step in two.states:
-            if (found := next(_after(one, two, step), None)) is not None:
-                return Comparison(steps=tuple(compared), states=tuple(states), difference=found)
+        if (difference := next(differences, None)) is not None:
+            return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
+        if tolerance is None and step in first.states and step in second.states:
+            if (difference := next(_after(first, second, step), None)) is not None:
+                return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
             states.append(step)
     return Comparison(steps=tuple(compared), states=tuple(states), difference=None)
 
@@ -69,34 +69,34 @@ def compare(one: Digests, two: Digests, steps: range | None = None, tolerance: f
 def _in_shards(mine: dict[ShardKey, Shard], theirs: dict[ShardKey, Shard], tolerance: float | None) -> Iterator[Difference]:
     """Differences between the micro-steps that both have. (Of a rank that was killed the last lines are missing.)"""
     for key in [key for key in mine if key in theirs]:
-        one, two = mine[key], theirs[key]
+        ours, counterpart = mine[key], theirs[key]
         at = functools.partial(Difference, step=key.step, phase=key.phase, shard=key.shard)
-        if one.samples != two.samples:
-            yield at(stage="samples", values=(f"digest {one.samples}", f"digest {two.samples}"))
-        elif NOTHING not in (one.content, two.content) and one.content != two.content:
-            yield at(stage="content", values=(f"digest {one.content}", f"digest {two.content}"))
-        elif not _are_equal(one.losses, two.losses, tolerance):
-            yield at(stage="loss", values=(_decimals(one.losses), _decimals(two.losses)))
+        if ours.samples != counterpart.samples:
+            yield at(stage="samples", values=(f"digest {ours.samples}", f"digest {counterpart.samples}"))
+        elif NOTHING not in (ours.content, counterpart.content) and ours.content != counterpart.content:
+            yield at(stage="content", values=(f"digest {ours.content}", f"digest {counterpart.content}"))
+        elif not _are_equal(ours.losses, counterpart.losses, tolerance):
+            yield at(stage="loss", values=(_decimals(ours.losses), _decimals(counterpart.losses)))
 
 
-def _after(one: Digests, two: Digests, step: int) -> Iterator[Difference]:
-    pairs = zip(one.gradients.get(step, ()), two.gradients.get(step, ()), strict=False)
+def _after(first: Digests, second: Digests, step: int) -> Iterator[Difference]:
+    pairs = zip(first.gradients.get(step, ()), second.gradients.get(step, ()), strict=False)
     for phase, (mine, theirs) in enumerate(pairs):
         if mine.digest != theirs.digest:
             values = tuple(f"digest {g.digest}, norm {number(g.norm):.6g}" for g in (mine, theirs))
             yield Difference(step=step, phase=phase, stage="gradient", values=(values[0], values[1]))
-    states = one.states[step], two.states[step]
+    states = first.states[step], second.states[step]
     for owner in [owner for owner in states[0] if owner in states[1]]:
         if states[0][owner] != states[1][owner]:
             values = tuple(f"digest {state[owner]}" for state in states)
             yield Difference(step=step, stage="state", name=owner, values=(values[0], values[1]))
 
 
-def _are_equal(one: tuple[str, ...], two: tuple[str, ...], tolerance: float | None) -> bool:
-    if one == two or tolerance is None:
-        return one == two
-    pairs = [(number(a), number(b)) for a, b in zip(one, two, strict=False)]
-    return len(one) == len(two) and all(
+def _are_equal(ours: tuple[str, ...], theirs: tuple[str, ...], tolerance: float | None) -> bool:
+    if ours == theirs or tolerance is None:
+        return ours == theirs
+    pairs = [(number(a), number(b)) for a, b in zip(ours, theirs, strict=False)]
+    return len(ours) == len(theirs) and all(
         math.isclose(a, b, rel_tol=tolerance) or a == b or (a != a and b != b) for a, b in pairs
     )
 

@@ -41,25 +41,25 @@ def culprits(samples: Sequence[Sample]) -> list[Sample]:
     if bad or not samples:
         return bad
     worst = max(sample.loss for sample in samples)
-    found = [sample for sample in samples if sample.loss >= worst / 2]
-    others = [sample.loss for sample in samples if sample.loss < worst / 2]
-    if not others or worst / 2 <= _TIMES * statistics.median(others):
+    blamed = [sample for sample in samples if sample.loss >= worst / 2]
+    usual = [sample.loss for sample in samples if sample.loss < worst / 2]
+    if not usual or worst / 2 <= _TIMES * statistics.median(usual):
         return []
-    return sorted(found, key=lambda sample: -sample.loss)
+    return sorted(blamed, key=lambda sample: -sample.loss)
 
 
 def in_words(shard: int, samples: Sequence[Sample]) -> list[str]:
     """What is said of them."""
-    found = culprits(samples)
-    if any(not math.isfinite(sample.loss) for sample in found):
-        named = ", ".join(f"{sample.identity} (loss {sample.loss})" for sample in found)
-        return [f"to blame in shard {shard}: {'sample' if len(found) == 1 else 'samples'} {named}"]
-    others = [sample.loss for sample in samples if sample not in found]
-    middle = statistics.median(others) if others else math.nan
-    if found:
-        named = ", ".join(f"{sample.identity} (loss {sample.loss:.6g})" for sample in found)
-        word = "sample" if len(found) == 1 else "samples"
-        return [f"to blame in shard {shard}: {word} {named}; the median of the other {len(others)} is {middle:.6g}"]
+    blamed = culprits(samples)
+    if any(not math.isfinite(sample.loss) for sample in blamed):
+        named = ", ".join(f"{sample.identity} (loss {sample.loss})" for sample in blamed)
+        return [f"to blame in shard {shard}: {'sample' if len(blamed) == 1 else 'samples'} {named}"]
+    usual = [sample.loss for sample in samples if sample not in blamed]
+    middle = statistics.median(usual) if usual else math.nan
+    if blamed:
+        named = ", ".join(f"{sample.identity} (loss {sample.loss:.6g})" for sample in blamed)
+        word = "sample" if len(blamed) == 1 else "samples"
+        return [f"to blame in shard {shard}: {word} {named}; the median of the other {len(usual)} is {middle:.6g}"]
     largest = sorted(samples, key=lambda sample: -sample.loss)[:3]
     named = ", ".join(f"{sample.identity} ({sample.loss:.6g})" for sample in largest)
     return [

@@ -77,8 +77,8 @@ class Digests:
     def go_back(self, step: int) -> None:
         """Forget later steps: a launch goes on after this one."""
         self.shards = {key: shard for key, shard in self.shards.items() if key.step <= step}
-        self.gradients = {number: found for number, found in self.gradients.items() if number <= step}
-        self.states = {number: found for number, found in self.states.items() if number <= step}
+        self.gradients = {number: value for number, value in self.gradients.items() if number <= step}
+        self.states = {number: value for number, value in self.states.items() if number <= step}
 
     def add(self, line: Line) -> None:
         """Take in a line of a rank."""
@@ -121,15 +121,15 @@ def read_digests(run_dir: Path) -> Digests:
     """
     try:
         ranks = [list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}")) for path in _files(run_dir)]
-        found = gather(ranks)
+        digests = gather(ranks)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the digest journal of {run_dir} cannot be read ({error!r}): is it of another version?") from error
-    if not ranks or not found.shards:
+    if not ranks or not digests.shards:
         raise UsageError(
             f"{run_dir} has no digest journal ({DIRECTORY}/): it took no step, or was trained with --journal-every 0 or an "
             "older lockstep"
         )
-    return found
+    return digests
 
 
 def _files(run_dir: Path) -> Iterator[Path]:
@@ -151,10 +151,10 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
                 starts += [line] if rank == 0 else []
             elif line["event"] == "steps":
                 launches.setdefault(launch, []).append(line)
-    found = Digests()
+    digests = Digests()
     for start in starts:
-        found.go_back(start["after"])
-        found.every, found.num_shards, found.exact = start["every"], start["shards"], start["exact"]
+        digests.go_back(start["after"])
+        digests.every, digests.num_shards, digests.exact = start["every"], start["shards"], start["exact"]
         for line in launches.get(start["launch"], ()):
-            found.add(line)
-    return found
+            digests.add(line)
+    return digests

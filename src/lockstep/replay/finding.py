@@ -35,18 +35,18 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
     return key.step, f"step {key.step} has the largest loss, {worst:.6g} in shard {key.shard}"
 
 
-def step_with_first_difference(digests: Digests, other: Digests) -> tuple[int, str]:
+def step_with_first_difference(digests: Digests, against: Digests) -> tuple[int, str]:
     """The first step in which another run differs, and what is said of it.
 
     Raises:
         UsageError: there is none, or nothing to compare.
     """
-    found = compare(digests, other)
-    if found.is_empty:
+    comparison = compare(digests, against)
+    if comparison.is_empty:
         raise UsageError("the digest journals of the two runs have no step in common")
-    if found.difference is None:
-        raise UsageError(f"the two runs do not differ in the steps that both journals have, up to {max(found.steps)}")
-    return found.difference.step, f"the runs differ first in {in_words(found.difference)}"
+    if comparison.difference is None:
+        raise UsageError(f"the two runs do not differ in the steps that both journals have, up to {max(comparison.steps)}")
+    return comparison.difference.step, f"the runs differ first in {in_words(comparison.difference)}"
 
 
 def _range(digests: Digests) -> str:

@@ -127,10 +127,10 @@ class DigestJournal(Listener):
     def end_phase(self, phase: int) -> None:
         """See Listener."""
         if self._is_due and self._is_main:
-            found = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
-            sums = bit_sums(list(found.values()))
+            gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
+            sums = bit_sums(list(gradients.values()))
             self._gradients.append(
-                PhaseGradient(short_digest(dict(zip(found, sums, strict=True))), exact(norm_of(found.values())))
+                PhaseGradient(short_digest(dict(zip(gradients, sums, strict=True))), exact(norm_of(gradients.values())))
             )
 
     def drop(self) -> None:

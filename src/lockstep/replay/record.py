@@ -82,12 +82,12 @@ class Unlike:
     """Whether another answer is expected of it."""
 
 
-def differences(one: RunRecord, two: RunRecord, step: int) -> Iterator[Unlike]:
+def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[Unlike]:
     """What differs between two runs as they took a step: births and scripts, then machines."""
-    births = one.birth.as_json(), two.birth.as_json()
+    births = first.birth.as_json(), second.birth.as_json()
     yield from _unlike(births[0], births[1], births[0], changes_answer=True)
-    scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (one, two))
-    starts = one.launch_of(step).start, two.launch_of(step).start
+    scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (first, second))
+    starts = first.launch_of(step).start, second.launch_of(step).start
     both = [name for name in (*_OF_SCRIPTS, *OF_BITS, *_OF_MACHINES) if name in starts[0] and name in starts[1]]
     yield from _unlike(scripts[0], scripts[1], [name for name in scripts[0] if name not in both], changes_answer=True)
     for names, changes in (((*_OF_SCRIPTS[:2], *OF_BITS), True), ((_OF_SCRIPTS[2], *_OF_MACHINES), False)):
@@ -95,10 +95,10 @@ def differences(one: RunRecord, two: RunRecord, step: int) -> Iterator[Unlike]:
         yield from _unlike(starts[0], starts[1], known, changes_answer=changes)
 
 
-def _unlike(one: Fields, two: Fields, names: Any, *, changes_answer: bool) -> Iterator[Unlike]:
+def _unlike(first: Fields, second: Fields, names: Any, *, changes_answer: bool) -> Iterator[Unlike]:
     for name in names:
-        values = _text(one.get(name)), _text(two.get(name))
-        if one.get(name) != two.get(name):
+        values = _text(first.get(name)), _text(second.get(name))
+        if first.get(name) != second.get(name):
             yield Unlike(what=name, values=values, changes_answer=changes_answer)
 
 

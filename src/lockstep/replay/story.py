@@ -36,19 +36,19 @@ class Shown:
 
 def read_shown(directory: Path) -> Shown:
     """What the processes of a replay have noted."""
-    found = Shown()
+    shown = Shown()
     for path in sorted((directory / DIRECTORY).glob(f"{SHOWN}-*.jsonl")):
         for line in read_lines(path):
             if line["event"] == "model":
-                found.batch_norm = line["batch_norm"]
+                shown.batch_norm = line["batch_norm"]
             elif line["event"] == "shard":
                 key = ShardKey(line["step"], line["phase"], line["shard"], line["part"])
-                found.shards[key] = _numbers(line["norms"])
+                shown.shards[key] = _numbers(line["norms"])
             elif line["event"] == "phase":
-                found.phases[line["step"], line["phase"]] = _numbers(line["norms"])
+                shown.phases[line["step"], line["phase"]] = _numbers(line["norms"])
             elif line["event"] == "step":
-                found.rates[line["step"]] = _numbers(line["rates"])
-    return found
+                shown.rates[line["step"]] = _numbers(line["rates"])
+    return shown
 
 
 def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
@@ -91,16 +91,18 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
             lines=(*notes, "not compared: the run has no digest journal (--journal-every 0, or an older lockstep)"),
         )
     steps = range(request.after + 1, request.last + 1)
-    found = compare(digests, mine, steps)
-    missing = [step for step in request.steps if step not in found.steps]
-    if found.difference is None:
+    comparison = compare(digests, mine, steps)
+    missing = [step for step in request.steps if step not in comparison.steps]
+    if comparison.difference is None:
         if missing:
-            known = f"; up to there, {_counted(found)} are" if found.steps else ""
+            known = f"; up to there, {_counted(comparison)} are" if comparison.steps else ""
             line = f"step {missing[0]} cannot be compared: the run's digest journal has no line of it{known}"
-            return Verdict(status="unknown", comparison=found, lines=(*notes, line))
-        return Verdict(status="equal", comparison=found, lines=(*notes, f"EQUAL to the run, to the bit: {_counted(found)}"))
-    why = in_words(found.difference)
-    if not record.birth.exact and found.difference.stage in ("loss", "gradient", "state"):
+            return Verdict(status="unknown", comparison=comparison, lines=(*notes, line))
+        return Verdict(
+            status="equal", comparison=comparison, lines=(*notes, f"EQUAL to the run, to the bit: {_counted(comparison)}")
+        )
+    why = in_words(comparison.difference)
+    if not record.birth.exact and comparison.difference.stage in ("loss", "gradient", "state"):
         near = compare(digests, mine, steps, TOLERANCE)
         how = (
             "the run has no shards=, so its answer is the same up to rounding only, for another number of processes: "
@@ -118,26 +120,26 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
                 comparison=near,
                 lines=(*notes, how, f"DIFFERENT all the same, first in {in_words(near.difference)} (in the replay)"),
             )
-    cause = _cause(found.difference.stage, has_notes=bool(notes), was_unlike=bool(unlike))
+    cause = _cause(comparison.difference.stage, has_notes=bool(notes), was_unlike=bool(unlike))
     return Verdict(
         status="different",
-        comparison=found,
+        comparison=comparison,
         lines=(*notes, f"DIFFERENT from the run, first in {why} (in the replay)", cause),
     )
 
 
-def missing_in(found: Comparison, request: Request) -> list[int]:
+def missing_in(comparison: Comparison, request: Request) -> list[int]:
     """The steps to show that were not compared."""
-    return [step for step in request.steps if step not in found.steps]
+    return [step for step in request.steps if step not in comparison.steps]
 
 
 def _is_other(here: Fields, launch: Fields, name: str) -> bool:
     return here.get(name) is not None and launch.get(name) is not None and here[name] != launch[name]
 
 
-def _counted(found: Comparison) -> str:
-    after = f", gradient and state after {_listed(found.states)}" if found.states else ""
-    first, last = found.steps[0], found.steps[-1]
+def _counted(comparison: Comparison) -> str:
+    after = f", gradient and state after {_listed(comparison.states)}" if comparison.states else ""
+    first, last = comparison.steps[0], comparison.steps[-1]
     return f"samples and losses of {f'step {first}' if first == last else f'steps {first} to {last}'}{after}"
 
 

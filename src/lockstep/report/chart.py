@@ -27,6 +27,8 @@ class Table:
     caption: str = ""
     tones: Sequence[str] = ()
     """A word for the look of each row (``good``, ``warn``, ``bad``, ``dim``, or empty); none at all: all are plain."""
+    folded_under: str = ""
+    """If given, a reader sees these words, and the table after a click on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +125,17 @@ def lines(
         resumes: where an interrupted run was resumed.
         note: below it.
     """
-    drawn = [one for one in series if one.curve.points]
-    points = [point for one in drawn for point in one.curve.points]
+    drawn = [curve for curve in series if curve.curve.points]
+    points = [point for curve in drawn for point in curve.curve.points]
     if not points:
         return None
     xs = [point.x for point in points]
     low_y, high_y = min(point.least for point in points), max(point.most for point in points)
     room = _MARGIN * (high_y - low_y) or abs(high_y) * _MARGIN or 1.0
     low, high = (min(0.0, min(xs)), low_y - room), (max(xs) if max(xs) > 0 else 1.0, high_y + room)
-    missing = sum(one.curve.num_missing for one in series)
+    missing = sum(curve.curve.num_missing for curve in series)
     notes = [note, f"{missing:,} value{'s' if missing > 1 else ''} not finite, and not drawn." if missing else ""]
-    per_point = max(one.curve.per_point for one in drawn)
+    per_point = max(curve.curve.per_point for curve in drawn)
     if per_point > 1:
         notes.append(f"Line: mean of {per_point:,} values; band: least and most of them.")
     return Lines(
@@ -159,11 +161,11 @@ def _spread(marks: Sequence[Mark], most: float) -> tuple[Mark, ...]:
 
 def _description(title: str, drawn: Sequence[Series], x_name: str) -> str:
     told = []
-    for one in drawn[:12]:
-        first, last = one.curve.points[0], one.curve.points[-1]
-        least, most = min(p.least for p in one.curve.points), max(p.most for p in one.curve.points)
+    for line in drawn[:12]:
+        first, last = line.curve.points[0], line.curve.points[-1]
+        least, most = min(p.least for p in line.curve.points), max(p.most for p in line.curve.points)
         told.append(
-            f"{one.name} goes from {short(first.mean)} to {short(last.mean)} at {x_name} {short(last.x)}, "
+            f"{line.name} goes from {short(first.mean)} to {short(last.mean)} at {x_name} {short(last.x)}, "
             f"between {short(least)} and {short(most)}"
         )
     return f"{title} over the {x_name}s: {'; '.join(told)}."

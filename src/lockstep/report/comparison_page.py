@@ -85,9 +85,9 @@ def _summary(comparison: Comparison, measured: Sequence[RowResult]) -> str:
     relation = comparison.relation(best)
     if relation is not None and baseline is not None and baseline is not best:
         sentence += f", {relation.speed_up:.2f} times that of {baseline.row.label}"
-    others = [result for result in measured if result is not baseline]
-    related = [found for result in others if (found := comparison.relation(result)) is not None]
-    same = sum(found.loss_difference == 0 for found in related)
+    compared = [result for result in measured if result is not baseline]
+    related = [relation for result in compared if (relation := comparison.relation(result)) is not None]
+    same = sum(relation.loss_difference == 0 for relation in related)
     if related and baseline is not None:
         sentence += f". {same} of {len(related)} other rows ended with the loss of {baseline.row.label} to the last bit"
     return f"{sentence}."
@@ -186,7 +186,7 @@ def _sentences(comparison: Comparison) -> list[str]:
 
 def _published(comparison: Comparison) -> list[Table]:
     """Of each article, the figures of the methods that are in this comparison, beside those of the fastest such row here."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    by_task: dict[str, list[tuple[str, ...]]] = {}
     for theirs in PUBLISHED:
         best = _fastest([row for row in comparison.rows if row.figures and row.row.method.name == theirs.method])
         relation = None if best is None else comparison.relation(best)
@@ -202,7 +202,7 @@ def _published(comparison: Comparison) -> list[Table]:
                 f"{relation.speed_up:.2f}× on {best.row.num_processes}",
                 table.percent(relation.efficiency),
             )
-            found.setdefault(theirs.task, []).append(cells)
+            by_task.setdefault(theirs.task, []).append(cells)
     headings = (
         "method",
         "GPUs",
@@ -215,7 +215,7 @@ def _published(comparison: Comparison) -> list[Table]:
         "efficiency here",
     )
     numbers = frozenset(range(1, len(headings)))
-    return [Table(headings=headings, rows=rows, numbers=numbers, caption=task) for task, rows in found.items()]
+    return [Table(headings=headings, rows=rows, numbers=numbers, caption=task) for task, rows in by_task.items()]
 
 
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
@@ -260,4 +260,5 @@ def _commands(comparison: Comparison) -> Table:
         for result in comparison.rows
         for run in result.runs
     ]
-    return Table(headings=("row", "round", "status", "whole command", "command"), rows=rows, numbers=frozenset({1, 3}))
+    headings = ("row", "round", "status", "whole command", "command")
+    return Table(headings=headings, rows=rows, numbers=frozenset({1, 3}), folded_under="Commands, as they were run")

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from lockstep.report.chart import Bars, Lines, Table
 
 _TEMPLATES = "templates"
+_CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")
 _NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([A-Za-z]*)", re.IGNORECASE)
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
@@ -99,10 +100,19 @@ def moment(time_s: float) -> str:
 
 def sort_key(text: str) -> float | None:
     """What a cell of a column of numbers is sorted by: its first number, in its unit; None: there is none."""
-    found = _NUMBER.match(text.strip())
-    if found is None:
+    match = _NUMBER.match(text.strip())
+    if match is None:
         return None
-    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0)
+    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
+
+
+def with_code(text: str) -> Markup:
+    """A sentence as HTML, in which options, and what stands between backticks, are code."""
+
+    def element(found: re.Match[str]) -> str:
+        return f"<code>{found[1]}</code>" if found[1] else f'<code class="option">{found[2]}</code>'
+
+    return Markup(_CODE.sub(element, str(escape(text))))
 
 
 @functools.cache
@@ -114,7 +124,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["sort_key"] = sort_key
+    environment.filters.update(sort_key=sort_key, with_code=with_code)
     environment.tests["lines"] = lambda picture: isinstance(picture, Lines)
     return environment
 

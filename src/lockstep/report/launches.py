@@ -104,7 +104,7 @@ def _launch(
     lost = 0 if kept is None or last_step is None else max(0, last_step - kept)
     ended_s = max(now_s, *times) if is_live else max(times)
     kept_until_s = ended_s if not lost else max((t for t, step in steps if step <= (kept or 0)), default=times[0])
-    own = next((event for event in events if event["event"] == "resume"), None)
+    resumed = next((event for event in events if event["event"] == "resume"), None)
     return Launch(
         number=place,
         start=events[0],
@@ -112,7 +112,7 @@ def _launch(
         ended_s=ended_s,
         outcome=outcome,
         signal=str(kinds.get("preempted", {}).get("signal") or ""),
-        resumed_at=None if own is None else int(own.get("step") or 0) or None,
+        resumed_at=None if resumed is None else int(resumed.get("step") or 0) or None,
         last_step=last_step,
         kept_until_s=kept_until_s,
         lost_steps=lost,

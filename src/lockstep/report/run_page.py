@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.cli.words import NOTHING, counted, span
-from lockstep.machine.sizes import size
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.measure.events import history_of, number_in
 from lockstep.report import launches, training
 from lockstep.report.chart import Table, short
@@ -105,7 +104,7 @@ def _summary(record: RunRecord, history: training.Events, started: Sequence[Laun
     run, limit = record.run, training.bound(history)
     steps = "No step is known to have been taken" if run.step is None else counted(run.step, "step")
     took = "" if run.ran_s is None else f" in {span(run.ran_s)}"
-    where = f", over {counted(len(started), 'launch', 'es')}" if len(started) > 1 else ""
+    where = f", over {counted(len(started), 'launch', 'launches')}" if len(started) > 1 else ""
     return f"{steps}{took}{where}. {limit[:1].upper()}{limit[1:]}{'.' if limit else ''}".strip()
 
 

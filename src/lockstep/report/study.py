@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from lockstep.analysis.study import Study, counted
-from lockstep.machine.sizes import size
+from lockstep.analysis.study import Study
+from lockstep.machine.sizes import counted, size
 
 
 def machine_facts(study: Study) -> list[tuple[str, str]]:

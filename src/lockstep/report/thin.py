@@ -39,15 +39,15 @@ def thin(values: Sequence[tuple[float, float | None]], most: int = MOST_POINTS) 
         values: the pairs.
         most: how many points may be drawn.
     """
-    found = [(x, float(y)) for x, y in values if y is not None and math.isfinite(y)]
-    per_point = 1 if len(found) <= most else math.ceil(len(found) / max(1, most // 3))
+    finite = [(x, float(y)) for x, y in values if y is not None and math.isfinite(y)]
+    per_point = 1 if len(finite) <= most else math.ceil(len(finite) / max(1, most // 3))
     points = []
-    for start in range(0, len(found), per_point):
-        part = found[start : start + per_point]
+    for start in range(0, len(finite), per_point):
+        part = finite[start : start + per_point]
         ys = [y for _, y in part]
         mean = min(max(math.fsum(y / len(ys) for y in ys), min(ys)), max(ys))  # divided first: a sum may overflow
         points.append(Point(part[-1][0], mean, min(ys), max(ys)))
-    return Curve(points=tuple(points), per_point=per_point, num_missing=len(values) - len(found))
+    return Curve(points=tuple(points), per_point=per_point, num_missing=len(values) - len(finite))
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

@@ -30,14 +30,14 @@ _MOST_SLOW = 50
 
 def values_of(events: Events, kind: str) -> dict[str, Pairs]:
     """The pairs of step and value of each name, of the events ``step`` or ``evaluate``."""
-    found: dict[str, Pairs] = defaultdict(list)
+    pairs: dict[str, Pairs] = defaultdict(list)
     for event in events:
         step, values = number_in(event, "step"), event.get("values")
         if event["event"] != kind or step is None or not isinstance(values, Mapping):
             continue
         for name in values:
-            found[str(name)].append((step, number_in(values, name)))
-    return dict(found)
+            pairs[str(name)].append((step, number_in(values, name)))
+    return dict(pairs)
 
 
 def passes_of(events: Events) -> list[Mapping[str, Any]]:
@@ -54,7 +54,7 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     resumes = [
         Mark(step, f"{step:,.0f}") for event in events if event["event"] == "resume" and (step := number_in(event, "step"))
     ]
-    found = []
+    pictures = []
     for name in drawn:
         series = [
             Series(name="training", curve=thin(trained.get(name, ()), most), tone="training"),
@@ -62,9 +62,9 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
         ]
         picture = chart.lines(name, series, x_name="step", epochs=epochs, resumes=resumes)
         if picture is not None:
-            found.append(picture)
-    shown = {picture.title for picture in found}
-    return found, [name for name in names if name not in shown]
+            pictures.append(picture)
+    shown = {picture.title for picture in pictures}
+    return pictures, [name for name in names if name not in shown]
 
 
 def points_each(num_curves: int) -> int:
@@ -133,7 +133,7 @@ def step_bars(
     cells = []
     for label, split in all_rows or rows:
         ms = [1e3 * seconds / num_steps for seconds in (*(split[part] for part in used), math.fsum(split.values()))]
-        cells.append((label, *(f"{one:.2f}" for one in ms)))
+        cells.append((label, *(f"{milliseconds:.2f}" for milliseconds in ms)))
     shares = shares_of([split for _, split in rows])
     told = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
     return Bars(
@@ -152,14 +152,14 @@ def step_bars(
 
 def slow_ranks(events: Events) -> tuple[str, Table | None]:
     """A sentence about ranks that the others waited for, and a table of when; empty and None: there was none."""
-    found = list(_slow(events))
-    if not found:
+    rows = list(_slow(events))
+    if not rows:
         return "", None
-    ranks = Counter(row[1] for row in found).most_common(3)
+    ranks = Counter(row[1] for row in rows).most_common(3)
     listed = ", ".join(f"rank {rank} ({count}×)" for rank, count in ranks)
     headings = ("step", "rank", "host", "slow in", "times the others", "everybody waited")
-    table = Table(headings=headings, rows=found[-_MOST_SLOW:], numbers=frozenset({0, 1, 4, 5}))
-    left_out = f" The table has the last {_MOST_SLOW} of {len(found)}." if len(found) > _MOST_SLOW else ""
+    table = Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 1, 4, 5}))
+    left_out = f" The table has the last {_MOST_SLOW} of {len(rows)}." if len(rows) > _MOST_SLOW else ""
     return f"The others had to wait for {listed}.{left_out}", table
 
 

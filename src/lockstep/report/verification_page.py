@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.analysis import verdict
-from lockstep.analysis.study import counted
 from lockstep.analysis.verification import SettingResult, Verification
+from lockstep.machine.sizes import counted
 from lockstep.report.chart import Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import machine_facts
@@ -21,7 +21,7 @@ _NOTHING = "–"
 
 def verification_page(verification: Verification, version: str) -> Page:
     """The page of a verification, with the version of this lockstep."""
-    found = verification.verdict
+    outcome = verification.verdict
     sections = (
         _difference(verification),
         _settings(verification),
@@ -36,8 +36,8 @@ def verification_page(verification: Verification, version: str) -> Page:
     return Page(
         kind="verification",
         name=Path(str(verification.task.script)).name,
-        state=found.upper(),
-        tone=_TONES[found],
+        state=outcome.upper(),
+        tone=_TONES[outcome],
         command=shlex.join(verification.task.command),
         summary=_summary(verification),
         tiles=tuple(_tiles(verification)),
@@ -84,7 +84,7 @@ def _difference(verification: Verification) -> Section:
 
 
 def _story(verification: Verification) -> Iterator[tuple[str, str]]:
-    worst, found = verification.worst, verification.diagnosis
+    worst, diagnosis = verification.worst, verification.diagnosis
     if worst is None or worst.difference is None:
         return
     difference = worst.difference
@@ -96,13 +96,13 @@ def _story(verification: Verification) -> Iterator[tuple[str, str]]:
     if difference.samples:
         more = f", ... ({len(difference.samples)} in all)" if len(difference.samples) > _MOST_SAMPLES else ""
         yield "samples of this shard", ", ".join(str(sample) for sample in difference.samples[:_MOST_SAMPLES]) + more
-    if found is not None:
-        yield from [("it arose", found.arose)] if found.arose else []
-        yield "likely cause", found.sentence
-        yield from [("in the code", "\n".join(found.locations))] if found.locations else []
-        yield "remedy", found.remedy
-        yield from [("also seen, and perhaps innocent", "\n".join(found.also_seen))] if found.also_seen else []
-        yield from [("ruled out", "\n".join(found.ruled_out))] if found.ruled_out else []
+    if diagnosis is not None:
+        yield from [("it arose", diagnosis.arose)] if diagnosis.arose else []
+        yield "likely cause", diagnosis.sentence
+        yield from [("in the code", "\n".join(diagnosis.locations))] if diagnosis.locations else []
+        yield "remedy", diagnosis.remedy
+        yield from [("also seen, and perhaps innocent", "\n".join(diagnosis.also_seen))] if diagnosis.also_seen else []
+        yield from [("ruled out", "\n".join(diagnosis.ruled_out))] if diagnosis.ruled_out else []
     if verification.experiments:
         yield "what was run to find it", "\n".join(verification.experiments)
 
@@ -114,8 +114,12 @@ def _settings(verification: Verification) -> Section:
         tones.append("" if result.passed and result.status == "ok" else "dim" if result.passed else "bad")
     headings = ("", "setting", "verdict", "steps", "samples by rank", "loss", "weights", "took")
     table = Table(headings=headings, rows=rows, numbers=frozenset({0, 3, 5, 7}), tones=tones)
-    one = verification.one_device
-    text = "" if one is None else f"{one.shards} shards against one device: {verdict.outcome_of_one_device(verification)}."
+    one_device = verification.one_device
+    text = (
+        ""
+        if one_device is None
+        else f"{one_device.shards} shards against one device: {verdict.outcome_of_one_device(verification)}."
+    )
     return Section(title="Settings", tables=[table], text=text)
 
 
@@ -146,4 +150,4 @@ def _cells(verification: Verification, result: SettingResult) -> tuple[str, ...]
 
 def _commands(verification: Verification) -> Table:
     rows = [(result.setting.label, shlex.join(result.command)) for result in verification.results if result.command]
-    return Table(headings=("setting", "command"), rows=rows)
+    return Table(headings=("setting", "command"), rows=rows, folded_under="Commands, as they were run")

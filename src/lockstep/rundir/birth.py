@@ -59,10 +59,10 @@ class Command:
         """Whether both are the same except for their settings."""
         return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
-    def differing(self, other: Command, allow: Collection[str] = ()) -> list[str]:
+    def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
         """Names of settings that were not given equally, except those in ``allow``."""
-        names = sorted((self.settings.keys() | other.settings.keys()) - set(allow))
-        return [name for name in names if self.settings.get(name) != other.settings.get(name)]
+        names = sorted((self.settings.keys() | earlier.settings.keys()) - set(allow))
+        return [name for name in names if self.settings.get(name) != earlier.settings.get(name)]
 
     @staticmethod
     def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:

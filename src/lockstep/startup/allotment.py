@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.job.job import Job
+from lockstep.machine.sizes import counted
 from lockstep.world import World
 
 
@@ -103,8 +104,3 @@ def _cores(job: Job, world: World, affinity: int, workers: int) -> list[str]:
 
 def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 core``, ``2 cores``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"

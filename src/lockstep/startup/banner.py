@@ -14,9 +14,9 @@ import torch
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import counted
 from lockstep.recovery.software import version
 from lockstep.rundir.birth import own_args, script_sha256
-from lockstep.startup.allotment import counted
 from lockstep.world import World
 
 

@@ -69,8 +69,8 @@ class Difference:
 
 def first_fault(run: TracedRun) -> Difference | None:
     """What is first wrong with a run by itself; None: each shard was run once, no sample came twice, all ranks agree."""
-    found = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
-    return min(found, key=lambda difference: difference.order, default=None)
+    faults = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
+    return min(faults, key=lambda difference: difference.order, default=None)
 
 
 def _shared_work(run: TracedRun) -> Iterator[Difference]:
@@ -106,10 +106,10 @@ def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
 def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
     for lines in (run.initial, *run.steps.values()):
         for rank, line in enumerate(lines[1:], start=1):
-            found = _first_of_step(lines[0], line)
-            if found is not None:
+            difference = _first_of_step(lines[0], line)
+            if difference is not None:
                 among = ("rank 0", f"rank {rank}")
-                yield dataclasses.replace(found, stage="ranks", among=among, detail=found.stage)
+                yield dataclasses.replace(difference, stage="ranks", among=among, detail=difference.stage)
                 return
 
 
@@ -130,81 +130,81 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 # Two runs
 
 
-def first_difference(reference: TracedRun, other: TracedRun, *, until: int | None = None) -> Difference | None:
+def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None = None) -> Difference | None:
     """The first difference between two runs, up to a step; None: they computed the same, to the bit.
 
-    The other may have begun in a later step, as it went on where an earlier launch was killed.
+    ``run`` may have begun in a later step, as it resumed where an earlier launch was killed.
     """
-    first = min(other.steps)
+    first = min(run.steps)
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
-    if before and other.initial and (found := _first_of_step({**before[0], "gradients": ()}, other.initial[0])):
-        return found
-    for step in sorted({*reference.steps, *other.steps}):
+    if before and run.initial and (difference := _first_of_step({**before[0], "gradients": ()}, run.initial[0])):
+        return difference
+    for step in sorted({*reference.steps, *run.steps}):
         if step < first:
             continue
         if until is not None and step > until:
             return None
-        if step not in reference.steps or step not in other.steps:
-            counts = (f"{reference.num_steps} steps", f"{other.num_steps} steps")
+        if step not in reference.steps or step not in run.steps:
+            counts = (f"{reference.num_steps} steps", f"{run.num_steps} steps")
             return Difference(step=step, phase=0, stage="steps", values=counts)
         difference = min(
-            filter(None, (_compare_shards(reference, other, step), _compare_step(reference, other, step))),
+            filter(None, (_compare_shards(reference, run, step), _compare_step(reference, run, step))),
             key=lambda difference: difference.order,
             default=None,
         )
-        difference = difference or _compare_evaluations(reference, other, step)
+        difference = difference or _compare_evaluations(reference, run, step)
         if difference is not None:
             return difference
     return None
 
 
-def _compare_shards(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
+def _compare_shards(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
     mine = {key: owners[0][1] for key, owners in reference.shards_of(step)}
-    theirs = {key: owners[0][1] for key, owners in other.shards_of(step)}
-    found = []
+    theirs = {key: owners[0][1] for key, owners in run.shards_of(step)}
+    differences = []
     if mine.keys() != theirs.keys():
         key = min(mine.keys() ^ theirs.keys())
         values = tuple("ran" if key in lines else "did not run" for lines in (mine, theirs))
-        found.append(_at(key, "samples", values=values))
+        differences.append(_at(key, "samples", values=values))
     for key, line in mine.items():
         for stage, first_of in _OF_A_SHARD.items() if key in theirs else ():
             if (pair := first_of(line, theirs[key])) is not None:
                 name, both = pair
                 samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
-                found.append(_at(key, stage, epoch=line["epoch"], name=name, values=both, samples=samples))
+                differences.append(_at(key, stage, epoch=line["epoch"], name=name, values=both, samples=samples))
                 break
-    return min(found, key=lambda difference: difference.order, default=None)
+    return min(differences, key=lambda difference: difference.order, default=None)
 
 
-Found = tuple[str | None, tuple[str, str]]
+Pair = tuple[str | None, tuple[str, str]]
 """The name of what differs, and both values."""
 
 
-def _samples(mine: Line, theirs: Line) -> Found | None:
+def _samples(mine: Line, theirs: Line) -> Pair | None:
     pairs = zip(mine["batches"], theirs["batches"], strict=False)
     if len(mine["batches"]) != len(theirs["batches"]):
         return None, (f"{len(mine['batches'])} batches", f"{len(theirs['batches'])} batches")
-    for one, two in pairs:
-        if one["samples"] != two["samples"]:
-            return None, (_list(one["samples"]), _list(two["samples"]))
+    for batch, counterpart in pairs:
+        if batch["samples"] != counterpart["samples"]:
+            return None, (_list(batch["samples"]), _list(counterpart["samples"]))
     return None
 
 
-def _content(mine: Line, theirs: Line) -> Found | None:
-    for one, two in zip(mine["batches"], theirs["batches"], strict=False):
-        if one["content"] != two["content"]:
-            return None, (f"digest {one['content'][:_SHOWN]}", f"digest {two['content'][:_SHOWN]}")
+def _content(mine: Line, theirs: Line) -> Pair | None:
+    for batch, counterpart in zip(mine["batches"], theirs["batches"], strict=False):
+        if batch["content"] != counterpart["content"]:
+            return None, (f"digest {batch['content'][:_SHOWN]}", f"digest {counterpart['content'][:_SHOWN]}")
     return None
 
 
-def _numbers(field: str, mine: Line, theirs: Line) -> Found | None:
+def _numbers(field: str, mine: Line, theirs: Line) -> Pair | None:
     if mine[field] == theirs[field]:
         return None
     texts = [" and ".join(_decimal(text) for text in line[field]) or "none" for line in (mine, theirs)]
     return None, (texts[0], texts[1])
 
 
-def _shard_gradients(mine: Line, theirs: Line) -> Found | None:
+def _shard_gradients(mine: Line, theirs: Line) -> Pair | None:
     return _first_digest(mine["gradients"], theirs["gradients"])
 
 
@@ -217,58 +217,58 @@ _OF_A_SHARD = {
 }
 
 
-def _compare_step(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine, theirs = reference.steps[step][0], other.steps[step][0]
-    found = _first_of_step(mine, theirs)
-    if found is not None and found.stage == "gradient":
-        norms = [line["norms"][found.phase] for line in (mine, theirs)]
+def _compare_step(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
+    mine, theirs = reference.steps[step][0], run.steps[step][0]
+    difference = _first_of_step(mine, theirs)
+    if difference is not None and difference.stage == "gradient":
+        norms = [line["norms"][difference.phase] for line in (mine, theirs)]
         if norms[0] != norms[1]:
-            values = [f"{one}, norm of all {_decimal(norm)}" for one, norm in zip(found.values, norms, strict=True)]
-            return dataclasses.replace(found, values=(values[0], values[1]))
-    return found
+            values = [f"{value}, norm of all {_decimal(norm)}" for value, norm in zip(difference.values, norms, strict=True)]
+            return dataclasses.replace(difference, values=(values[0], values[1]))
+    return difference
 
 
 def _first_of_step(mine: Line, theirs: Line) -> Difference | None:
     """The first difference between two lines of one step, or of the beginning."""
     gradients = zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False)
-    things: list[tuple[str, int | None, Mapping[str, str], Mapping[str, str]]] = [
-        *(("gradient", phase, one, two) for phase, (one, two) in enumerate(gradients)),
+    digests: list[tuple[str, int | None, Mapping[str, str], Mapping[str, str]]] = [
+        *(("gradient", phase, left, right) for phase, (left, right) in enumerate(gradients)),
         *((stage, None, mine[stage], theirs[stage]) for stage in ("weights", "buffers", "state")),
     ]
-    for stage, phase, one, two in things:
-        if (pair := _first_digest(one, two)) is not None:
+    for stage, phase, left, right in digests:
+        if (pair := _first_digest(left, right)) is not None:
             return Difference(
                 step=mine.get("step", 0), phase=phase, stage=stage, epoch=mine.get("epoch"), name=pair[0], values=pair[1]
             )
     return None
 
 
-def _first_digest(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Found | None:
+def _first_digest(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Pair | None:
     for name in (*mine, *(name for name in theirs if name not in mine)):
         if mine.get(name) != theirs.get(name):
             return name, (_shown(mine.get(name)), _shown(theirs.get(name)))
     return None
 
 
-def _shown(found: str | None) -> str:
-    if found is None:
+def _shown(value: str | None) -> str:
+    if value is None:
         return "none"
-    return found[1:] if found.startswith("=") else f"digest {found[:_SHOWN]}"
+    return value[1:] if value.startswith("=") else f"digest {value[:_SHOWN]}"
 
 
-def _compare_evaluations(reference: TracedRun, other: TracedRun, step: int) -> Difference | None:
-    mine, theirs = ([line for line in run.evaluations if line["step"] == step] for run in (reference, other))
+def _compare_evaluations(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
+    mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
     if len(mine) != len(theirs):
         # A run that was ended after this step had no time to evaluate.
-        if step == max(reference.steps) or step == max(other.steps):
+        if step == max(reference.steps) or step == max(run.steps):
             return None
         return Difference(step=step, stage="evaluation", values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
-    for one, two in zip(mine, theirs, strict=True):
-        for name in one["values"]:
-            first, second = one["values"][name], two["values"].get(name)
+    for line, counterpart in zip(mine, theirs, strict=True):
+        for name in line["values"]:
+            first, second = line["values"][name], counterpart["values"].get(name)
             if first != second:
                 values = (_decimal(first), _decimal(second) if second else "none")
-                return Difference(step=step, stage="evaluation", epoch=one["epoch"], name=name, values=values)
+                return Difference(step=step, stage="evaluation", epoch=line["epoch"], name=name, values=values)
     return None
 
 
@@ -296,7 +296,7 @@ class Origin:
     """The class of the layer."""
 
 
-def origin(difference: Difference, reference: TracedRun | None, other: TracedRun | None) -> Origin:
+def origin(difference: Difference, reference: TracedRun | None, run: TracedRun | None) -> Origin:
     """Where the difference arose. The runs are those with layers; None, or equal: what the difference itself tells."""
     by_stage = {
         "ranks": "update",
@@ -310,15 +310,15 @@ def origin(difference: Difference, reference: TracedRun | None, other: TracedRun
         "evaluation": "evaluation",
     }
     where = "beginning" if difference.step == 0 else by_stage.get(difference.stage, "update")
-    if where != "unknown" or reference is None or other is None:
+    if where != "unknown" or reference is None or run is None:
         return Origin(where=where)
-    again = first_difference(reference, other)
+    again = first_difference(reference, run)
     if again is None or again.stage != "loss":
         return Origin(where="unknown")
     for key, owners in reference.shards_of(again.step):
-        if (key.phase, key.shard) != (again.phase, again.shard) or key not in other.shards:
+        if (key.phase, key.shard) != (again.phase, again.shard) or key not in run.shards:
             continue
-        mine, theirs = owners[0][1].get("layers", []), other.shards[key][0][1].get("layers", [])
+        mine, theirs = owners[0][1].get("layers", []), run.shards[key][0][1].get("layers", [])
         return _first_layer(mine, theirs)
     return Origin(where="unknown")
 
@@ -329,8 +329,8 @@ def _first_layer(mine: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]])
     if [layer[0] for layer in mine] != [layer[0] for layer in theirs]:
         return Origin(where="before the model")  # not even the same layers ran
     # They stand in the order in which they ended: the first that made a difference from equal inputs is the innermost.
-    for one, two in zip(mine, theirs, strict=True):
-        if one[2] == two[2] and one[3] != two[3]:
-            return Origin(where="layer", layer=one[0], kind=one[1])
-    is_equal = all(one[3] == two[3] for one, two in zip(mine, theirs, strict=True))
+    for layer, counterpart in zip(mine, theirs, strict=True):
+        if layer[2] == counterpart[2] and layer[3] != counterpart[3]:
+            return Origin(where="layer", layer=layer[0], kind=layer[1])
+    is_equal = all(layer[3] == counterpart[3] for layer, counterpart in zip(mine, theirs, strict=True))
     return Origin(where="after the model" if is_equal else "before the model")

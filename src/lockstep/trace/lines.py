@@ -106,7 +106,7 @@ def number(text: str) -> float:
 
 def combined(digests: Mapping[str, str]) -> str:
     """One digest for many, by name: 32 hexadecimal digits. Their order does not matter."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for name in sorted(digests):
-        found.update(f"{name}={digests[name]};".encode())
-    return found.hexdigest()
+        hasher.update(f"{name}={digests[name]};".encode())
+    return hasher.hexdigest()

@@ -126,11 +126,11 @@ class Recorder(Listener):
 
     def end_phase(self, phase: int) -> None:
         """See Listener."""
-        found = self._subjects.gradients()
-        order = [name for name in self._order if name in found]  # as the backward pass went
-        order += [name for name in found if name not in self._order]
-        self._gradients.append({name: digest(found[name]) for name in order})
-        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in found.values()))))
+        gradients = self._subjects.gradients()
+        order = [name for name in self._order if name in gradients]  # as the backward pass went
+        order += [name for name in gradients if name not in self._order]
+        self._gradients.append({name: digest(gradients[name]) for name in order})
+        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
 
     def drop(self) -> None:
         """See Listener."""

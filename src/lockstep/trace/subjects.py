@@ -24,7 +24,7 @@ class Subjects(Listener):
         self.parameters: dict[Tensor, str] = {}
         """The names of the models' parameters."""
 
-    def prepared(self, thing: Any) -> None:
+    def prepared(self, item: Any) -> None:
         """See Listener."""
         kinds: list[tuple[type, list[Any]]] = [
             (AveragedModel, self._averages),
@@ -32,17 +32,17 @@ class Subjects(Listener):
             (Optimizer, self._optimizers),
             (object, self._others),
         ]
-        known = next(known for kind, known in kinds if isinstance(thing, kind))
+        known = next(known for kind, known in kinds if isinstance(item, kind))
         # Nearly always there is one of a kind, and plain names read best.
         plain = known is self._models or known is self._optimizers
-        prefix = "" if plain and not known else f"{type(thing).__name__} {len(known) + 1}: "
-        known.append((prefix, thing))
+        prefix = "" if plain and not known else f"{type(item).__name__} {len(known) + 1}: "
+        known.append((prefix, item))
         if known is self._models:
-            self.parameters.update((tensor, prefix + name) for name, tensor in thing.named_parameters())
+            self.parameters.update((tensor, prefix + name) for name, tensor in item.named_parameters())
 
-    def prefix_of(self, thing: Any) -> str | None:
+    def prefix_of(self, item: Any) -> str | None:
         """What the names of a model's parameters begin with; None: it is not a model."""
-        return next((prefix for prefix, model in self._models if model is thing), None)
+        return next((prefix for prefix, model in self._models if model is item), None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The layers of all models, with their names."""
@@ -66,8 +66,8 @@ class Subjects(Listener):
         for prefix, average in self._averages:
             tensors = [*average.named_parameters(), *average.named_buffers()]
             state.update((prefix + name, digest(tensor)) for name, tensor in tensors)
-        for prefix, other in self._others:
-            state.update((prefix + name, _value(value)) for name, value in other.state_dict().items())
+        for prefix, item in self._others:
+            state.update((prefix + name, _value(value)) for name, value in item.state_dict().items())
         return {"weights": weights, "buffers": buffers, "state": state}
 
     def _optimizer_state(self, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:

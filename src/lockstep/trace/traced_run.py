@@ -134,8 +134,7 @@ def read_run(run_dir: Path) -> TracedRun:
         return gather(read_trace(run_dir))
     except FileNotFoundError:
         raise UsageError(
-            "the script never called lockstep.join(), so there is nothing to verify: see `lockstep run --help`, and "
-            "docs/loop.md for what a script needs"
+            "the script never called lockstep.join(), so there is nothing to verify: `lockstep new` writes a script that does"
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):

@@ -321,6 +321,16 @@ def test_the_texts_of_gpus_about_wrong_devices(text):
     assert words.startswith("Layer '0' (Moved) has its parameters (weight [5, 4] and bias [5]) on meta")
 
 
+def test_a_hidden_state_that_was_kept_over_a_step_is_to_be_detached():
+    def step():
+        state = torch.ones(2, requires_grad=True).square()
+        for _ in range(2):
+            state = state.square()
+            state.sum().backward()
+
+    assert "state = state.detach(); in a lockstep script, keep it with team.per_shard" in words_of(step)
+
+
 def test_an_error_underneath_is_explained():
     def step():
         try:

@@ -126,7 +126,7 @@ def test_a_port_in_use_with_who_has_it(words_of):
         nproc=1,
     )
     assert "Rank 0 cannot listen on port " in words
-    assert "where the ranks are to meet: process " in words
+    assert "the ranks' rendezvous endpoint: process " in words
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ _NAMED = re.compile(r"Parameters which did not receive grad for rank \d+: ([^\n]
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank (\d+): ([\d ]+)")
 
 
-def _unused(found: re.Match[str], scene: Scene) -> str:
+def _unused(match: re.Match[str], scene: Scene) -> str:
     """The names are in the text only with TORCH_DISTRIBUTED_DEBUG; the indices always are."""
     indices, named = _INDICES.search(scene.text), _NAMED.search(scene.text)
     known = reduced(scene.ddp) if scene.ddp is not None else []
@@ -34,7 +34,7 @@ def _unused(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _twice(found: re.Match[str], scene: Scene) -> str:
+def _twice(match: re.Match[str], scene: Scene) -> str:
     at = re.search(r"Parameter at index (\d+)(?: with name (\S+))? has been marked", scene.text)
     known = reduced(scene.ddp) if scene.ddp is not None else []
     name = ""
@@ -69,31 +69,31 @@ _SAME_MODEL = (
 )
 
 
-def _other_number(found: re.Match[str], scene: Scene) -> str:
-    parameters, own, other = _own_parameters(scene), int(found["own"]), int(found["other"])
-    if len(parameters) * 2 == own:  # it counts sizes and strides of each
-        own, other = own // 2, other // 2
-    have = f": {_described(parameters)}" if len(parameters) == own else ""
+def _other_number(match: re.Match[str], scene: Scene) -> str:
+    parameters, num_here, num_there = _own_parameters(scene), int(match["own"]), int(match["other"])
+    if len(parameters) * 2 == num_here:  # it counts sizes and strides of each
+        num_here, num_there = num_here // 2, num_there // 2
+    have = f": {_described(parameters)}" if len(parameters) == num_here else ""
     return (
-        f"The ranks have built different models: that of rank {found['rank']} has {own} parameters that get gradients{have}. "
-        f"That of rank {found['peer']} has {other}. {_SAME_MODEL}"
+        f"The ranks have built different models: that of rank {match['rank']} has {num_here} parameters that get "
+        f"gradients{have}. That of rank {match['peer']} has {num_there}. {_SAME_MODEL}"
     )
 
 
-def _other_shape(found: re.Match[str], scene: Scene) -> str:
-    parameters, index = _own_parameters(scene), int(found["index"])
+def _other_shape(match: re.Match[str], scene: Scene) -> str:
+    parameters, index = _own_parameters(scene), int(match["index"])
     name = f"parameter {parameters[index][0]}" if index < len(parameters) else f"parameter number {index}"
     unlike = (
         "another shape"
-        if found["what"] == "sizes"
+        if match["what"] == "sizes"
         else "another order in memory (strides: a transposed or channels-last tensor)"
     )
-    rank = f"rank {found['rank']}" if found["rank"] else "this rank"
-    differs = f"{name} is {found['sizes']} on {rank}, and has {unlike} on rank 0"
+    rank = f"rank {match['rank']}" if match["rank"] else "this rank"
+    differs = f"{name} is {match['sizes']} on {rank}, and has {unlike} on rank 0"
     return f"The ranks have built different models: {differs}. {_SAME_MODEL}"
 
 
-def _nothing_to_train(found: re.Match[str], scene: Scene) -> str:
+def _nothing_to_train(match: re.Match[str], scene: Scene) -> str:
     module = scene.find("__init__", "module")
     model = type(module).__name__ if scene.is_module(module) else "the model"
     return (
@@ -103,18 +103,18 @@ def _nothing_to_train(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _mixed(found: re.Match[str], scene: Scene) -> str:
+def _mixed(match: re.Match[str], scene: Scene) -> str:
     by_device: dict[str, list[str]] = {}
     module = scene.find("__init__", "module")
     if not scene.is_module(module):
         return ""
     for name, parameter in module.named_parameters():
         by_device.setdefault(str(parameter.device), []).append(name)
-    rare, *others = sorted(by_device, key=lambda device: len(by_device[device]))
-    rest = " and ".join(f"{len(by_device[device])} on {device}" for device in others)
-    if not others:
+    rare, *usual = sorted(by_device, key=lambda device: len(by_device[device]))
+    rest = " and ".join(f"{len(by_device[device])} on {device}" for device in usual)
+    if not usual:
         return (
-            f"All parameters of {type(module).__name__} are on {rare}, and device_ids={found['ids']} asks for a GPU: DDP moves "
+            f"All parameters of {type(module).__name__} are on {rare}, and device_ids={match['ids']} asks for a GPU: DDP moves "
             "inputs there, but not the model. Move the model before you wrap it: "
             "DistributedDataParallel(model.to(device), device_ids=[local_rank]); on the CPU leave device_ids out."
         )

@@ -1,4 +1,4 @@
-"""Tensors on the wrong device, in the wrong shape, or without a gradient: which layer, and which tensors."""
+"""Tensors on the wrong device, in the wrong shape, without a gradient or used twice: which layer, and which tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.explain.errors.scene import Scene, learning, listed, shape
 _DEVICE = re.compile(r"\b((?:cuda|xpu|mps):\d+|cpu|meta)\b")
 
 
-def _wrong_device(found: re.Match[str], scene: Scene) -> str:
+def _wrong_device(match: re.Match[str], scene: Scene) -> str:
     """Compares what the failing layer has with what it was given; outside of layers, the tensors of the script's line."""
     if words := _of_optimizer(scene):
         return words
@@ -26,8 +26,8 @@ def _wrong_device(found: re.Match[str], scene: Scene) -> str:
         module = scene.failing[0]
         kept = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers")}
         met += [(f"self.{name}", tensor) for name, tensor in scene.tensors(kept)]
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        parameters = _by_device(own or [*module.named_parameters(), *module.named_buffers()])
+        direct = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        parameters = _by_device(direct or [*module.named_parameters(), *module.named_buffers()])
     inputs = _by_device(met)
     if len(parameters) > 1:
         rare = min(parameters, key=lambda device: len(parameters[device]))
@@ -37,8 +37,8 @@ def _wrong_device(found: re.Match[str], scene: Scene) -> str:
         )
     if parameters:
         (home,) = parameters
-        others = set(_DEVICE.findall(scene.text)) - {home, *inputs}
-        inputs.update({device: ["a tensor that is in no variable"] for device in others if len({home, *inputs}) == 1})
+        elsewhere = set(_DEVICE.findall(scene.text)) - {home, *inputs}
+        inputs.update({device: ["a tensor that is in no variable"] for device in elsewhere if len({home, *inputs}) == 1})
     if len({*parameters, *inputs}) < 2:
         return ""
     if parameters:
@@ -70,22 +70,22 @@ def _line(scene: Scene, frame: FrameType) -> int:
 
 
 def _by_device(tensors: Any) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, tensor in tensors:
         if not tensor.dim() and tensor.device.type == "cpu":
             continue  # a single number may come from there
-        found.setdefault(str(tensor.device), []).append(f"{name} {shape(tensor)}")
-    return found
+        names.setdefault(str(tensor.device), []).append(f"{name} {shape(tensor)}")
+    return names
 
 
-def _placed(found: Mapping[str, list[str]]) -> str:
-    return "; ".join(f"{listed(names, most=4)} on {device}" for device, names in found.items())
+def _placed(by_device: Mapping[str, list[str]]) -> str:
+    return "; ".join(f"{listed(names, most=4)} on {device}" for device, names in by_device.items())
 
 
 def _of_optimizer(scene: Scene) -> str:
     """A step whose state is elsewhere than the parameters: mostly it was loaded before the model was moved."""
     optimizer = scene.find("step", "self")
-    if not any(optimizer is one for one in scene.optimizers):
+    if not any(optimizer is known for known in scene.optimizers):
         return ""
     places = {
         (str(parameter.device), str(value.device))
@@ -107,7 +107,7 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _wrong_shape(found: re.Match[str], scene: Scene) -> str:
+def _wrong_shape(match: re.Match[str], scene: Scene) -> str:
     """Adds the layer's name; without one the error's own words are as good."""
     if scene.failing is None:
         return ""
@@ -126,7 +126,7 @@ def _wrong_shape(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _no_gradient(found: re.Match[str], scene: Scene) -> str:
+def _no_gradient(match: re.Match[str], scene: Scene) -> str:
     loss = scene.find("backward", "self")
     loss = loss if scene.is_tensor(loss) else None
     name = ""
@@ -157,5 +157,12 @@ ROWS = (
         ("RuntimeError",),
     ),
     row("wrong shapes", r"mat1 and mat2 shapes cannot be multiplied", _wrong_shape),
+    row(
+        "a graph used twice",
+        r"backward through the graph a second time",
+        "The loss depends on something that an earlier backward pass has used up: mostly a hidden state, or a running value, "
+        "that was kept from the step before. Cut it off there, with state = state.detach(); in a lockstep script, keep it with "
+        "team.per_shard, since each shard has its own. If two losses share a forward pass, add them and call backward once.",
+    ),
     row("a loss without gradient", r"element 0 of tensors does not require grad and does not have a grad_fn", _no_gradient),
 )

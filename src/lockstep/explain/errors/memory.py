@@ -78,12 +78,12 @@ def _shown(parts: Iterable[Part]) -> str:
     return "".join(f"\n  {num:>12}  {name}" for name, num in ((name, size(num)) for name, num in parts))
 
 
-def _of_gpu(found: re.Match[str], scene: Scene) -> str:
+def _of_gpu(match: re.Match[str], scene: Scene) -> str:
     total = _TOTAL.search(scene.text)
     if total is None:
         return ""
-    others, mine, allocated, reserved = (
-        sum(num_bytes(one[pattern.groups]) for one in pattern.finditer(scene.text))
+    by_others, mine, allocated, reserved = (
+        sum(num_bytes(process[pattern.groups]) for process in pattern.finditer(scene.text))
         for pattern in (_OTHERS, _MINE, _ALLOCATED, _RESERVED)
     )
     parts = held(scene, f"cuda:{total[1]}")
@@ -91,28 +91,28 @@ def _of_gpu(found: re.Match[str], scene: Scene) -> str:
     parts.append((_ACTIVATIONS, max(0.0, allocated - sum(num for _, num in parts))))
     outside = mine - allocated - reserved
     parts += [(_UNUSED, reserved), ("CUDA itself and other libraries", max(0.0, outside) if mine else 0.0)]
-    if not others:  # where PyTorch cannot see them, in a container
-        others = max(0.0, num_bytes(total[2]) - num_bytes(total[3]) - (mine or allocated + reserved))
-    pids = ", ".join(one[1] for one in _OTHERS.finditer(scene.text))
-    parts.append((_OTHER_PROCESSES, others))
+    if not by_others:  # where PyTorch cannot see them, in a container
+        by_others = max(0.0, num_bytes(total[2]) - num_bytes(total[3]) - (mine or allocated + reserved))
+    pids = ", ".join(process[1] for process in _OTHERS.finditer(scene.text))
+    parts.append((_OTHER_PROCESSES, by_others))
     by_size = sorted(parts, key=lambda part: -part[1])
     largest = by_size[0][0]
     shown = [(f"{name} ({pids})" if name == _OTHER_PROCESSES and pids else name, num) for name, num in by_size if num]
     where = f", in {scene.where}" if scene.where else ""
     return (
-        f"GPU {total[1]} is full: {found['asked']} more were asked for{where}, "
+        f"GPU {total[1]} is full: {match['asked']} more were asked for{where}, "
         f"and {total[3]} of {total[2]} are free. What took them:{_shown(shown)}\n{_REMEDIES.get(largest, _OF_MODEL)}."
     )
 
 
-def _of_cpu(found: re.Match[str], scene: Scene) -> str:
-    asked = float(found["asked"])
+def _of_cpu(match: re.Match[str], scene: Scene) -> str:
+    asked = float(match["asked"])
     memory = _kilobytes("/proc/meminfo")
     total, free = memory.get("MemTotal", 0.0), memory.get("MemAvailable", 0.0)
-    own = _kilobytes("/proc/self/status").get("VmRSS", 0.0)
+    resident = _kilobytes("/proc/self/status").get("VmRSS", 0.0)
     parts = held(scene, "cpu")
-    parts.append(("everything else of this process", max(0.0, own - sum(num for _, num in parts))))
-    parts.append(("other processes, and the system", max(0.0, total - free - own)))
+    parts.append(("everything else of this process", max(0.0, resident - sum(num for _, num in parts))))
+    parts.append(("other processes, and the system", max(0.0, total - free - resident)))
     where = f", in {scene.where}" if scene.where else ""
     what = f"{size(asked)} more, asked for at once{where}"
     if asked < free:
@@ -137,8 +137,8 @@ def _of_cpu(found: re.Match[str], scene: Scene) -> str:
 
 def _kilobytes(path: str) -> dict[str, float]:
     """Lines like ``MemTotal: 16 kB``, in bytes."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(encoding="ascii", errors="replace"), flags=re.MULTILINE)
-    return {name: float(number) * 1024 for name, number in found}
+    fields = re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(encoding="ascii", errors="replace"), flags=re.MULTILINE)
+    return {name: float(number) * 1024 for name, number in fields}
 
 
 ROWS = (

@@ -76,7 +76,7 @@ _BY_CODE = {
 """By what the text has: NCCL's name, or PyTorch's, which then means the name before it."""
 
 
-def _of_nccl(found: re.Match[str], scene: Scene) -> str:
+def _of_nccl(match: re.Match[str], scene: Scene) -> str:
     last = _LAST.search(scene.text)
     if last is not None:
         for pattern, words in _BY_LAST_LINE:
@@ -90,10 +90,10 @@ def _of_nccl(found: re.Match[str], scene: Scene) -> str:
     return f"A collective failed inside NCCL. {_DEBUG}"
 
 
-def _timed_out(found: re.Match[str], scene: Scene) -> str:
-    waited_s, limit_s = int(found["ran"]) / 1000, int(found["limit"]) / 1000
+def _timed_out(match: re.Match[str], scene: Scene) -> str:
+    waited_s, limit_s = int(match["ran"]) / 1000, int(match["limit"]) / 1000
     return (
-        f"Rank {found['rank']} waited {waited_s:.0f} s in {found['kind'].strip('_').lower()} number {found['number']} for "
+        f"Rank {match['rank']} waited {waited_s:.0f} s in {match['kind'].strip('_').lower()} number {match['number']} for "
         f"the other ranks; the limit is {limit_s:.0f} s. One of them did not come: it failed, hangs, is much slower, or called "
         "another collective. Look at the rank whose error is the earliest, or which is silent. `lockstep stacks` and the "
         "report on a run that is stuck say where it is; a rank that is only slow needs a longer timeout "
@@ -101,23 +101,23 @@ def _timed_out(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _assert(found: re.Match[str], scene: Scene) -> str:
+def _assert(match: re.Match[str], scene: Scene) -> str:
     tables = [
         f"{name} ({module.num_embeddings} rows)"
         for model in scene.models
         for name, module in model.named_modules()
         if type(module).__name__.startswith("Embedding") and isinstance(getattr(module, "num_embeddings", None), int)
     ]
-    own = f" This model looks up indices in {listed(tables)}." if tables else ""
+    lookups = f" This model looks up indices in {listed(tables)}." if tables else ""
     return (
         "A kernel on the GPU met a value that it checks for: nearly always an index out of range, that is a label that is not "
-        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{own} The GPU works behind Python, so the line in the "
-        "traceback is not the one that asked for it, and this process can use the GPU no more. Run with "
+        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU works behind Python, so the line in "
+        "the traceback is not the one that asked for it, and this process can use the GPU no more. Run with "
         "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line."
     )
 
 
-def _no_such_device(found: re.Match[str], scene: Scene) -> str:
+def _no_such_device(match: re.Match[str], scene: Scene) -> str:
     asked = scene.find("set_device", "device")
     which = f"GPU {asked}" if isinstance(asked, int) else "a GPU"
     try:

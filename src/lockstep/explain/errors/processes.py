@@ -1,4 +1,4 @@
-"""Processes that cannot meet, and loader workers that are gone."""
+"""Processes that cannot join a rendezvous, and loader workers that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT_S = 1.0
 _LISTENS = "0A"
 
 
-def _no_group(found: re.Match[str], scene: Scene) -> str:
+def _no_group(match: re.Match[str], scene: Scene) -> str:
     called = "DistributedDataParallel(...)" if scene.called == "__init__" else f"{scene.called or 'a collective'}()"
     return (
         f"{called} needs the other ranks, and this process has not met them: init_process_group() was not called before it, or "
@@ -28,10 +28,10 @@ def _no_group(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _address_in_use(found: re.Match[str], scene: Scene) -> str:
-    port = int(found["port"])
+def _address_in_use(match: re.Match[str], scene: Scene) -> str:
+    port = int(match["port"])
     return (
-        f"Rank 0 cannot listen on port {port}, where the ranks are to meet: {_holder(port)}. So no rank can start. Mostly "
+        f"Rank 0 cannot listen on port {port}, the ranks' rendezvous endpoint: {_holder(port)}. So no rank can start. Mostly "
         "that is another run on this machine with the same MASTER_PORT, or one that was killed and has left a process "
         "behind. Let `lockstep run` or `torchrun --standalone` choose the port, set MASTER_PORT to a free one, or end that "
         "process."
@@ -87,7 +87,7 @@ _ENDS = {
 }
 
 
-def _worker_gone(found: re.Match[str], scene: Scene) -> str:
+def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     """PyTorch tells of the signal in the error or in the one underneath, or not if the worker was gone early: it is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
@@ -95,7 +95,7 @@ def _worker_gone(found: re.Match[str], scene: Scene) -> str:
     ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
-        f"Loader worker {found['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
+        f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
         "batch is lost, and with it the loader."
     )
 
@@ -108,7 +108,7 @@ def _end_of(workers: Any) -> tuple[str | None, str | None]:
     return (signal.strsignal(-code), None) if code < 0 else (None, str(code))
 
 
-def _too_many_files(found: re.Match[str], scene: Scene) -> str:
+def _too_many_files(match: re.Match[str], scene: Scene) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         f"This process may have {soft} files open at a time, and has. Each tensor that a loader worker hands over is one "
@@ -117,7 +117,7 @@ def _too_many_files(found: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _no_shared_memory(found: re.Match[str], scene: Scene) -> str:
+def _no_shared_memory(match: re.Match[str], scene: Scene) -> str:
     return (
         f"A batch did not fit into shared memory. {described()} Give it more (docker run --shm-size=8g, or --ipc=host), or use "
         "fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size)."

@@ -29,5 +29,5 @@ def row(
     """A row of the table; ``words`` without anything to find out may be a text, with the pattern's named groups in it."""
     if isinstance(words, str):
         text = words
-        return Row(family, re.compile(pattern), lambda found, scene: text.format(**found.groupdict()), frozenset(kinds))
+        return Row(family, re.compile(pattern), lambda match, scene: text.format(**match.groupdict()), frozenset(kinds))
     return Row(family, re.compile(pattern), words, frozenset(kinds))

@@ -105,48 +105,48 @@ class Scene:
     @cached_property
     def models(self) -> list[Any]:
         """The modules that were found, each without those inside of it, and without the wrappers of DDP and the like."""
-        found = [value for value in self._found if self.is_module(value)]
-        inner = {id(part) for value in found for name, part in value.named_modules() if name}
-        roots = {id(root): root for value in found if id(value) not in inner for root in [_unwrapped(value)]}
+        modules = [value for value in self._objects if self.is_module(value)]
+        inner = {id(part) for value in modules for name, part in value.named_modules() if name}
+        roots = {id(root): root for value in modules if id(value) not in inner for root in [_unwrapped(value)]}
         return sorted(roots.values(), key=lambda root: -sum(1 for _ in root.parameters()))
 
     @cached_property
     def ddp(self) -> Any:
         """The ``DistributedDataParallel`` in whose method the error arose, or the only one; None: not known."""
-        own = [frame.f_locals.get("self") for frame in self.frames]
-        found = [value for value in [*own, *self._found] if _is_ddp(value)]
-        if found and (_is_ddp(found[0]) and any(value is found[0] for value in own)):
-            return found[0]
-        return found[0] if len({id(value) for value in found}) == 1 else None
+        receivers = [frame.f_locals.get("self") for frame in self.frames]
+        wrapped = [value for value in [*receivers, *self._objects] if _is_ddp(value)]
+        if wrapped and (_is_ddp(wrapped[0]) and any(value is wrapped[0] for value in receivers)):
+            return wrapped[0]
+        return wrapped[0] if len({id(value) for value in wrapped}) == 1 else None
 
     @property
     def optimizers(self) -> list[Any]:
         """All that were found."""
-        return [value for value in self._found if issubclass(type(value), self.torch.optim.Optimizer)]
+        return [value for value in self._objects if issubclass(type(value), self.torch.optim.Optimizer)]
 
     @cached_property
-    def _found(self) -> list[Any]:
+    def _objects(self) -> list[Any]:
         """Modules and optimizers in the frames, in what these hold, and in the script's globals."""
         main = sys.modules.get("__main__")
         scopes = [frame.f_locals for frame in self.frames] + [vars(main) if main else {}]
         wanted = (self.torch.nn.Module, self.torch.optim.Optimizer)
         level: list[Any] = [value for scope in scopes for value in list(scope.values())]
-        found: dict[int, Any] = {}
+        objects: dict[int, Any] = {}
         seen: set[int] = set()
         for _ in range(_DEPTH + 1):
             following: list[Any] = []
             for value in level:
                 if len(seen) > _MOST_OBJECTS or time.monotonic() > self._until_s:
-                    return list(found.values())
+                    return list(objects.values())
                 if id(value) in seen:
                     continue
                 seen.add(id(value))
                 if issubclass(type(value), wanted):
-                    found[id(value)] = value
+                    objects[id(value)] = value
                 else:
                     following += _held_by(value)
             level = following
-        return list(found.values())
+        return list(objects.values())
 
     def tensors(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Those among the variables, by name."""

@@ -12,8 +12,8 @@ PATH = "/dev/shm"
 def described() -> str:
     """One sentence, as of now: whoever filled it may have ended."""
     try:
-        found = os.statvfs(PATH)
+        filesystem = os.statvfs(PATH)
     except OSError:
         return f"This machine has no {PATH}."
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    free, total = filesystem.f_bavail * filesystem.f_frsize, filesystem.f_blocks * filesystem.f_frsize
     return f"{PATH} has {size(total)}, of which {size(free)} are free now."

@@ -27,12 +27,12 @@ def in_words(error: BaseException) -> str:
 
     Never raises, and takes ``_LIMIT_S`` at most: a thread of its own asks the user's objects, and is left alone if they hang.
     """
-    found: list[str] = []
+    explanations: list[str] = []
     began, done = threading.Event(), threading.Event()
 
     def ask() -> None:
         began.set()
-        found.append(_in_words(error))
+        explanations.append(_in_words(error))
         done.set()
 
     try:
@@ -43,19 +43,21 @@ def in_words(error: BaseException) -> str:
     if not began.wait(_BEGIN_S):
         return _in_words(error)
     done.wait(_LIMIT_S)
-    return found[0] if found else ""
+    return explanations[0] if explanations else ""
 
 
 def _in_words(error: BaseException) -> str:
     try:
         if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
             return ""  # Ctrl-C, whatever it has come into
-        found = list(_related(error))
-        if any(isinstance(one, LockstepError) for one in found):
+        errors = list(_related(error))
+        if any(isinstance(related, LockstepError) for related in errors):
             return ""  # in words already
-        for one in found:
-            if words := _explained(one):
-                return words if one is error or _explained(error) else f"(The {type(one).__name__} underneath.) {words}"
+        for related in errors:
+            if words := _explained(related):
+                return (
+                    words if related is error or _explained(error) else f"(The {type(related).__name__} underneath.) {words}"
+                )
     except Exception:  # whatever a user's classes do here: the error itself is what matters
         return ""
     return ""
@@ -67,8 +69,8 @@ def _explained(error: BaseException) -> str:
     scene = Scene(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     for row in ROWS:
-        found = row.pattern.search(scene.text[:_MOST_CHARACTERS]) if kinds & row.kinds else None
-        if found is not None and (words := row.words(found, scene)):
+        match = row.pattern.search(scene.text[:_MOST_CHARACTERS]) if kinds & row.kinds else None
+        if match is not None and (words := row.words(match, scene)):
             return words
     return ""
 
@@ -80,11 +82,11 @@ def _related(error: BaseException) -> Iterator[BaseException]:
         causes = [waiting.pop(0)]
         while causes[-1].__cause__ is not None and len(causes) < _MOST_ERRORS:
             causes.append(causes[-1].__cause__)
-        for one in reversed(causes):
-            if id(one) not in seen:
-                seen.add(id(one))
-                yield one
-                parts = getattr(one, "exceptions", ())  # of a group
+        for cause in reversed(causes):
+            if id(cause) not in seen:
+                seen.add(id(cause))
+                yield cause
+                parts = getattr(cause, "exceptions", ())  # of a group
                 waiting += [part for part in parts if isinstance(part, BaseException)] if isinstance(parts, tuple) else []
         last = causes[-1]
         if last.__context__ is not None and not last.__suppress_context__ and id(last.__context__) not in seen:

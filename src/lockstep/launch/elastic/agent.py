@@ -48,7 +48,7 @@ class StoreLostError(LaunchError):
 
 
 class NodeAgent(SimpleElasticAgent):
-    """Starts this machine's workers whenever the nodes have met, and has them meet again when one comes, goes or fails.
+    """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
     Whether they do is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on each
     node by itself, is told through the number of restarts that it believes to be left.
@@ -146,20 +146,20 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 super()._initialize_workers(worker_group)
                 break
-            except DistStoreError as error:  # a wait for another node was in vain, and the store said so: it is there
+            except DistStoreError as error:  # a wait for another node timed out, and the store said so: it is there
                 self._in_round.close()
                 whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
                 why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
                 if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
-                say(f"{why}. The others meet again")
+                say(f"{why}. The others join a new rendezvous")
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Called by torchelastic when the nodes have met."""
         met: Any = worker_group  # its fields are filled in by now
         number, num_nodes = int(met.group_rank), int(met.group_world_size)
         first_rank = int(worker_group.workers[0].global_rank)
-        own = self._connection.endpoint.own_address
+        address = self._connection.endpoint.own_address
         port = self._in_round.enter_context(reserved_port())
         count = self._count = self._count_start(worker_group)
         self._num_there = num_nodes
@@ -169,7 +169,7 @@ class NodeAgent(SimpleElasticAgent):
         self._in_round.callback(self._round.close)
         machine = Machine(
             host=socket.gethostname(),
-            address=own,
+            address=address,
             first_rank=first_rank,
             num_ranks=self._spec.nproc,
             keeps_store=self._connection.server is not None,
@@ -186,7 +186,7 @@ class NodeAgent(SimpleElasticAgent):
             master_addr=self._round.machines[0].address,
             store=f"tcp://{self._connection.nodes.endpoint}/{quote(f'{self._connection.prefix}/start-{count}')}",
             run_id=self._connection.nodes.run_id,
-            interface="lo" if is_loopback(own) else interface_with(own) or "",
+            interface="lo" if is_loopback(address) else interface_with(address) or "",
         )
         self._introduce(node)
         own_dir = Path(self._spec.private_dir, f"start-{count}")
@@ -195,7 +195,7 @@ class NodeAgent(SimpleElasticAgent):
             self._spec, private_dir=str(own_dir), node=node, restart=count, master_port=start.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
-        self._workers = Workers(spec, self._take_server(), self._plan)
+        self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
         return {worker.local_rank: f"{machine.host}/{worker.local_rank}" for worker in worker_group.workers}
 
     def _count_start(self, worker_group: WorkerGroup) -> int:
@@ -292,9 +292,9 @@ class NodeAgent(SimpleElasticAgent):
         """Hear how the round has ended everywhere, and do what follows."""
         assert self._round is not None
         assert self._workers is not None
-        found = self._workers.failures
+        reported = self._workers.failures
         stopped_with = self._workers.stopped_with or 0
-        self._round.report(Report(why=why, order=order, failures=found, signal=self._signal, stopped_with=stopped_with))
+        self._round.report(Report(why=why, order=order, failures=reported, signal=self._signal, stopped_with=stopped_with))
         nodes = self._connection.nodes
         reports = self._round.reports(self._connection.stop.wait)
         self._num_there = len(reports)
@@ -345,18 +345,18 @@ class NodeAgent(SimpleElasticAgent):
         reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
         self._workers.stop(signal.SIGINT)
         self._workers.wait()
-        found = self._workers.failures
-        causes = [failure for failure in found if not failure.is_consequence]
+        reported = self._workers.failures
+        causes = [failure for failure in reported if not failure.is_consequence]
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
-                f"And {endpoint}, which keeps the store where the nodes meet, {reason}",
+                f"And {endpoint}, which keeps the rendezvous store, {reason}",
                 causes[0].exit_status or 1,
             )
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Called by torchelastic before the nodes meet again. They have ended by then."""
+        """Called by torchelastic before the nodes start a new rendezvous. They have ended by then."""
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

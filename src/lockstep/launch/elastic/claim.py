@@ -25,16 +25,16 @@ class Claim:
     """Its own, so that no two have the same."""
 
     @staticmethod
-    def own() -> Claim:
+    def of_this_process() -> Claim:
         """That of this process."""
         return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=shared_by("pid"), token=uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
-    def has_ended(self, own: Claim) -> bool:
-        """Whether that launcher is known to have ended, as seen from this process, whose claim is ``own``."""
-        is_here = (self.host, self.processes_of) == (own.host, own.processes_of) and self.processes_of != ""
+    def has_ended(self, here: Claim) -> bool:
+        """Whether that launcher is known to have ended, as seen from this process, whose claim is ``here``."""
+        is_here = (self.host, self.processes_of) == (here.host, here.processes_of) and self.processes_of != ""
         return is_here and not _runs(self.pid)
 
     def to_json(self) -> str:

@@ -20,14 +20,14 @@ _REFUSED = "refused"
 def terms_here(nodes: Nodes, max_restarts: int) -> dict[str, str]:
     """Those of this launcher."""
     try:
-        own = version("torch-lockstep")
+        release = version("torch-lockstep")
     except PackageNotFoundError:  # a source tree that was never installed
-        own = "of a source tree"
+        release = "of a source tree"
     return {
         "--nnodes": f"{nodes.least}:{nodes.most}" if nodes.is_elastic else str(nodes.most),
         "--max-restarts": str(max_restarts),
         "node ranks": "no" if nodes.node_rank is None else "yes",
-        "lockstep": own,
+        "lockstep": release,
         "torch": torch.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
     }
@@ -61,10 +61,10 @@ def refused(store: Store) -> str:
 
 
 def _last_refused(store: Store) -> dict[str, str]:
-    found: dict[str, str] = json.loads(store.get(_REFUSED)) if store.check([_REFUSED]) else {}
-    return found
+    refusal: dict[str, str] = json.loads(store.get(_REFUSED)) if store.check([_REFUSED]) else {}
+    return refusal
 
 
-def launch_name(store: Store, own: str) -> str:
+def launch_name(store: Store, proposal: str) -> str:
     """The name of the launch, the same on all nodes and after every restart: that of whoever came first."""
-    return str(store.compare_set("launch", "", own).decode())
+    return str(store.compare_set("launch", "", proposal).decode())

@@ -1,4 +1,4 @@
-"""Where the launchers of the nodes meet: a store, kept by one of them, which listens on one address."""
+"""Where the launchers of the nodes have their rendezvous: a store, kept by one of them, which listens on one address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STORE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """This launcher's end of where the nodes meet."""
+    """This launcher's end of the rendezvous."""
 
     endpoint: Endpoint
     timeout_s: float
@@ -116,9 +116,9 @@ def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Wa
             return secret.derived(nonce)
         if client.check([_KNOWN_BY]):
             is_told = True
-            found = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
-            if secret is not None and found is not None:
-                return secret.derived(found)
+            received = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
+            if secret is not None and received is not None:
+                return secret.derived(received)
         if is_keeper or (is_told and shared.given is not None) or time.monotonic() > deadline:
             if is_told or is_keeper:
                 raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")

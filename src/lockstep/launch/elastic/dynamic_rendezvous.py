@@ -58,7 +58,7 @@ class DynamicRendezvous(NodeRendezvous):
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
-        # outlives the first would look for it in vain.
+        # outlives the first would not find it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._inner = create_handler(connection.store, backend, parameters)
 
@@ -128,7 +128,7 @@ class DynamicRendezvous(NodeRendezvous):
         nodes = self._connection.nodes
         remedy = (
             f"At least {nodes.least} nodes have to come, with the same --rdzv-endpoint and --rdzv-id; and those that are there "
-            "have to end their processes before they meet again. (A longer time to wait: --timeout.)"
+            "have to end their processes before the next rendezvous. (A longer time to wait: --timeout.)"
         )
         self._waiter = self._connection.waiter(remedy, self._join_s)
 

@@ -16,10 +16,14 @@ from typing import Any
 
 from lockstep.launch.elastic.heartbeat import BEAT_S, Heartbeat
 from lockstep.launch.elastic.signed import SignedStore
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
 _GONE_S = 3.0
 """After how long a silence a launcher is not waited for any more, once the round is at its end."""
+
+_BEATS_A_WORD = 2
+"""How often the words of ``Exchange`` are carried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,8 @@ class Report:
     @staticmethod
     def from_json(text: str) -> Report:
         """What ``to_json`` made."""
-        found: dict[str, Any] = json.loads(text)
-        return Report(**{**found, "failures": tuple(Failure(**failure) for failure in found["failures"])})
+        fields: dict[str, Any] = json.loads(text)
+        return Report(**{**fields, "failures": tuple(Failure(**failure) for failure in fields["failures"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,8 @@ class Round:
         self, store: SignedStore, heartbeat: Heartbeat, prefix: str, number: int, num_nodes: int, look: Callable[[], int]
     ) -> None:
         self.number = number
+        self.exchange = Exchange(number, num_nodes)
+        """For what the launchers tell each other of their workers."""
         self.machines: tuple[Machine, ...] = ()
         self.has_ended = False
         """Whether some node has said so."""
@@ -110,21 +116,23 @@ class Round:
         self._num_nodes = num_nodes
         self._look = look
         self._count = 0
+        self._carried = ""
         self._beats: list[tuple[bytes, float]] = []  # of each node: the last, and when it was new
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
         """Tell the others who this is, and hear who they are. Every node must call it; ``start`` is for the first to say."""
         self._store.set(f"beat/{self.number}", "")
         self._store.set(f"done/{self.number}", "")
+        self._store.set(f"word/{self.number}", "")
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
             self._store.set("start", json.dumps(asdict(start)))
         names = [f"machine/{number}" for number in range(self._num_nodes)]
         self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
-        found = Start(**json.loads(self._store.get("start")))
+        agreed = Start(**json.loads(self._store.get("start")))
         self._beats = [(b"", time.monotonic())] * self._num_nodes
         self._heartbeat.also(self._beat)
-        return found
+        return agreed
 
     def silent(self, limit_s: float) -> list[int]:
         """The other nodes that have said nothing for longer than this, while the store did answer."""
@@ -148,13 +156,13 @@ class Round:
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
         """What all nodes report that are still there, by number. Waits for those that are."""
-        found: dict[int, Report] = {}
+        by_node: dict[int, Report] = {}
         while True:
-            for number in set(range(self._num_nodes)) - found.keys():
+            for number in set(range(self._num_nodes)) - by_node.keys():
                 if self._store.check([f"report/{number}"]):
-                    found[number] = Report.from_json(self._store.get(f"report/{number}").decode())
-            if set(range(self._num_nodes)) - found.keys() <= set(self.silent(_GONE_S)):
-                return found
+                    by_node[number] = Report.from_json(self._store.get(f"report/{number}").decode())
+            if set(range(self._num_nodes)) - by_node.keys() <= set(self.silent(_GONE_S)):
+                return by_node
             if self._heartbeat.error is not None:
                 raise self._heartbeat.error
             wait(0.05)
@@ -173,6 +181,17 @@ class Round:
         self.num_done = len(done)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self.num_waiting = self._look()
+        if self._count % _BEATS_A_WORD == 0:
+            self._carry()
+
+    def _carry(self) -> None:
+        if self.exchange.to_carry != self._carried:
+            self._carried = self.exchange.to_carry
+            self._client.set(f"word/{self.number}", self._carried)
+        hears = self.exchange.hears
+        if hears:
+            words = self._client.multi_get([f"word/{number}" for number in hears])
+            self.exchange.hear(dict(zip(hears, words, strict=True)))
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()

@@ -70,13 +70,13 @@ class SignedStore(Store):
         while True:
             # Two who count at once write different bytes, so that each knows which of them was first.
             after = self._sign(name, f"{number + amount} {uuid.uuid4().hex}")
-            found = self._inner.compare_set(name, before, after)
-            if found == after:
+            current = self._inner.compare_set(name, before, after)
+            if current == after:
                 return number + amount
-            if found == before != b"":  # PyTorch's answer where there is no such name any more
+            if current == before != b"":  # PyTorch's answer where there is no such name any more
                 before, number = b"", 0
                 continue
-            before, number = found, int(self._open(name, found).split()[0])
+            before, number = current, int(self._open(name, current).split()[0])
             if amount == 0:
                 return number
 

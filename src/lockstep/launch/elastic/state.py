@@ -54,18 +54,18 @@ class StateInJson(RendezvousBackend):
         Raises:
             RendezvousStateError: what is there is no such state.
         """
-        found = self._inner.get_state()
-        if found is None:
+        stored = self._inner.get_state()
+        if stored is None:
             self._tell([])
             return None
-        state = from_json(found[0], self._ahead)
+        state = from_json(stored[0], self._ahead)
         self._tell(sorted(node.addr for node in state.participants))
-        return pickle.dumps(state), found[1]
+        return pickle.dumps(state), stored[1]
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """See torchelastic, and ``get_state``."""
-        found = self._inner.set_state(to_json(pickle.loads(state), -self._ahead), token)
-        return None if found is None else (pickle.dumps(from_json(found[0], self._ahead)), found[1], found[2])
+        stored = self._inner.set_state(to_json(pickle.loads(state), -self._ahead), token)
+        return None if stored is None else (pickle.dumps(from_json(stored[0], self._ahead)), stored[1], stored[2])
 
 
 def to_json(state: Any, shift: datetime.timedelta) -> bytes:

@@ -44,8 +44,8 @@ class StaticRendezvous(NodeRendezvous):
             raise
         store.set(f"off/{self._number}/{self._rank}", "")
         nodes = self._connection.nodes
-        own = self._connection.store.under(f"{self._connection.prefix}/rendezvous-{self._number}")
-        return RendezvousInfo(own, self._rank, nodes.most, RendezvousStoreInfo(nodes.host, nodes.port))
+        prefixed = self._connection.store.under(f"{self._connection.prefix}/rendezvous-{self._number}")
+        return RendezvousInfo(prefixed, self._rank, nodes.most, RendezvousStoreInfo(nodes.host, nodes.port))
 
     def is_over(self) -> None:
         """Have launchers that are started from now on come to the next rendezvous."""
@@ -54,16 +54,16 @@ class StaticRendezvous(NodeRendezvous):
             store.add("rendezvous", 1)
 
     def _arrive(self, store: Store) -> None:
-        me = Claim.own()
+        me = Claim.of_this_process()
         expected, mine = "", me.to_json()
         waiter = self._connection.waiter("End the launchers of the other nodes, and start all again.", hints=False)
         while True:
             # A launcher that was started again comes to the rendezvous that the others have come to by now.
             self._number = max(self._number, int(store.add("rendezvous", 0)))
-            found = store.compare_set(self._key(self._rank), expected, mine).decode()
-            if found == mine:
+            holder = store.compare_set(self._key(self._rank), expected, mine).decode()
+            if holder == mine:
                 return
-            first = Claim.from_json(found)
+            first = Claim.from_json(holder)
             if not first.has_ended(me):
                 raise ConfigError(
                     f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 "
@@ -75,7 +75,7 @@ class StaticRendezvous(NodeRendezvous):
                 expected = ""
                 waiter.pause(f"the others to notice that {first}, which was this node, has ended")
             else:  # it waited like the others: take its place, unless it has given that up
-                expected = "" if expected == found else found
+                expected = "" if expected == holder else holder
 
     def _gather(self, store: Store) -> None:
         waiter = self._connection.waiter(

@@ -1,4 +1,4 @@
-"""What follows from the end of a round: do the nodes meet again, and what is the user told? Pure."""
+"""What follows from the end of a round: do the nodes start a new rendezvous, and what is the user told? Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict:
     """The same on every node that has heard of the same."""
 
     goes_on: bool
-    """Whether the nodes meet again."""
+    """Whether the nodes start a new rendezvous."""
     counts: bool
     """Whether that is one of the restarts that were allowed."""
     text: str
@@ -51,8 +51,8 @@ def judge(
     """
     world_size = sum(machine.num_ranks for machine in machines)
     lost = [machine for number, machine in enumerate(machines) if number not in reports]
-    found = _in_order(reports)
-    has_cause = any(not failure.is_consequence for failure in found)
+    reported = _in_order(reports)
+    has_cause = any(not failure.is_consequence for failure in reported)
     stopped = [number for number, report in reports.items() if report.signal]
     joins = any(report.why == "join" for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
@@ -67,12 +67,12 @@ def judge(
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
         hosts = ", ".join(machines[number].host for number in stopped)
-        stay = len(reports) - len(stopped) >= least and not any(machines[number].keeps_store for number in stopped)
+        stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
         text, goes_on = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
-            text, goes_on = "another node has come: all meet again", True
+            text, goes_on = "another node has come: all join a new rendezvous", True
         elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
-            text, goes_on = f"the run is saved, and {hosts} leaves: the others meet again", True
+            text, goes_on = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
         return Verdict(
             goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
@@ -82,22 +82,22 @@ def judge(
         if not is_elastic:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
             return end(*_twice(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}"), 128 + number)
-        if any(machines[one].keeps_store for one in stopped):
+        if any(machines[node].keeps_store for node in stopped):
             return end(*_twice(f"stopped by signal {number} on {host}: {without_store(host)}"), 128 + number)
-        return again(*_twice(f"{host} was stopped, and leaves: the others meet again"), counts=False)
+        return again(*_twice(f"{host} was stopped, and leaves: the others join a new rendezvous"), counts=False)
     if joins and not has_cause:
-        return again(*_twice("another node has come: all meet again"), counts=False)
+        return again(*_twice("another node has come: all join a new rendezvous"), counts=False)
     whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
-    if found and (has_cause or not lost):
-        first = found[0]
-        whole = failures.report(found, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
+    if reported and (has_cause or not lost):
+        first = reported[0]
+        whole = failures.report(reported, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
         brief = failures.headline(first, world_size)
         brief += f" (the launcher on {machines[reporter].host} shows all)"
     elif lost and is_elastic:
-        return again(*_twice(f"{whole}: the others meet again"), counts=False)
-    status = (found[0].exit_status or 1) if found else 1
-    if has_cause and found[0].would_recur:
-        why = f"\n\nlockstep: not started again: a {found[0].kind} would only come again" if max_restarts else ""
+        return again(*_twice(f"{whole}: the others join a new rendezvous"), counts=False)
+    status = (reported[0].exit_status or 1) if reported else 1
+    if has_cause and reported[0].would_recur:
+        why = f"\n\nlockstep: not started again: a {reported[0].kind} would only come again" if max_restarts else ""
         return end(whole + why, brief, status)
     if any(report.signal for report in reports.values()) and not is_elastic:
         return end(whole, brief, status)  # somebody wants to have its place
@@ -105,14 +105,14 @@ def judge(
         whole += f". {_GOES_ON}" if lost and not has_cause else ""
         why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
         return end(whole + why, brief, status)
-    count = f"restart {used + 1} of {max_restarts}: all nodes meet again"
+    count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
     """The cause first: echoes behind what is none; then by the node that saw it first, by whose clock its own are in order."""
-    found = [(failure.is_consequence, report.order, failure) for report in reports.values() for failure in report.failures]
-    return [failure for _, _, failure in sorted(found, key=lambda one: (one[0], one[1], one[2].time_s))]
+    ordered = [(failure.is_consequence, report.order, failure) for report in reports.values() for failure in report.failures]
+    return [failure for _, _, failure in sorted(ordered, key=lambda key: (key[0], key[1], key[2].time_s))]
 
 
 def _lost_words(lost: Sequence[Machine]) -> str:
@@ -125,7 +125,7 @@ def _lost_words(lost: Sequence[Machine]) -> str:
 def without_store(host: str) -> str:
     """What it means that the machine is gone that keeps the launchers' store."""
     return (
-        "it kept the store where the nodes meet, and without that they cannot continue. All processes of this machine have "
+        "it kept the rendezvous store, and without that they cannot continue. All processes of this machine have "
         f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "
         "that calls lockstep.join() resumes from its newest checkpoint"
     )

@@ -52,7 +52,7 @@ class Waiter:
     """One wait, from now.
 
     Args:
-        endpoint: where the nodes meet.
+        endpoint: of the rendezvous.
         timeout_s: how long to wait.
         stop: ends the wait as well.
         remedy: what to look at if the wait times out.

@@ -7,6 +7,7 @@ import time
 
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures
+from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.local import run_once
 from lockstep.launch.output import OutputPlan
@@ -22,8 +23,9 @@ _OWN_WAY_S = 0.5
 class Workers:
     """Starts them at once. ``server`` is theirs until they have ended."""
 
-    def __init__(self, spec: LaunchSpec, server: ForkServer, plan: OutputPlan) -> None:
+    def __init__(self, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, exchange: Exchange) -> None:
         self.spec = spec
+        self._exchange = exchange
         self._server = server
         self._plan = plan
         self._interrupts = Interrupts(())
@@ -85,6 +87,6 @@ class Workers:
     def _run(self) -> None:
         try:
             with self._interrupts:
-                self._outcome = run_once(self.spec, self._server, self._plan, self._interrupts)
+                self._outcome = run_once(self.spec, self._server, self._plan, self._interrupts, self._exchange)
         except Exception as error:
             self._error = error

@@ -1,0 +1,215 @@
+"""``lockstep tune``: find the loader settings with which a script's steps wait least for their data."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from lockstep.analysis.trial import Record, Trial, passable, run_trial
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
+from lockstep.cli.studies import Progress
+from lockstep.cli.tables import Page, say, show
+from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch.local import resolve_nproc
+from lockstep.launch.options import LaunchOptions
+from lockstep.launch.program import find_script
+from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import counted
+from lockstep.plan.loading import Loading
+from lockstep.tuning import verdict
+from lockstep.tuning.request import TuningRequest, has_result, read_result, read_stage
+from lockstep.tuning.tuned import Situation, Tuned, read
+from lockstep.world import TUNE
+
+_EPILOG = """
+\b
+Examples:
+  lockstep tune train.py
+      one process: how many loader workers, and is it worth it?
+  lockstep tune --nproc 4 train.py --epochs 9
+      for a run of four processes, with the script's own arguments
+  lockstep run --tuned train.tuned.json train.py
+      a run with the settings that were found
+
+SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
+that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
+most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
+
+They are loader workers, prefetch and pinned memory, which do not change the answer of a run by a bit. They belong to this
+script, its number of processes, and this number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
+
+What makes steps quicker but changes the last bits of the answer (threads, the memory format of convolutions) is tried and put
+back, and proposed apart: it belongs to the birth of a run.
+
+Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
+Ctrl-C.
+"""
+_SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
+_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress", "tuned", "workers", "track")
+"""Settings that are not the run's that is measured."""
+
+
+@click.command(
+    "tune",
+    cls=ShortHelp,
+    kinds=(LaunchOptions, RunConfig),
+    shown=_SHOWN,
+    epilog=_EPILOG,
+    context_settings=CONTEXT_OF_SCRIPTS,
+    options_metavar="[OPTIONS]",
+)
+@options_from(LaunchOptions, RunConfig)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the settings are written.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.05),
+    default=0.5,
+    metavar="SECONDS",
+    help="Time for which steps are timed under each setting, each time, in seconds; more on a noisy machine.  [default: 0.5]",
+)
+@click.option(
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Time limit for the whole measurement, in seconds.  [default: 600]",
+)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float, limit_s: float, **values: Any) -> None:
+    """Find the settings of SCRIPT's loader with which its steps wait least for their data, and confirm them.
+
+    SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
+    """
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
+    if options.nodes() is not None:
+        raise ConfigError(
+            "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "
+            "several. The run on several needs a file of a run on several, so set --workers there to what was found"
+        )
+    find_script(script, is_module=options.is_module, is_executable=False)
+    out = out or Path(f"{Path(script).stem if not options.is_module else script}.tuned.json")
+    if out.exists():
+        read(out)  # another kind of file is not replaced
+    config = RunConfig.merge(settings, {})
+    num_processes = resolve_nproc(options.nproc_per_node, config)
+    console, began_s = open_console(), time.monotonic()
+    say(
+        console,
+        f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
+    )
+    program = [*(["-m"] if options.is_module else []), script, *args]
+    result = _measure(program, num_processes, settings, seconds, limit_s, console)
+    _report(result, console)
+    tuned = Tuned(
+        situation=Situation(**result["situation"]),
+        loader=result["loader"],
+        loading=verdict.found(result),
+        host=platform.node(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},
+    )
+    tuned.write(out)
+    took = f"in {time.monotonic() - began_s:.0f} s"
+    if tuned.loading == Loading():
+        say(console, f"{out} says so ({took}): with it, lockstep run leaves the loader as it is")
+        return
+    nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
+    say(
+        console,
+        f"to apply it, with the same answer to the bit ({took}): lockstep run {nproc}--tuned {out} {shlex.join(program)}",
+    )
+
+
+def _measure(
+    program: Sequence[str],
+    num_processes: int,
+    settings: Mapping[str, Any],
+    window_s: float,
+    limit_s: float,
+    console: Console,
+) -> dict[str, Any]:
+    """What the processes of a run that is thrown away have measured.
+
+    Raises:
+        LaunchError: the script failed, or cannot be measured.
+        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-tune-") as place, sigterm_interrupts(), Progress(console) as progress:
+        directory = Path(place)
+        TuningRequest(window_s=window_s).write(directory)
+        said: tuple[str, float | None] | None = ("starting the script", None)
+        progress.started("starting the script")
+
+        def is_done() -> bool:
+            nonlocal said
+            if (stage := read_stage(directory)) != said and stage is not None:
+                said = stage
+                progress.started(*stage)
+            return has_result(directory)
+
+        trial = Trial(
+            directory=directory,
+            name="run",
+            program=tuple(program),
+            launcher="lockstep",
+            num_processes=num_processes,
+            settings=passable(settings, but=_OWN),
+            variables={TUNE: str(directory)},
+            timeout_s=limit_s,
+            kill_when=is_done,
+        )
+        record = run_trial(trial, progress)
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
+        result = read_result(directory)
+        return _checked(result, record, limit_s, has_joined=(directory / "run").exists())
+
+
+def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, has_joined: bool) -> dict[str, Any]:
+    if result is not None and "no_loader" in result:
+        raise LaunchError(
+            f"nothing to tune: the script trains on a {result['no_loader']} of its own, not on a DataLoader, so workers, "
+            "prefetch and pinned memory are its own matter. Give team.prepare() a torch.utils.data.DataLoader"
+        )
+    if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
+        return result
+    if record.status == "failed":
+        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
+    if record.status == "timeout":
+        raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
+    if not has_joined:
+        raise LaunchError(
+            "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
+            "writes one that does)"
+        )
+    raise LaunchError(
+        "the script ended before its loader was measured: it takes too few steps, or leaves its loop early, or prepares no "
+        "loader. Let it train for longer (more epochs, or no limit of its steps), or time less: --seconds 0.1"
+    )
+
+
+def _report(result: Mapping[str, Any], console: Console) -> None:
+    show(console, Page(("", "", ""), verdict.facts(result)))
+    for line in verdict.costliest(result):
+        say(console, line)
+    say(console, verdict.sentence(result), style="bold")
+    for line in verdict.apart(result):
+        say(console, line)

@@ -1,0 +1,210 @@
+"""Times the steps of a script that knows nothing of lockstep, by what PyTorch tells of every optimizer and gradient.
+
+A step ends with ``optimizer.step()``. Between its last gradient and that, a rank waits for the others: for the all-reduces of
+DistributedDataParallel, or the script's own. The rest of the time it is busy. So the rank that the others wait for is busy for
+longer than they are, and waits for less long; no clocks of several machines are compared for it. In what a rank is busy is told
+by glances at its stack from the sampler's thread.
+
+Which gradient is the last of a backward pass is learned in the first step of each optimizer. On a GPU these are the times of
+the script, which runs ahead of the GPU until something makes it wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+WINDOW = 10
+"""Steps that are summed up together."""
+_MOST_WINDOWS = 64
+_MOST_STEPS = 10
+_MOST_PLACES = 200
+_MOST_OPTIMIZERS = 8
+_DOING = {
+    "data": "getting a batch from the loader",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "script": "in the script",
+}
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    f"{Path(os.__file__).parent}/",
+    f"{Path(__file__).parents[1]}/",
+    "<frozen",
+)
+"""Where code is that is not the script's own."""
+
+
+class ScriptClock:
+    """Of this process, until it is closed. To be made by its main thread."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        """Of all optimizers that have acted, but for those that act on the same gradients as the one before."""
+        self.activity = _DOING["script"]
+        """What the main thread does, at the newest glance."""
+        self._left_s = 0.0
+        """When the newest step was over."""
+        self._ready_s = 0.0
+        """When the newest gradient was there that is the last of a backward pass, as far as is known."""
+        self._began_s = 0.0
+        """When an optimizer has begun to act."""
+        self._steps: list[tuple[float, float]] = []
+        """Of the window at hand: for how long this rank was busy, and waited."""
+        self._newest: deque[tuple[float, float]] = deque(maxlen=_MOST_STEPS)
+        self._windows: tuple[list[Any], ...] = ()
+        self._seen: Counter[str] = Counter()
+        self._places: deque[tuple[str, str]] = deque(maxlen=_MOST_PLACES)
+        self._lessons: weakref.WeakKeyDictionary[Any, _Lesson | None] = weakref.WeakKeyDictionary()
+        """By optimizer; None once it is learned."""
+        self._hooks: list[Any] = []
+        optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
+        if optimizers is not None:
+            self._is_compiling: Callable[[], bool] = sys.modules["torch"].compiler.is_compiling
+            self._hooks.append(optimizers.register_optimizer_step_pre_hook(self.before_optimizer))
+            self._hooks.append(optimizers.register_optimizer_step_post_hook(self.after_optimizer))
+
+    def close(self) -> None:
+        """Hear of nothing any more. Called by the main thread."""
+        for hook in (*self._hooks, *(hook for lesson in self._lessons.values() if lesson for hook in lesson.hooks)):
+            hook.remove()
+        self._hooks = []
+
+    def history(self) -> dict[str, Any]:
+        """For the black box. Called from another thread.
+
+        ``num_steps``; ``newest``: seconds busy and waiting of the last steps; ``windows``: of each the number, the seconds for
+        which one step in five was busy at most, and one in two, the means busy and waiting, and the glances by activity;
+        ``places``: by activity, the line of the script at which it was seen most.
+        """
+        places: dict[str, Counter[str]] = {}
+        for activity, place in tuple(self._places):
+            places.setdefault(activity, Counter())[place] += 1
+        return {
+            "num_steps": self.num_steps,
+            "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in tuple(self._newest)],
+            "windows": self._windows,
+            "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
+        }
+
+    def glance(self, frame: FrameType | None) -> None:
+        """See what the main thread does. Called from another thread."""
+        activity, place = where(frame)
+        self.activity = _DOING[activity]
+        if activity == "backward" and self._ready_s > max(self._left_s, self._began_s):
+            return  # it waits
+        self._seen[activity] += 1
+        self._places.append((activity, place))
+
+    # Called within the script's own calls: nothing may go wrong here, or take long
+
+    def before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        """Any of the process begins to act."""
+        if self._is_compiling():  # nothing of this is to become a part of what is compiled
+            return
+        self._began_s = perf_counter()
+        if self._lessons.get(optimizer, _NEW) is not None:
+            with contextlib.suppress(Exception):
+                self._learn(optimizer)
+
+    def after_optimizer(self, *_: Any) -> None:
+        """It has acted."""
+        if self._is_compiling():
+            return
+        before_s, self._left_s = self._left_s, perf_counter()
+        if self._ready_s and self._ready_s <= before_s:
+            return
+        self.num_steps += 1
+        if before_s and self._ready_s > before_s:
+            # The backward pass may be the optimizer's, given as a closure: then it acts within what counts as waiting.
+            waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
+            step = (self._left_s - before_s - waited_s, waited_s)
+            self._steps.append(step)
+            self._newest.append(step)
+        if self.num_steps % WINDOW == 0:
+            self._close_window()
+
+    def note_gradient(self, _: Any) -> None:
+        """That which is the last of a backward pass is there."""
+        self._ready_s = perf_counter()
+
+    def _close_window(self) -> None:
+        steps, self._steps = self._steps, []
+        seen, self._seen = self._seen, Counter()
+        if len(steps) < WINDOW // 2:
+            return
+        busy = sorted(busy_s for busy_s, _ in steps)
+        means = (sum(busy) / len(steps), sum(waited_s for _, waited_s in steps) / len(steps))
+        numbers = [round(number, 6) for number in (busy[len(busy) // 5], busy[len(busy) // 2], *means)]
+        self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen)])
+
+    def _learn(self, optimizer: Any) -> None:
+        """Before its first step: listen to the gradients of all its parameters. Before the second: to the last alone."""
+        lesson = self._lessons.get(optimizer)
+        if lesson is None:
+            if len(self._lessons) >= _MOST_OPTIMIZERS:
+                self._lessons[optimizer] = None
+                return
+            lesson = self._lessons[optimizer] = _Lesson()
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                if parameter.requires_grad:
+                    lesson.hooks.append(parameter.register_post_accumulate_grad_hook(lesson.note))
+            return
+        self._lessons[optimizer] = None
+        for hook in lesson.hooks:
+            hook.remove()
+        if lesson.last is not None:
+            self._ready_s = max(self._ready_s, lesson.ready_s)
+            self._hooks.append(lesson.last.register_post_accumulate_grad_hook(self.note_gradient))
+
+
+class _Lesson:
+    """Which parameter of an optimizer has its gradient last."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Any] = []
+        self.last: Any = None
+        self.ready_s = 0.0
+
+    def note(self, parameter: Any) -> None:
+        """It has its gradient."""
+        self.last, self.ready_s = parameter, perf_counter()
+
+
+_NEW = _Lesson()
+
+
+def where(frame: FrameType | None) -> tuple[str, str]:
+    """What a thread does, of ``split.ACTIVITIES``, and at which line of the script, from its innermost frame."""
+    activity = place = ""
+    innermost = frame
+    while frame is not None and not (activity and place):
+        code = frame.f_code
+        activity = activity or _activity(code.co_filename, code.co_name)
+        if not place and not any(part in code.co_filename for part in _LIBRARIES):
+            place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    if not place and innermost is not None:
+        place = f"{innermost.f_code.co_filename}:{innermost.f_lineno} in {innermost.f_code.co_name}"
+    return activity or "script", place
+
+
+def _activity(file: str, name: str) -> str:
+    if "/torch/" not in file:
+        return ""
+    if "/torch/utils/data/" in file:
+        return "data"
+    if name == "_engine_run_backward":
+        return "backward"
+    if "/torch/optim/" in file:
+        return "script"
+    return "forward" if file.endswith("/torch/nn/modules/module.py") and name.endswith("_call_impl") else ""

@@ -1,0 +1,51 @@
+"""What is probably not meant on a command line of ``lockstep run``: said in a line before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lockstep.launch.options import LaunchOptions
+from lockstep.launch.source import Source
+from lockstep.launch.spec import Script
+from lockstep.option import MACHINES, PROCESSES, options_of
+
+_ALSO = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
+
+
+def doubts(script: Script, source: Path | None, *, are_several: bool) -> Iterator[str]:
+    """Sentences for the user.
+
+    Args:
+        script: what is about to be started.
+        source: its file; None: not plain Python.
+        are_several: whether several processes are started, here or elsewhere.
+    """
+    if source is None:
+        return
+    read = Source.read(source)
+    root = Path.cwd() if script.is_module else source.resolve().parent
+    for name in _misplaced(script.args):
+        word = name.lstrip("-")
+        if not any(read.mentions(root, spelling) for spelling in (word, word.replace("-", "_"))):
+            yield (
+                f"WARNING: {name} comes after {script.target}, so it goes to the script, in which there is no such option. "
+                f"Options of lockstep run come before the script: lockstep run {name} ... {script.target}"
+            )
+    if are_several and script.starter is None and read.trains_alone(root):
+        yield (
+            f"WARNING: {script.target} calls neither lockstep.join() nor anything else that would make its processes one "
+            f"training: each trains a model of its own, on the same data, and writes the same files. "
+            "`lockstep new` writes a script that joins; --nproc-per-node 1 trains once"
+        )
+
+
+def _misplaced(args: Sequence[str]) -> Iterator[str]:
+    """Options of ``lockstep run`` that hardly any script has, among the arguments of one."""
+    ours = set(_ALSO)
+    for field, option in options_of(LaunchOptions).items():
+        if option.group in (PROCESSES, MACHINES):
+            ours.update(option.names or (f"--{field.replace('_', '-')}",))
+    for name in dict.fromkeys(arg.partition("=")[0] for arg in args[: args.index("--") if "--" in args else None]):
+        if name.startswith("--") and name in ours:
+            yield name

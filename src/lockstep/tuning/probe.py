@@ -1,0 +1,236 @@
+"""A loader of a run that is thrown away, whose settings change while the script trains: it measures what a step and the loader
+cost, and tries the settings that follow from that. A pass goes on, over the same data again, until all is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from lockstep.data.assignment import ShardAssignment
+from lockstep.data.sources import Deal, Source
+from lockstep.data.torch_loader import is_torch_loader
+from lockstep.explain.split import sentence, shares_of
+from lockstep.plan.length import length_of
+from lockstep.plan.loading import Loading
+from lockstep.tuning.costliest import find_costliest
+from lockstep.tuning.costs import Costs
+from lockstep.tuning.numerics import changes
+from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
+from lockstep.tuning.session import Session
+from lockstep.tuning.windows import NoStepsError, Steps, Window, Windows
+
+_WARM_UP_STEPS, _WARM_UP_S = 3, 0.3
+_LEAST_FETCHES, _MOST_FETCHES = 4, 64
+_COMPARISONS = 3
+"""That all have to speak for a change."""
+_PATIENCE_S = 60.0
+"""Until then the command has seen the result, and has ended this process."""
+
+
+class Probe:
+    """In place of a prepared loader's source.
+
+    Args:
+        own: the source.
+        batches: the script's loader.
+        number: of the loader.
+        assignment: of this process.
+        session: of this process.
+    """
+
+    def __init__(
+        self, own: Source, batches: Iterable[Any], number: int, assignment: ShardAssignment, session: Session
+    ) -> None:
+        self._own = own
+        self._batches = batches
+        self._number = number
+        self._session = session
+        self._windows = Windows(batches, assignment, session)
+        self._known: dict[str, Any] = {}
+        """What is known already, for a script that leaves its loop early and begins another pass."""
+
+    def state(self, step: int | None) -> Any:
+        """See Source."""
+        return self._own.state(step)
+
+    def load_state(self, state: Any) -> None:
+        """See Source."""
+        self._own.load_state(state)
+
+    def num_steps(self) -> int:
+        """See Source."""
+        return self._own.num_steps()
+
+    def describe(self) -> list[str]:
+        """See Source."""
+        return self._own.describe()
+
+    def __len__(self) -> int:
+        return self._own.num_steps()
+
+    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
+        """See Source."""
+        if not self._session.leads(self):
+            yield from self._own.deal(first_step, epoch, skip, compared=compared)
+            return
+        self._windows.begin_pass(first_step, epoch, compared=compared)
+        with contextlib.suppress(NoStepsError):  # the loop will say so
+            if isinstance(self._batches, DataLoader) and is_torch_loader(self._batches):
+                yield from self._measure(self._batches)
+            else:
+                self._session.leave({"no_loader": type(self._batches).__name__}, is_final=True)
+            time.sleep(_PATIENCE_S)
+            sys.exit(0)
+
+    def _measure(self, batches: DataLoader[Any]) -> Steps[None]:
+        session, windows, known = self._session, self._windows, self._known
+        if "present" not in known:
+            known["present"] = Loading(
+                workers=batches.num_workers, prefetch=batches.prefetch_factor or 2, pin=bool(batches.pin_memory)
+            )
+            known["persists"] = batches.persistent_workers
+        present = known["present"]
+        num_steps = None if known["persists"] else length_of(self)
+        if "costs" not in known:
+            session.say("the first steps")
+            step_s = yield from windows.warm_up(present, _WARM_UP_STEPS, _WARM_UP_S)
+            session.say("the loader as it is", self._left_s(step_s, 7 + 2 * NUM_TRIALS))
+            now = yield from windows.time(present, step_s, num_steps)
+            known["costs"], known["bound"] = yield from self._measure_costs(now, num_steps)
+            known.update(now=now, trials=[])
+        costs, now = known["costs"], known["now"]
+        self._leave(is_final=False)
+        if may_gain(costs, present.workers, now.step_s, now.wait_s):
+            session.say("what costs most in the loader", self._left_s(now.step_s, 4 + 2 * NUM_TRIALS))
+            if session.is_main and "costliest" not in known:
+                known["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
+            yield from self._search(present, num_steps)
+        known["is_searched"] = True
+        self._leave(is_final=False)
+        yield from self._try_numerics(num_steps)
+        self._leave(is_final=True)
+
+    def _measure_costs(self, now: Window, num_steps: int | None) -> Steps[tuple[Costs, str]]:
+        session, windows = self._session, self._windows
+        left = 4 + 2 * NUM_TRIALS
+        session.say("batches fetched in the training process", self._left_s(now.step_s, left + 2))
+        fetched = windows.fetch(Loading(workers=0), _LEAST_FETCHES, _MOST_FETCHES)
+        session.say("steps on batches that are there already", self._left_s(now.step_s, left + 1))
+        before = session.split()
+        cached = itertools.cycle(fetched.deals)
+        count = windows.count(max(now.step_s - now.wait_s, 1e-6))
+        step_s, _, step_cpu_s = yield from windows.measure(lambda: next(cached), count)
+        spent = {part: seconds - before[part] for part, seconds in session.split().items()}
+        session.say("batches fetched in one worker", self._left_s(now.step_s, left))
+        worker = windows.fetch(Loading(workers=1), _LEAST_FETCHES, _MOST_FETCHES)
+        costs = Costs(
+            step_s=session.slowest(step_s),
+            step_cpu_s=session.slowest(step_cpu_s),
+            copy_s=session.slowest(spent["copy"] / count),
+            fetch_s=session.slowest(fetched.each_s),
+            fetch_cpu_s=session.slowest(fetched.cpu_s),
+            fetch_spread=session.slowest(fetched.spread),
+            longest_fetch_s=session.slowest(fetched.longest_s),
+            worker_s=session.slowest(worker.each_s),
+            receive_s=session.slowest(worker.cpu_s),
+            start_s=session.slowest(worker.start_s),
+            batch_bytes=int(session.slowest(fetched.batch_bytes)),
+            num_steps=num_steps,
+            cores=session.cores,
+            room_bytes=session.room_bytes(),
+            is_stream=isinstance(getattr(self._batches, "dataset", None), IterableDataset),
+            on_gpu=session.on_gpu,
+        )
+        return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
+
+    def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
+        """Try settings, each beside the present ones, and the best of them twice more, in either order."""
+        session, windows, now = self._session, self._windows, self._known["now"]
+        search, trials = Search(self._known["costs"], present), self._known["trials"]
+        for trial in trials:
+            search.note(Loading(**trial["loading"]), now.step_s / trial["speedup"])
+        while (loading := search.next()) is not None:
+            left_s = self._left_s(now.step_s, 4 + 2 * (NUM_TRIALS - len(trials)))
+            session.say(f"trial {len(trials) + 1}: {loading}", left_s)
+            there = yield from windows.time(loading, now.step_s, num_steps)
+            here = yield from windows.time(present, now.step_s, num_steps)
+            trials.append(_compared(loading, there, here))
+            # By its neighbour in time, since the machine may be slower or quicker now.
+            search.note(loading, now.step_s / trials[-1]["speedup"])
+        if (best := search.best) is not None:
+            session.say(f"once more: {best}", self._left_s(now.step_s, 4))
+            first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
+            again = []
+            for order in ((present, best), (best, present)):  # what changes meanwhile favours neither
+                times = {}
+                for loading in order:
+                    times[loading] = yield from windows.time(loading, now.step_s, num_steps)
+                again.append(_compared(best, times[best], times[present]))
+            is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
+            self._known.update(best=first, again=again, is_better=is_better)
+
+    def _try_numerics(self, num_steps: int | None) -> Steps[None]:
+        """Try what changes the last bits, with the loader as it will be. What gains is tried twice more, in the other order."""
+        session, windows, known = self._session, self._windows, self._known
+        loading, now = known["present"], known["now"]
+        if known.get("is_better"):
+            loading, now = Loading(**known["best"]["loading"]), now._replace(step_s=known["best"]["step_s"])
+        proposals = changes(session.models, cores=session.cores, on_gpu=session.on_gpu, world_size=session.world_size)
+        tried = known.setdefault("apart", [])
+        for left, change in zip(range(len(proposals), len(tried), -1), proposals[len(tried) :], strict=True):
+            session.say(f"apart, {change.name}", self._left_s(now.step_s, 4 * left))
+            change.do()
+            there = yield from windows.time(loading, now.step_s, num_steps)
+            change.undo()
+            here = yield from windows.time(loading, now.step_s, num_steps)
+            speedups = [here.step_s / there.step_s]
+            while is_clear(*speedups) and len(speedups) < _COMPARISONS:
+                here = yield from windows.time(loading, now.step_s, num_steps)
+                change.do()
+                there = yield from windows.time(loading, now.step_s, num_steps)
+                change.undo()
+                speedups.append(here.step_s / there.step_s)
+            tried.append({"name": change.name, "how": change.how, "speedups": speedups, "gains": is_clear(*speedups)})
+
+    def _left_s(self, step_s: float, num_windows: int) -> float:
+        """How long so many windows may take."""
+        return num_windows * max(self._windows.count(step_s) * step_s, self._session.window_s)
+
+    def _leave(self, *, is_final: bool) -> None:
+        known = self._known
+        self._session.leave(
+            {
+                "loader": self._number,
+                "present": dataclasses.asdict(known["present"]),
+                "now": known["now"]._asdict(),
+                "costs": dataclasses.asdict(known["costs"]),
+                "bound": known["bound"],
+                "costliest": known.get("costliest"),
+                "trials": known["trials"],
+                "best": known.get("best"),
+                "again": known.get("again", []),
+                "is_better": known.get("is_better", False),
+                "is_searched": known.get("is_searched", False),
+                "apart": known.get("apart", []),
+            },
+            is_final=is_final,
+        )
+
+
+def _compared(loading: Loading, there: Window, here: Window) -> dict[str, Any]:
+    """A trial, beside the present settings."""
+    return {
+        "loading": dataclasses.asdict(loading),
+        "step_s": there.step_s,
+        "wait_s": there.wait_s,
+        "present_s": here.step_s,
+        "speedup": here.step_s / there.step_s,
+    }

@@ -1,0 +1,82 @@
+"""What ``lockstep tune`` asks of the processes of its one run of the script, and where they answer: files in a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.atomic import write_atomic
+from lockstep.config import RunConfig
+
+_REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRequest:
+    """What is to be measured."""
+
+    window_s: float
+    """For how long steps are timed at a time, at least."""
+
+    def write(self, directory: Path) -> None:
+        """Save it, for the processes to read."""
+        write_atomic(directory / _REQUEST, json.dumps(dataclasses.asdict(self)) + "\n")
+
+    @staticmethod
+    def read(directory: Path) -> TuningRequest:
+        """What ``write`` saved there."""
+        return TuningRequest(**json.loads((directory / _REQUEST).read_text()))
+
+    @staticmethod
+    def settings(config: RunConfig, directory: Path) -> RunConfig:
+        """The script's settings for a run that is thrown away, and does only what takes time in any run."""
+        return dataclasses.replace(
+            config,
+            run_dir=str(directory / "run"),
+            journal_every=0,
+            progress="off",
+            fresh=False,
+            checkpoint_every="off",
+            trace="off",
+            trace_until=None,
+            track="off",
+            profile=None,
+            tuned=None,
+        )
+
+
+def say_stage(directory: Path, stage: str, left_s: float | None) -> None:
+    """Tell the command what is measured now, and how long all that is left may take."""
+    write_atomic(directory / _STAGE, json.dumps({"stage": stage, "left_s": left_s}))
+
+
+def read_stage(directory: Path) -> tuple[str, float | None] | None:
+    """What was said last; None: nothing yet."""
+    try:
+        said = json.loads((directory / _STAGE).read_text())
+    except FileNotFoundError:
+        return None
+    return said["stage"], said["left_s"]
+
+
+def write_result(directory: Path, result: dict[str, Any], *, is_final: bool) -> None:
+    """Leave what was measured so far."""
+    write_atomic(directory / _RESULT, json.dumps({**result, "is_final": is_final}))
+
+
+def read_result(directory: Path) -> dict[str, Any] | None:
+    """What was left; None: nothing yet."""
+    try:
+        result: dict[str, Any] = json.loads((directory / _RESULT).read_text())
+    except FileNotFoundError:
+        return None
+    return result
+
+
+def has_result(directory: Path) -> bool:
+    """Whether all was measured."""
+    result = read_result(directory)
+    return result is not None and result["is_final"]

@@ -1,0 +1,100 @@
+"""What the processes of a run have in common while ``lockstep tune`` measures it. Every one has a session; all take the same
+steps, so what decides about those is agreed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lockstep.comm.collectives import Collectives
+from lockstep.explain.step_clock import StepClock
+from lockstep.tuning.request import TuningRequest, say_stage, write_result
+from lockstep.tuning.tuned import Situation
+
+T = TypeVar("T")
+
+
+class Session:
+    """One process's part.
+
+    Args:
+        request: what to measure.
+        directory: where to leave what was found.
+        situation: for what it is measured.
+        clock: splits the time of steps.
+        collectives: over all ranks.
+        device: of this process.
+    """
+
+    def __init__(
+        self,
+        request: TuningRequest,
+        directory: Path,
+        situation: Situation,
+        clock: StepClock,
+        collectives: Collectives,
+        device: torch.device,
+    ) -> None:
+        self.window_s = request.window_s
+        """For how long steps are timed at a time, at least."""
+        self.on_gpu = device.type == "cuda"
+        self.cores = situation.num_cores / situation.local_world_size
+        """For each process of this machine."""
+        self.is_main = collectives.rank == 0
+        self.world_size = collectives.size
+        self.models: list[nn.Module] = []
+        """That the script has prepared."""
+        self._directory = directory
+        self._situation = situation
+        self._clock = clock
+        self._collectives = collectives
+        self._device = device
+        self._leader: object = None
+
+    def leads(self, probe: object) -> bool:
+        """Whether this is the first that asked: the loader that is measured."""
+        if self._leader is None:
+            self._leader = probe
+        return self._leader is probe
+
+    def slowest(self, value: float) -> float:
+        """The largest value of all processes. Every rank must call it."""
+        return value if self._collectives.size == 1 else max(self._collectives.all_gather_object(value))
+
+    def agree(self, value: T) -> T:
+        """Rank 0's value. Every rank must call it."""
+        agreed: T = value if self._collectives.size == 1 else self._collectives.broadcast_object(value)
+        return agreed
+
+    def settle(self) -> None:
+        """Wait for the GPU, which runs behind the script. Local."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self._device)
+
+    def split(self) -> dict[str, float]:
+        """The seconds of each part of the steps of this pass so far. Local."""
+        return self._clock.so_far
+
+    def room_bytes(self) -> int | None:
+        """Free shared memory for the batches of each process of this machine: half of it. None: there is none."""
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage("/dev/shm").free // (2 * self._situation.local_world_size)
+        return None
+
+    def say(self, stage: str, left_s: float | None = None) -> None:
+        """Tell the command what is measured now. Local."""
+        if self.is_main:
+            say_stage(self._directory, stage, left_s)
+
+    def leave(self, result: dict[str, Any], *, is_final: bool) -> None:
+        """Leave what was found so far, for the command. Local."""
+        if self.is_main:
+            result = {"situation": dataclasses.asdict(self._situation), **result}
+            write_result(self._directory, result, is_final=is_final)

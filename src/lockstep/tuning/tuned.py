@@ -1,0 +1,133 @@
+"""The file of ``lockstep tune``: settings of a script's loader, and what they were measured for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.atomic import write_atomic
+from lockstep.errors import ConfigError
+from lockstep.plan.loading import Loading
+
+_FORMAT = 1
+_KIND = "lockstep tune"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a loader's best settings depend on."""
+
+    script: str
+    """Its resolved path."""
+    script_sha256: str | None
+    num_cores: int
+    """Of this machine, for all processes."""
+    local_world_size: int
+    """Processes on this machine."""
+    world_size: int
+    device: str
+    """``cpu`` or ``cuda``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What was found for one loader of a script. Nothing in it changes an answer."""
+
+    situation: Situation
+    loader: int
+    """Number of the loader among those that the script prepares, from 1."""
+    loading: Loading
+    """Its settings; those that are None stay as the script has them."""
+    host: str = ""
+    date: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """For the reader: costs, and the time of each trial."""
+
+    def loading_of(self, number: int) -> Loading:
+        """The settings of a loader."""
+        return self.loading if number == self.loader else Loading()
+
+    def write(self, path: Path) -> None:
+        """Save it.
+
+        Raises:
+            ConfigError: there is another kind of file, or it cannot be written.
+        """
+        try:
+            if path.exists():
+                read(path)
+            content = {"kind": _KIND, "format": _FORMAT, **dataclasses.asdict(self)}
+            write_atomic(path, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error}. Give another file: --out FILE") from error
+
+
+def read(path: Path) -> Tuned:
+    """What ``Tuned.write`` saved.
+
+    Raises:
+        ConfigError: it cannot be read, or is another kind of file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop("kind", None) != _KIND:
+            raise ConfigError(f"{path} is not a file of lockstep tune: `lockstep tune SCRIPT` writes one")
+        if (version := content.pop("format", None)) != _FORMAT:
+            raise ConfigError(
+                f"{path} has format {version}, and this lockstep knows format {_FORMAT}: measure again with lockstep tune"
+            )
+        situation, loading = Situation(**content.pop("situation")), Loading(**content.pop("loading"))
+        return Tuned(situation=situation, loading=_checked(path, loading), **content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}. `lockstep tune SCRIPT` writes such a file") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read as a file of lockstep tune ({error}): measure again") from error
+
+
+def _checked(path: Path, loading: Loading) -> Loading:
+    for name, least in (("workers", 0), ("prefetch", 1)):
+        value = getattr(loading, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ConfigError(f"{path}: {name} is {value!r}, and must be a whole number, {least} or more, or null")
+    if loading.pin not in (None, True, False):
+        raise ConfigError(f"{path}: pin is {loading.pin!r}, and must be true, false or null")
+    return loading
+
+
+def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
+    """What of a file holds here, and a line that says so.
+
+    Raises:
+        ConfigError: it was measured for another script.
+    """
+    then = tuned.situation
+    is_same_text = then.script_sha256 is not None and then.script_sha256 == now.script_sha256
+    if not is_same_text and then.script != now.script:
+        raise ConfigError(
+            f"tuned: {path} was measured for {then.script}, and this is {now.script or 'no script'}: its loader is another. "
+            "Leave --tuned out, or measure this one: lockstep tune"
+        )
+    names = {
+        "world_size": "processes",
+        "local_world_size": "processes on a machine",
+        "num_cores": "cores",
+        "device": "device",
+    }
+    differing = [
+        f"{word}: {getattr(then, name)} then, {getattr(now, name)} now"
+        for name, word in names.items()
+        if getattr(then, name) != getattr(now, name)
+    ]
+    if differing:
+        return None, (
+            f"tuned: {path} is not applied, because it was measured elsewhere ({'; '.join(differing)}): the loader stays as "
+            "the script has it. Measure here: lockstep tune"
+        )
+    if tuned.loading == Loading():
+        return tuned, f"tuned: {path} found nothing to gain: the loader stays as the script has it"
+    edited = "" if is_same_text else "; the script has changed since, so measure again if its loader has"
+    return tuned, f"tuned: {tuned.loading} for loader {tuned.loader} ({path}{edited})"

@@ -1,0 +1,65 @@
+"""docs/tune.md shows what the commands really print: its blocks are made anew, and compared but for numbers."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
+SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
+IN_EVERY_RUN = (
+    *("tuning ", "starting ", "the ", "batches ", "steps ", "what ", "trial 1", "once "),
+    *("step ", "loader ", "worker ", "now ", "costs ", "data-bound", "to apply", "apart, N"),
+)
+TRAIN = """
+import time, torch, lockstep
+from torch.utils.data import DataLoader, Dataset
+
+class Decode:
+    def __call__(self, image):
+        time.sleep(0.002)  # a decoder that waits for its disk
+        return image
+
+class Images(Dataset):
+    decode = Decode()
+    def __len__(self):
+        return 20_000
+    def __getitem__(self, index):
+        return self.decode(torch.ones(64)), index % 10
+
+team = lockstep.join(threads=1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Images(), 16, shuffle=True))
+for epoch in team.epochs(1):
+    for batch in loader:
+        for images, labels in batch.shards:
+            time.sleep(0.008)  # a step that a GPU takes
+            team.backward(torch.nn.functional.cross_entropy(model(images), labels))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+pytestmark = [pytest.mark.timeout(200), pytest.mark.long]
+
+
+def plain(text):
+    """Without what differs from run to run: numbers, and how well workers keep up with them."""
+    text = re.sub(r"[0-9][0-9.]*", "N", text)
+    text = re.sub(r"N workers keep up|with N workers steps still wait N ms", "N workers", text)
+    return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
+
+
+def test_both_commands_print_what_the_page_shows(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN.replace("in team.epochs(1)", "in team.epochs(int(__import__('sys').argv[-1]))"))
+    for command in SHOWN:
+        epochs = "0" if "--tuned" in command else "1"  # the whole pass takes a while
+        words = [sys.executable, "-m", *command.split(), epochs]
+        done = subprocess.run(words, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        printed = [line.replace("train.py N", "train.py") for line in plain(done.stdout)]
+        shown = [line for line in plain(SHOWN[command]) if line.startswith((*IN_EVERY_RUN, "lockstep: "))]
+        assert [line for line in shown if line not in printed] == [], printed

@@ -1,0 +1,171 @@
+"""The steps of scripts that know nothing of lockstep: counted and timed by what PyTorch tells, and not disturbed."""
+
+import copy
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, Dataset
+
+from lockstep.explain.script_clock import ScriptClock, where
+
+
+@pytest.fixture
+def clock():
+    clock = ScriptClock()
+    yield clock
+    clock.close()
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not optimizers._global_optimizer_post_hooks
+
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train(model, optimizer, num_steps, between=lambda: None):
+    for step in range(num_steps):
+        model(torch.full((2, 4), float(step))).sum().backward()
+        between()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def hooked(model):
+    return [name for name, parameter in model.named_parameters() if parameter._post_accumulate_grad_hooks]
+
+
+def test_steps_are_counted_and_what_comes_between_the_last_gradient_and_the_optimizer_is_waiting(clock):
+    train(*make(), 41, lambda: time.sleep(0.002))
+    history = clock.history()
+    assert history["num_steps"] == 41
+    assert len(history["newest"]) == 10
+    assert all(waited_s >= 0.002 for _, waited_s in history["newest"])
+    assert [window[0] for window in history["windows"]] == [1, 2, 3, 4]
+    for _, low_s, median_s, busy_s, waited_s, _ in history["windows"]:
+        assert 0 < low_s <= median_s
+        assert busy_s > 0
+        assert waited_s >= 0.002
+
+
+def test_of_all_parameters_it_listens_to_that_which_has_its_gradient_last(clock):
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    assert len(hooked(model)) == 4
+    train(model, optimizer, 2)
+    assert hooked(model) in (["0.weight"], ["0.bias"])
+    clock.close()
+    assert hooked(model) == []
+
+
+def test_a_backward_pass_that_is_given_to_the_optimizer_as_a_closure_is_timed_too(clock):
+    model, optimizer = make()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        time.sleep(0.002)
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    assert clock.num_steps == 5
+    assert len(clock.history()["newest"]) == 4
+    assert all(waited_s >= 0.002 for _, waited_s in clock.history()["newest"])
+
+
+def test_optimizers_that_act_on_the_same_gradients_make_one_step(clock):
+    model, _ = make()
+    pair = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    for _ in range(10):
+        model(torch.ones(2, 4)).sum().backward()
+        for optimizer in pair:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert clock.num_steps in (10, 11)  # of the first nobody knows
+
+
+def test_an_optimizer_that_is_gone_is_not_kept(clock):
+    train(*make(), 1)
+    assert len(clock._lessons) == 0
+
+
+def test_the_weights_are_the_same_to_the_bit_and_copies_and_files_have_nothing_of_it(tmp_path):
+    model, optimizer = make()
+    train(model, optimizer, 5)
+    with_clock, with_clock_optimizer = make()
+    clock = ScriptClock()
+    train(with_clock, with_clock_optimizer, 5)
+    assert hooked(copy.deepcopy(with_clock)) == []
+    torch.save(with_clock, tmp_path / "model.pt")
+    torch.save(with_clock_optimizer, tmp_path / "optimizer.pt")
+    clock.close()
+    assert b"lockstep" not in (tmp_path / "model.pt").read_bytes() + (tmp_path / "optimizer.pt").read_bytes()
+    for one, other in zip(model.parameters(), with_clock.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_done_in_what_is_being_compiled(clock, monkeypatch):
+    monkeypatch.setattr(clock, "_is_compiling", lambda: True)
+    train(*make(), 3)
+    assert clock.num_steps == 0
+
+
+class Seen(torch.autograd.Function):
+    """Notes where it is seen in both directions."""
+
+    places: list = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(ctx, x):
+        Seen.places.append(where(sys._getframe())[0])
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Seen.places.append(where(sys._getframe())[0])
+        return gradient
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return Seen.apply(self.layer(x))
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        Seen.places.append(where(sys._getframe())[0])
+        return torch.ones(1)
+
+
+def test_what_a_thread_does_is_told_by_its_stack(monkeypatch):
+    monkeypatch.setattr(Seen, "places", [])
+    for x in DataLoader(Samples()):
+        Net()(x).sum().backward()
+    assert Seen.places == ["data", "forward", "backward"]
+    activity, place = where(sys._getframe())
+    assert activity == "script"
+    assert place.endswith(" in test_what_a_thread_does_is_told_by_its_stack")
+
+
+def test_glances_count_what_it_does_but_not_waiting(clock):
+    train(*make(), 3)
+    clock.glance(sys._getframe())
+    assert clock.activity == "in the script"
+    assert clock._seen == {"script": 1}
+    place = clock.history()["places"]["script"]
+    assert place.startswith(f"{__file__}:")
+    assert place.endswith(" in test_glances_count_what_it_does_but_not_waiting")

@@ -1,0 +1,87 @@
+"""Which rank of a script that knows nothing of lockstep is called slow, and which is not."""
+
+import random
+
+import pytest
+
+from lockstep.explain.slow_script import SlowScriptRanks, judge
+
+EVEN = {"busy": 0.1, "waited": 0.04}
+LATE = {"busy": 0.14, "waited": 0.001}
+
+
+def record(rank, *, busy, waited, seen=None, numbers=range(1, 9), world_size=3, places=None):
+    """``busy`` and ``waited``: seconds, or functions of the window's number."""
+    windows = []
+    for number in numbers:
+        busy_s, waited_s = (each(number) if callable(each) else each for each in (busy, waited))
+        windows.append([number, busy_s, busy_s, busy_s, waited_s, seen or {"forward": 8, "script": 2}])
+    steps = {"num_steps": 10 * max(numbers, default=0), "windows": windows, "places": places or {}}
+    return {"rank": rank, "host": f"node{rank}", "world_size": world_size, "steps": steps}
+
+
+def test_a_slow_rank_is_named_with_its_host_activity_line_and_cost():
+    seen = {"forward": 8, "script": 6}
+    late = record(2, **LATE, seen=seen, places={"script": "train.py:7 in augment", "forward": "train.py:9 in forward"})
+    found = judge([record(0, **EVEN), record(1, **EVEN), late])
+    assert (found.rank, found.host, found.activity, found.step) == (2, "node2", "script", 80)
+    assert found.times == pytest.approx(1.4)
+    assert found.cost == pytest.approx(0.039 / 0.141)
+    assert found.describe().startswith(
+        "rank 2 on node2 is slow, up to step 80: it is busy 1.4 times as long as the other ranks, which wait for it for 28% of "
+        "the time. It loses that in the script's other code in the loop, mostly at train.py:7 in augment. Look at "
+    )
+
+
+def test_a_rank_that_was_never_seen_at_work_is_named_without_an_activity():
+    records = [record(rank, **(LATE if rank == 1 else EVEN), seen={"nothing": 0}) for rank in range(3)]
+    assert judge(records).describe().endswith("of the time.")
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 3.0])
+def test_it_is_named_within_40_steps_or_a_second(step_s):
+    for num_windows in range(1, 200):
+        numbers = range(1, num_windows + 1)
+        even, late = {"busy": 0.5 * step_s, "waited": 0.5 * step_s}, {"busy": step_s, "waited": 0.0}
+        if judge([record(rank, **(late if rank == 0 else even), numbers=numbers) for rank in range(3)]):
+            break
+    assert num_windows in (max(3, round(0.1 / step_s)), 11)  # a sum of floats
+
+
+def test_each_case_is_told_once_and_again_when_it_comes_back_after_long():
+    even, late = [record(rank, **EVEN) for rank in range(3)], [record(0, **EVEN), record(1, **EVEN), record(2, **LATE)]
+    ranks = SlowScriptRanks()
+    told = [ranks.look(late if look < 50 or 60 < look < 100 or look > 200 else even) for look in range(250)]
+    assert [look for look, found in enumerate(told) if found] == [0, 201]
+
+
+NOBODY = {
+    "a difference under 20 %": [EVEN, EVEN, {"busy": 0.115, "waited": 0.02}],
+    "a rank that nobody waits for": [EVEN, EVEN, {"busy": 0.14, "waited": 0.04}],
+    "what costs little": [{"busy": 0.01, "waited": 0.3}, {"busy": 0.01, "waited": 0.3}, {"busy": 0.02, "waited": 0.299}],
+    "one long step": [EVEN, EVEN, {"busy": lambda number: 9.0 if number == 8 else 0.1, "waited": 0.04}],
+}
+
+
+@pytest.mark.parametrize("rows", NOBODY.values(), ids=NOBODY)
+def test_nobody_is_called_slow_for(rows):
+    assert judge([record(rank, **row) for rank, row in enumerate(rows)]) is None
+
+
+def test_nobody_is_called_slow_while_ranks_are_missing_or_have_no_steps():
+    late = record(2, **LATE)
+    assert judge([record(0, **EVEN), late]) is None
+    assert judge([record(0, **EVEN), {**record(1, **EVEN), "steps": None}, late]) is None
+    assert judge([record(0, **EVEN), record(1, **EVEN, numbers=range(0)), late]) is None
+    assert judge([record(0, **EVEN), record(1, **EVEN, numbers=range(20, 30)), late]) is None
+    assert judge([record(0, **LATE, world_size=1)]) is None
+
+
+def test_what_is_stolen_at_random_makes_nobody_slow():
+    draw = random.Random(1)
+
+    def busy(_):
+        return 0.1 * draw.choice((1, 1, 1, 5))
+
+    for _ in range(300):
+        assert judge([record(rank, busy=busy, waited=0.1) for rank in range(3)]) is None

@@ -1,0 +1,107 @@
+"""What the launchers of several machines tell each other of their workers."""
+
+import os
+import time
+
+import pytest
+
+from lockstep.explain.black_box import BlackBox
+from lockstep.explain.rank_reports import box_path
+from lockstep.launch import watching
+from lockstep.launch.exchange import Exchange, Word
+from lockstep.machine.identity import shared_by
+
+WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.py", 3, "<module>"]]
+WORKING = [["train.py", 7, "load"], ["train.py", 3, "<module>"]]
+
+
+def box(directory, rank, *, stack, still_s, windows=()):
+    BlackBox(box_path(directory, rank)).write(
+        {
+            "rank": rank,
+            "world_size": 2,
+            "host": f"node{rank}",
+            "machine": shared_by("pid"),
+            "pid": os.getpid(),
+            "launch": "one",
+            "began_s": time.time() - 100,
+            "program": "train.py",
+            "time_s": time.time(),
+            "since_s": time.time() - still_s,
+            "worked_s": time.time() - still_s,
+            "doing": {"activity": "in the script", "num_done": 30, "usual_s": 0.1, "step": 12},
+            "stack": stack,
+            "collective": None,
+            "ended": None,
+            "steps": {"num_steps": 100, "windows": [list(window) for window in windows], "places": {}},
+        }
+    )
+
+
+@pytest.fixture
+def launchers(tmp_path, monkeypatch):
+    """Two launchers of a rank each, whose threads are not started; and what they have said."""
+    said = []
+    monkeypatch.setattr(watching, "say", said.append)
+    monkeypatch.setattr(watching.Watching, "_run", lambda self: None)
+    directories = [tmp_path / str(number) for number in range(2)]
+    for directory in directories:
+        directory.mkdir()
+    exchanges = [Exchange(number, 2) for number in range(2)]
+    watches = [watching.Watching(str(directories[n]), 2, exchanges[n]) for n in range(2)]
+
+    def look():
+        for watch in watches:
+            watch._look()
+        for mine, other in (exchanges, reversed(exchanges)):
+            mine.hear({other.number: other.to_carry})
+
+    return directories, watches, look, said
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_the_first_launcher_says_once_that_a_rank_of_the_other_machine_is_missing_or_is_waited_for_there(launchers, missing):
+    directories, watches, look, said = launchers
+    for rank in range(2):
+        box(directories[rank], rank, stack=WORKING if rank == missing else WAITING, still_s=30.0)
+    for _ in range(6):
+        look()
+    assert len(said) == 1
+    assert f"rank {1 - missing} waits for rank {missing}.\n  rank {missing} on node{missing} (pid " in said[0]
+    assert "in the script, after step 12 (30 collectives)" in said[0]
+    assert "shows the ranks of the machine that it is called on" in said[0]
+    for watch in watches:  # whoever ends first can give it as the reason
+        assert f"rank {1 - missing} waits for rank {missing}" in watch.explain(())
+
+
+def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers):
+    directories, watches, look, said = launchers
+    for rank in range(2):
+        box(directories[rank], rank, stack=WAITING if rank else WORKING, still_s=1.0)
+    for _ in range(3):
+        look()
+    assert said == []
+    assert '"reports": []' in watches[1]._exchange.to_carry
+
+
+def test_a_slow_rank_of_the_other_machine_is_named(launchers):
+    directories, _, look, said = launchers
+    for rank in range(2):
+        row = (0.2, 0.2, 0.2, 0.0) if rank else (0.1, 0.1, 0.1, 0.1)
+        windows = [(number, *row, {"forward": 5}) for number in range(1, 5)]
+        box(directories[rank], rank, stack=WORKING, still_s=0.1, windows=windows)
+    for _ in range(4):
+        look()
+    (words,) = said
+    assert words.startswith(
+        "WARNING: rank 1 on node1 is slow, up to step 40: it is busy 2.0 times as long as the other ranks"
+    )
+
+
+def test_the_first_hears_all_and_the_others_hear_the_first():
+    first, third = Exchange(0, 4), Exchange(2, 4)
+    assert (first.hears, third.hears) == ([1, 2, 3], [0])
+    third.say(Word(waited=[5]))
+    first.hear({1: "", 2: third.to_carry, 3: b""})
+    assert {number: word.waited for number, word in first.heard.items()} == {2: [5]}
+    assert not first.has_all_reports
