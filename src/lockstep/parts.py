@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lockstep.audit.auditor import Auditor
-from lockstep.audit.choice import check_strategy
-from lockstep.audit.verdict import Verdict
+from lockstep.audit.opening import open_audit
 from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -203,7 +201,11 @@ class Parts:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
-        self.auditor = self._open_audit(watched)
+        self.auditor = open_audit(
+            config, world, devices[0], lambda: self.phases.seed, self.collectives, watched, self.sync, self.journal.write
+        )
+        if self.auditor is not None:
+            self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
         active.append(self.auditor)
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
@@ -224,31 +226,6 @@ class Parts:
         self._announced = False
         self._say_start()
         self.sampler = self._open_black_box()
-
-    def _open_audit(self, watched: Watched) -> Auditor | None:
-        config, world = self.config, self.world
-        if config.audit == 0 or config.trace != "off":  # a trace looks into each shard itself
-            return None
-        check_strategy(config.strategy)
-        assert config.shards is not None
-
-        def report(verdict: Verdict) -> None:
-            self.journal.write("audit", **verdict.as_json())
-            if world.rank == 0:
-                say(f"ERROR: {verdict.text}")
-
-        auditor = Auditor(
-            config.audit,
-            config.shards,
-            lambda: self.phases.seed,
-            self.collectives,
-            watched.parameters,
-            None if self.sync.is_plain else self.sync.buffers,
-            f"{world.host}, {self.devices[0]}",
-            report,
-        )
-        auditor.listeners = Listeners([auditor, Aside(self.clock)])
-        return auditor
 
     def _open_trackers(self) -> Trackers:
         config, checkpoint = self.config, self.context.checkpoint
