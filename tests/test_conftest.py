@@ -1,5 +1,7 @@
 """The watch of conftest.py sees what it is there for."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,20 @@ def test_what_was_noted_as_long_is_left_out_from_then_on_and_must_exist(tmp_path
     run = _pytest(tmp_path, source, "--collect-only")
     assert "long.txt lists tests that do not exist: test_it.py::test_renamed. Take these lines out" in run.stderr
     assert run.returncode == 4
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_processor_time_of_a_test_is_told_with_that_of_its_processes(tmp_path, workers):
+    shutil.copy(CONFTEST.with_name("processor_time.py"), tmp_path)
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    source = (
+        f"import subprocess, sys\ndef test_idle(): pass\ndef test_busy(): subprocess.run([sys.executable, '-c', {burn!r}])"
+    )
+    run = _pytest(tmp_path, source, "--processor", "-n", workers)
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = re.findall(r"^ +([\d.]+)  (\S+)$", run.stdout, flags=re.MULTILINE)
+    assert [name for _, name in told] == [".", "test_it.py", "test_it.py::test_busy", "test_it.py::test_idle"], run.stdout
+    assert float(told[2][0]) > 0.4
 
 
 def test_a_process_that_outlives_tests_must_be_named(tmp_path):

@@ -81,9 +81,9 @@ ASIDE = {
         "explain.split",
         "measure.events",
         "analysis",
-        "cli.inventory",
-        "cli.words",
-    ),  # from what was read of a directory to a page; what the files of a run tell is read for `lockstep runs`
+        "inventory",
+    ),  # from what was read of a directory to a page
+    "inventory": ("errors", "checkpoint", "measure.events", "rundir"),  # what the files of runs tell of them
     "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
@@ -100,6 +100,7 @@ NO_TORCH_DISTRIBUTED = (
     "trace",
     "analysis",
     "report",
+    "inventory",
     "slurm",
     "cli",
 )
@@ -148,6 +149,7 @@ WITHOUT_TORCH = (
     "analysis",
     "doctor",
     "report",
+    "inventory",
     "slurm",
     "job",
     "startup.allotment",
@@ -156,7 +158,6 @@ WITHOUT_TORCH = (
 WITH_TORCH = (
     "launch.serve",
     "launch.worker",
-    "launch.agent_store",
     "launch.elastic",
     "doctor.exchange",
     "doctor.over_hosts",

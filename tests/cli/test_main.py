@@ -34,6 +34,14 @@ def test_every_verb_in_the_table_is_a_click_command():
         assert isinstance(group.get_command(None, verb), click.Command)
 
 
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_fits_a_terminal_of_80_columns(capsys, monkeypatch, verb):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = call(capsys, *([verb] if verb else []), "--help")
+    assert status == 0
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
 def test_version(capsys):
     status, out, _ = call(capsys, "--version")
     assert status == 0

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import inventory
 from lockstep.checkpoint.manifest import Manifest
-from lockstep.cli import inventory
 from lockstep.cli import prune as pruning
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.cli.main import main
 from lockstep.cli.prune import Results, Rule
 from lockstep.errors import ConfigError
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.rundir.birth import Birth, Command, write_birth
 
 pytestmark = pytest.mark.timeout(60)

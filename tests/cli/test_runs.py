@@ -14,8 +14,8 @@ from crew import warm_server
 from real_runs import STEPS, going_on, run
 from rich.console import Console
 
+from lockstep import inventory
 from lockstep.checkpoint import manifest
-from lockstep.cli import inventory
 from lockstep.cli import runs as runs_verb
 from lockstep.cli.main import main
 from lockstep.rundir.lock import RunLock, holder_of
@@ -385,5 +385,5 @@ def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
 
 def test_the_help_teaches_with_examples(look, tmp_path):
     text = look(tmp_path, "--help").out
-    for words in ("Examples:", "grep interrupted", "interrupted  it was stopped", "--json"):
+    for words in ("Examples:", "grep interrupted", "interrupted  stopped or failed", "--json"):
         assert words in text

@@ -85,4 +85,4 @@ def test_the_help_says_of_named_nodes_whether_they_are_wanted_or_not(slurm):
 def test_help_shows_the_job_the_run_and_examples(slurm):
     told = slurm("--help").stdout
     assert told.index("Job:") < told.index("--cpus-per-task") < told.index("Run (as") < told.index("--shards V")
-    assert "  lockstep slurm train.py --nodes 2 --gpus-per-node 4 --cpus-per-task 12 --time 8:00:00 --submit\n" in told
+    assert "  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit\n" in told

@@ -222,7 +222,7 @@ def test_bad_input_is_refused_before_anything_is_written(verify, tmp_path, args,
 
 def test_the_help_teaches_with_examples(verify):
     text = verify("--help").output
-    for word in ("Examples:", "--world-sizes 1,2,3,4 --workers 0,2 --launchers local,torchrun", "1 after FAIL"):
+    for word in ("Examples:", "--nproc 1,2,3,4 --workers 0,2", "1 after FAIL"):
         assert word in text
 
 

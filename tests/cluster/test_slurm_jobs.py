@@ -43,7 +43,7 @@ for epoch in team.epochs(int(sys.argv[1])):
 weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 team.print(f"weights {weights} by {team.world_size} in {team.run_dir}")
 """
-EPOCHS, STEPS = 40, 320
+EPOCHS, STEPS = 10, 80
 WHOLE = ("--nodes", "2", "--ntasks-per-node", "2", "--cpus-per-task", "2", "--shards", "4")
 
 
@@ -216,8 +216,8 @@ def test_what_runs_a_container_gets_the_directory_the_gpus_and_the_program(jobs,
 
 @pytest.mark.long
 def test_a_job_that_is_asked_to_make_room_comes_again_and_goes_on_although_it_was_to_begin_anew(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", pace_s=0.1)
-    jobs.wait_for_steps(20, job)
+    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", pace_s=0.4)
+    jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scancel", "--signal=USR1", str(job)])
     jobs.wait_for_output("is saved after step", job)
     jobs.hurry()
@@ -229,23 +229,23 @@ def test_a_job_that_is_asked_to_make_room_comes_again_and_goes_on_although_it_wa
 @pytest.mark.long
 @pytest.mark.longest
 def test_a_job_that_is_cancelled_is_saved_first_and_comes_again_only_when_it_is_submitted_again(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
-    jobs.wait_for_steps(20, job)
+    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scancel", str(job)])
     jobs.ends(job, "CANCELLED")
     jobs.wait_for_output("is saved after step", job)
     time.sleep(8)  # a requeued one would be back
     assert jobs.slurm.job_state(job) == "CANCELLED"
     jobs.hurry()
-    second = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
+    second = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
     jobs.ends(second)
     check_whole(jobs, second, undisturbed)
 
 
 @pytest.mark.long
 def test_a_job_that_is_requeued_by_others_loses_nothing(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
-    jobs.wait_for_steps(20, job)
+    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scontrol", "requeue", str(job)])
     jobs.wait_for_output("is saved after step", job)
     jobs.hurry()
@@ -257,7 +257,7 @@ def test_a_job_that_is_requeued_by_others_loses_nothing(jobs, undisturbed):
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--time", "2", "--signal", "USR1@20", pace_s=1.0)
+    job = jobs.submit(*WHOLE, "--threads", "1", "--time", "2", "--signal", "USR1@20", pace_s=4.0)
     jobs.wait_for_output("SIGUSR1 received", job, timeout_s=150)
     jobs.wait_for_output("is saved after step", job)
     jobs.hurry()
@@ -268,7 +268,7 @@ def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
 @pytest.mark.longest
 @pytest.mark.long
 def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.1)
+    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
     jobs.wait_for_steps(10, job)
     jobs.slurm.stop_controller()
     seen = len(jobs.steps())
@@ -289,7 +289,7 @@ def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(job
 @pytest.mark.longest
 @pytest.mark.long
 def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_else(slurm_cluster, jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", "--checkpoint-every", "10", pace_s=0.1)
+    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", "--checkpoint-every", "10", pace_s=0.4)
     jobs.wait_for_steps(35, job)
     slurm_cluster.hosts[1].kill()
     jobs.slurm.wait_for_job(job, "PENDING", timeout_s=60)
@@ -306,7 +306,7 @@ def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_els
 @pytest.mark.longest
 def test_tasks_of_an_array_on_the_same_nodes_are_runs_of_their_own_and_each_goes_on_with_its_own(jobs):
     options = ("--nodes", "2", "--cpus-per-task", "2", "--shards", "2", "--threads", "1", "--job-name", "train")
-    array = jobs.submit(*options, "--array", "0-2", "--output", "train-%a.out", pace_s=0.1)
+    array = jobs.submit(*options, "--array", "0-2", "--output", "train-%a.out", pace_s=0.4)
     for task in range(3):
         jobs.wait_for_steps(10, task, task)
     for task in (2, 0):  # the last one comes back first

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from horovod_helpers import why_missing
+from warm import command_here
 
 from lockstep.analysis.machine import find_components
 from lockstep.config import PRECISIONS
+
+__all__ = ["command_here"]
 
 ROOT = Path(__file__).parents[2]
 # Scripts that know nothing of lockstep, and a few that do, written as others write them.
@@ -68,6 +71,8 @@ SMALLER = {
 LONGEST = re.compile(
     r"(verify|compare) examples/digits\.py|compare --methods single,single\+16|imagenet\.py --multiprocessing-distributed"
 )
+# These need no shell and no process of their own. (The sessions, and tests/cli, start the command itself.)
+WARM = re.compile(r"lockstep run (?!.*horovod)[\w ./:=-]+")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
 # mpirun does not like to be run by root, and these say that it may.
@@ -104,7 +109,7 @@ def marked(command, page):
 
 
 @pytest.mark.parametrize("command", [marked(*found) for found in commands().items() if not found[0].startswith("make ")])
-def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, require):
+def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, require, command_here):
     if command.startswith("mpirun"):
         require("mpi", None if shutil.which("mpirun") else "mpirun is missing (on Debian: apt-get install openmpi-bin)")
     if re.search(r"^horovodrun|--strategy horovod", command):
@@ -116,16 +121,20 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(TRAIN)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command.replace(*SMALLER.get(command.removeprefix("lockstep "), ("", ""))),
-        shell=True,
-        cwd=tmp_path,
-        env={**os.environ, **AS_ROOT, "PATH": path, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    environ = {**AS_ROOT, "PATH": path, "OMP_NUM_THREADS": "1"}
+    if WARM.fullmatch(command):
+        done = command_here(command, env=environ)
+    else:
+        done = subprocess.run(
+            command.replace(*SMALLER.get(command.removeprefix("lockstep "), ("", ""))),
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     if command == "lockstep compare examples/digits.py":
         assert_every_method_of_this_machine_ran(tmp_path / "comparison")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from crew import crew
-from warm import run_here
+from warm import command_here, run_here
 
-__all__ = ["crew", "run_here"]
+__all__ = ["command_here", "crew", "run_here"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

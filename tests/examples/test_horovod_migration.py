@@ -27,16 +27,16 @@ def assert_same_results(one, other):
 
 
 @pytest.mark.long
-def test_it_needs_no_horovod_and_gives_the_same_on_one_and_on_two_processes(run_script):
-    told = [run_script(EXAMPLE, "--nproc-per-node", nproc, args=EPOCHS, timeout=100) for nproc in ("1", "2")]
+def test_it_needs_no_horovod_and_gives_the_same_on_one_and_on_two_processes(run_here):
+    told = [run_here(EXAMPLE, "--nproc-per-node", nproc, args=EPOCHS) for nproc in ("1", "2")]
     assert [done.returncode for done in told] == [0, 0], told[0].stderr + told[1].stderr
     assert_same_results(*(results(done.stdout) for done in told))
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("horovod")
-def test_horovod_can_sum_its_gradients(run_script):
-    plain = run_script(EXAMPLE, "--nproc-per-node", "2", args=EPOCHS, timeout=100)
+def test_horovod_can_sum_its_gradients(run_here, run_script):
+    plain = run_here(EXAMPLE, "--nproc-per-node", "2", args=EPOCHS)
     done = run_script(EXAMPLE, "--nproc-per-node", "2", "--strategy", "horovod", args=EPOCHS, timeout=100)
     assert done.returncode == 0, done.stderr
     assert_same_results(results(plain.stdout), results(done.stdout))
@@ -44,8 +44,8 @@ def test_horovod_can_sum_its_gradients(run_script):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("horovod")
-def test_the_original_under_horovodrun_prints_the_same(tmp_path, run_script):
-    ours = run_script(EXAMPLE, "--nproc-per-node", "2", args=EPOCHS, timeout=100)
+def test_the_original_under_horovodrun_prints_the_same(tmp_path, run_here):
+    ours = run_here(EXAMPLE, "--nproc-per-node", "2", args=EPOCHS)
     original = under_horovodrun(tmp_path, EXAMPLE, "--original", *EPOCHS)
     assert original.returncode == 0, original.stdout
     assert_same_results(results(ours.stdout), results(original.stdout))

@@ -15,28 +15,23 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from launch_helpers import free_port, listening, until
 from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
+from nursery import Nursery
 from torch.distributed import TCPStore
 
 pytestmark = pytest.mark.timeout(100)
 
 
 class Node:
-    def __init__(self, directory, command):
+    def __init__(self, directory, start):
         self._files = [(directory / f"{time.monotonic_ns()}.{name}").open("w+") for name in ("out", "err")]
-        self.process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=self._files[0],
-            stderr=self._files[1],
-            start_new_session=True,
-        )
+        self.process = start(cwd=directory, stdout=self._files[0], stderr=self._files[1])
 
     @property
     def out(self):
@@ -68,15 +63,28 @@ class Node:
             file.close()
 
 
+@pytest.fixture(scope="module")
+def nursery(outlives_tests):
+    made = Nursery()
+    outlives_tests(made.pid)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def node(tmp_path):
-    """``node(source, *options, args=())``: the launcher of one node, started."""
+def node(tmp_path, nursery):
+    """``node(source, *options, args=())``: the launcher of one node, started. ``starter``: another module than lockstep's."""
     nodes = []
 
-    def start(source, *options, args=(), name="script.py", starter=("lockstep.cli.main", "run")):
+    def start(source, *options, args=(), name="script.py", starter=None):
         path = tmp_path / name
         path.write_text(textwrap.dedent(source))
-        nodes.append(Node(tmp_path, [sys.executable, "-m", *starter, *options, str(path), *map(str, args)]))
+        words = [*options, str(path), *map(str, args)]
+        begin = partial(nursery.start, words)
+        if starter is not None:
+            command = [sys.executable, "-m", *starter, *words]
+            begin = partial(subprocess.Popen, command, stdin=subprocess.DEVNULL, start_new_session=True)
+        nodes.append(Node(tmp_path, begin))
         return nodes[-1]
 
     yield start

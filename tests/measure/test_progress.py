@@ -48,6 +48,11 @@ def test_a_pass_ends_in_one_line_with_its_newest_values(capsys):
     assert re.fullmatch(r"epoch 1/2  step 3/3  [\d.]+ steps/s  loss 0\.3333", lines[0])
 
 
+def test_a_pass_that_failed_before_its_first_step_has_ended_says_nothing(capsys):
+    run_pass(Lines(), num_steps=0)
+    assert capsys.readouterr().out == ""
+
+
 def test_lines_come_now_and_then_and_not_at_every_step(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
@@ -66,8 +71,10 @@ def test_lines_come_now_and_then_and_not_at_every_step(capsys, monkeypatch):
 def test_values_of_one_pass_are_not_shown_in_the_next(capsys):
     display = Lines()
     run_pass(display)
-    run_pass(display, num_steps=0)
-    assert "loss" not in capsys.readouterr().out.splitlines()[1]
+    display.begin("epoch 2/2", 3)
+    display.step(1)
+    display.end()
+    assert "loss" not in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_pass_that_was_interrupted_is_shown_from_where_it_goes_on(capsys):

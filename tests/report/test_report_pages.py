@@ -15,11 +15,11 @@ from lockstep.analysis.methods import Row, parse_method
 from lockstep.analysis.results import read_results
 from lockstep.analysis.study import Task
 from lockstep.analysis.verification import SettingResult, Summary, Verification
-from lockstep.cli.inventory import FINISHED, Run
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
 from lockstep.explain.split import PARTS
+from lockstep.inventory import FINISHED, Run
 from lockstep.report import launches, training
 from lockstep.report.chart import short
 from lockstep.report.comparison_page import comparison_page

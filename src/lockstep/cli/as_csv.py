@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.cli.inventory import Run
+from lockstep.inventory import Run
 from lockstep.measure.events import read_history
 
 _RUN = (

@@ -54,9 +54,9 @@ _EXPORT_EPILOG = """
 Examples:
   lockstep checkpoint export runs/train-1/best weights.safetensors
       the best weights
-  lockstep checkpoint export runs/train-1 generator.safetensors --model model-2
+  lockstep checkpoint export runs/train-1 gen.safetensors --model model-2
       the second model that the script prepared, from the newest checkpoint
-  lockstep checkpoint export runs/train-1 ema.safetensors --model average --force
+  lockstep checkpoint export runs/train-1 e.safetensors --model average --force
       the averaged model, replacing an older file
 
 \b

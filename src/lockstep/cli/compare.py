@@ -31,7 +31,7 @@ Examples:
       every method that this machine can run
   lockstep compare --methods single,ddp,ddp+bf16-mixed --nproc 2,4 train.py
       three methods, both ddp ones with 2 and 4 processes: five rows
-  lockstep compare --methods ddp,ddp@torchrun --timeout-per-method 600 -m package.train
+  lockstep compare --methods ddp,ddp@torchrun -m package.train
       the same method with two launchers, for a module
   lockstep compare --nproc 2 train.py --epochs 3 --data /data/cifar10
       arguments after the script are passed to it

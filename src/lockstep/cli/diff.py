@@ -22,7 +22,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep diff runs/train-1 runs/train-2
-      the first step in which they differ, in what, and what of their settings, scripts, versions and machines differs
+      the first step in which they differ, and how their settings differ
   lockstep diff runs/train-1 runs/train-2 --json | jq .difference.step
       for other programs
 

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from lockstep.cli.tables import printable
 from lockstep.cli.watched import Point, Snapshot
-from lockstep.cli.words import span
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.rank_reports import RankReport, name_ranks
-from lockstep.machine.sizes import counted
+from lockstep.machine.sizes import counted, span
 from lockstep.measure.headway import bar_line, time_left
 
 _CURVE_HEIGHT = 5

@@ -20,9 +20,8 @@ from lockstep.cli.headers import ModelInfo, TensorInfo, read_manifest
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
-from lockstep.cli.words import NOTHING, span
 from lockstep.errors import CheckpointError
-from lockstep.machine.sizes import counted, size
+from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.recovery.position import Position
 
 _SUFFIX = ".safetensors"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.cli import inventory
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep import inventory
 from lockstep.errors import ConfigError
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.rundir.lock import RunLock
 
 RESULTS = "results.json"

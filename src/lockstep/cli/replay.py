@@ -35,11 +35,11 @@ _EPILOG = """
 \b
 Examples:
   lockstep replay runs/train-1 --step 1234
-      on one process, from the newest checkpoint before it: losses, samples, gradient norms, learning rates
+      its losses, samples, gradient norms and learning rates, on one process
   lockstep replay runs/train-1 --step nan --blame
       the first step with a NaN, and which sample made it
-  lockstep replay runs/train-1 --step worst-loss --shard 2 --samples --out batch.pt
-      the step with the largest loss: all samples of a shard, and its batch in a file for torch.load
+  lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
+      the step with the largest loss: one shard, its batch in a file
   lockstep replay runs/train-1 --step first-difference runs/train-2
       the first step in which two runs differ
   lockstep replay runs/train-1 --step 1234 --shard 2 --pdb

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from lockstep import inventory
 from lockstep.analysis import study
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.failure import whole_error
@@ -19,13 +20,12 @@ from lockstep.analysis.results import read_results
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
-from lockstep.cli import inventory
-from lockstep.cli.inventory import FINISHED, RUNNING, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.watch import RUNS, find_run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
+from lockstep.inventory import FINISHED, RUNNING, Run
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
@@ -68,12 +68,13 @@ run is active: that changes nothing but the file.
 def command(path: Path | None, output: Path | None) -> None:
     """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
 
+    PATH is a directory of one of these kinds (default: the run in ./runs that was active last):
+
     \b
-    PATH is one of these directories (default: the run in ./runs that was active last); what it is, is seen from what it holds:
-      a run            curves of all that was logged, where the time of a step went on each rank, slow ranks, launches on a
-                       time line, checkpoints with digests, settings and versions, and how it failed if it did
-      a comparison     the table of lockstep compare, sortable; speed, utilisation and memory; losses of all rows
-      a verification   PASS or FAIL, every setting, the first difference and its likely cause
+      a run            curves, where the time of a step went on each rank, slow
+                       ranks, launches, checkpoints, settings, and any failure
+      a comparison     the table of lockstep compare, speed, memory, losses
+      a verification   PASS or FAIL, every setting, the first difference
 
     Every picture has a text alternative, and its numbers as a table.
     """

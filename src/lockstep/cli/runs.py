@@ -14,18 +14,18 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from lockstep.cli import inventory, tables
+from lockstep import inventory
 from lockstep.cli import prune as pruning
+from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
-from lockstep.cli.words import NOTHING, span
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.machine.sizes import size
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, size, span
 
 _DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
@@ -46,11 +46,11 @@ Examples:
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
   lockstep runs runs/train-2 --csv > train-2.csv
-      what it has logged: a row for each step with values, evaluation and epoch
+      what it has logged: a row per step with values, evaluation and epoch
   lockstep runs --prune
       list runs that were idle for a week, and delete them after confirmation
   lockstep runs --prune --older-than 12h --keep 3 --yes
-      without confirmation, as in a cron job; the newest 3 runs of each script stay
+      without confirmation; the newest 3 runs of each script stay
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """

@@ -24,7 +24,7 @@ Examples:
   lockstep stacks runs/train-2
       who waits, who is missing, and where in the code
   lockstep stacks
-      the same of what `lockstep run` has started here and that still runs: also of scripts that know nothing of lockstep
+      what `lockstep run` has started here, also of unchanged torchrun scripts
   watch lockstep stacks runs/train-2
       the same every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'

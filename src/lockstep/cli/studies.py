@@ -20,10 +20,10 @@ from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.cli.words import span
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
+from lockstep.machine.sizes import span
 
 Command = Callable[..., None]
 

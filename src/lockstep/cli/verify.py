@@ -21,10 +21,10 @@ _EPILOG = """
 \b
 Examples:
   lockstep verify train.py --epochs 1
-      1, 2 and 4 processes; plain python and torchrun; a kill and resume; and one device
-  lockstep verify --world-sizes 1,2,3,4 --workers 0,2 --launchers local,torchrun train.py
-      sixteen settings: every number of processes, with and without loader workers, under both launchers
-  lockstep verify --world-sizes 2 --workers 0,4 --no-resume --no-one-device train.py
+      1, 2 and 4 processes; python and torchrun; a kill and resume; one device
+  lockstep verify --nproc 1,2,3,4 --workers 0,2 --launchers local train.py
+      each of four numbers of processes, with and without loader workers
+  lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
       only the number of loader workers
   lockstep verify --shards 8 -m package.train
       a module, with 8 shards

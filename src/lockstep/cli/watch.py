@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lockstep.cli import inventory
+from lockstep import inventory
 from lockstep.cli.frame import frame
-from lockstep.cli.inventory import RUNNING
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.terminal import open_console
 from lockstep.cli.watched import Snapshot, Watched
 from lockstep.errors import ConfigError
+from lockstep.inventory import RUNNING
 
 RUNS = Path("runs")
 _GONE_S = 5.0
@@ -26,7 +26,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep watch
-      the run in ./runs that was active last, until it ends or you press Ctrl-C
+      the run in ./runs that was active last, until it ends, or Ctrl-C
   lockstep watch runs/train-2
       that one, from any machine that sees the directory
   lockstep watch --once >> notes.txt

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.inventory import RUNNING, read_run
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, read_reports
+from lockstep.inventory import RUNNING, read_run
 from lockstep.measure.events import FILE_NAME, read_event
 from lockstep.measure.headway import Headway
 from lockstep.rundir.lock import holder_of

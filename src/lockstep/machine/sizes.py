@@ -1,8 +1,10 @@
-"""Sizes and counts in readable form."""
+"""Sizes, counts and durations in readable form."""
 
 from __future__ import annotations
 
+NOTHING = "–"
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SPANS = ((86400 * 2, 86400, "days"), (5400, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
 
 
 def size(num_bytes: float) -> str:
@@ -19,3 +21,13 @@ def size(num_bytes: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A count: ``1 file``, ``2,000 files``; ``plural`` where that is not the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def span(seconds: float | None) -> str:
+    """A duration: ``8 s``, ``12 min``, ``5.5 h``, ``3 days``."""
+    if seconds is None:
+        return NOTHING
+    seconds = max(0.0, seconds)  # clocks of two machines may differ
+    _, unit_s, unit = next(entry for entry in _SPANS if seconds >= entry[0])
+    number = seconds / unit_s
+    return f"{number:.1f} {unit}" if unit == "h" and number < 10 else f"{number:.0f} {unit}"

@@ -62,7 +62,8 @@ class Lines:
         """See Display."""
         if self._running:
             self._running = False
-            self._show(time.monotonic())
+            if self._done:  # a pass that failed in its first step has no rate
+                self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
         self._shown = now

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest
-from lockstep.cli.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.cli.words import NOTHING, span
-from lockstep.machine.sizes import counted, size
+from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.measure.events import history_of, number_in
 from lockstep.report import launches, training
 from lockstep.report.chart import Table, short

@@ -21,6 +21,7 @@ _LIMIT_S = 1.0
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2
 _MAJOR = 0.5
 """The share of a function's time that a function called by it must have, to be named in its place."""
+_MOST_SUSPECTS = 3
 _OUTLIER = 5.0
 """A sample that takes so many times as long as the median is named."""
 
@@ -53,7 +54,8 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
     costliest = heaviest(profile.stats)
     if not isinstance(batches.dataset, IterableDataset):
         samples = [sample for plan, _ in deals for micro in plan.micro_steps for sample in micro.samples]
-        costliest.update(_slowest_sample(batches.dataset, samples))
+        with contextlib.suppress(NotImplementedError, TypeError):  # it has only __getitems__
+            costliest.update(_slowest_sample(batches.dataset, samples))
     return costliest
 
 
@@ -107,10 +109,12 @@ def _slowest_sample(dataset: Any, samples: Iterable[Any]) -> dict[str, Any]:
     if len(times) < 3:
         return {}
     median_s = sorted(seconds for seconds, _ in times)[len(times) // 2]
-    slowest_s, slowest = max(times, key=lambda pair: pair[0])
-    asked_s = time.perf_counter()
-    dataset[slowest]
-    slowest_s = min(slowest_s, time.perf_counter() - asked_s)  # not if it was held up by something else
+    again: list[tuple[float, Any]] = []
+    for first_s, sample in sorted(times, key=lambda pair: -pair[0])[:_MOST_SUSPECTS]:
+        asked_s = time.perf_counter()
+        dataset[sample]
+        again.append((min(first_s, time.perf_counter() - asked_s), sample))  # one may have been held up by something else
+    slowest_s, slowest = max(again, key=lambda pair: pair[0])
     if slowest_s < _OUTLIER * median_s or slowest_s < 1e-3:
         return {}
     return {"sample": str(slowest), "sample_s": slowest_s, "median_s": median_s}

@@ -54,7 +54,7 @@ class Probe:
         self._number = number
         self._session = session
         self._windows = Windows(batches, assignment, session)
-        self._found: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
         """What is known already, for a script that leaves its loop early and begins another pass."""
 
     def state(self, step: int | None) -> Any:
@@ -91,29 +91,29 @@ class Probe:
             sys.exit(0)
 
     def _measure(self, batches: DataLoader[Any]) -> Steps[None]:
-        session, windows, found = self._session, self._windows, self._found
-        if "present" not in found:
-            found["present"] = Loading(
+        session, windows, known = self._session, self._windows, self._known
+        if "present" not in known:
+            known["present"] = Loading(
                 workers=batches.num_workers, prefetch=batches.prefetch_factor or 2, pin=bool(batches.pin_memory)
             )
-            found["persists"] = batches.persistent_workers
-        present = found["present"]
-        num_steps = None if found["persists"] else length_of(self)
-        if "costs" not in found:
+            known["persists"] = batches.persistent_workers
+        present = known["present"]
+        num_steps = None if known["persists"] else length_of(self)
+        if "costs" not in known:
             session.say("the first steps")
             step_s = yield from windows.warm_up(present, _WARM_UP_STEPS, _WARM_UP_S)
             session.say("the loader as it is", self._left_s(step_s, 7 + 2 * NUM_TRIALS))
             now = yield from windows.time(present, step_s, num_steps)
-            found["costs"], found["bound"] = yield from self._measure_costs(now, num_steps)
-            found.update(now=now, trials=[])
-        costs, now = found["costs"], found["now"]
+            known["costs"], known["bound"] = yield from self._measure_costs(now, num_steps)
+            known.update(now=now, trials=[])
+        costs, now = known["costs"], known["now"]
         self._leave(is_final=False)
         if may_gain(costs, present.workers, now.step_s, now.wait_s):
             session.say("what costs most in the loader", self._left_s(now.step_s, 4 + 2 * NUM_TRIALS))
-            if session.is_main and "costliest" not in found:
-                found["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
+            if session.is_main and "costliest" not in known:
+                known["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
             yield from self._search(present, num_steps)
-        found["is_searched"] = True
+        known["is_searched"] = True
         self._leave(is_final=False)
         yield from self._try_numerics(num_steps)
         self._leave(is_final=True)
@@ -153,8 +153,8 @@ class Probe:
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
         """Try settings, each beside the present ones, and the best of them twice more, in either order."""
-        session, windows, now = self._session, self._windows, self._found["now"]
-        search, trials = Search(self._found["costs"], present), self._found["trials"]
+        session, windows, now = self._session, self._windows, self._known["now"]
+        search, trials = Search(self._known["costs"], present), self._known["trials"]
         for trial in trials:
             search.note(Loading(**trial["loading"]), now.step_s / trial["speedup"])
         while (loading := search.next()) is not None:
@@ -175,16 +175,16 @@ class Probe:
                     times[loading] = yield from windows.time(loading, now.step_s, num_steps)
                 again.append(_compared(best, times[best], times[present]))
             is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
-            self._found.update(best=first, again=again, is_better=is_better)
+            self._known.update(best=first, again=again, is_better=is_better)
 
     def _try_numerics(self, num_steps: int | None) -> Steps[None]:
         """Try what changes the last bits, with the loader as it will be. What gains is tried twice more, in the other order."""
-        session, windows, found = self._session, self._windows, self._found
-        loading, now = found["present"], found["now"]
-        if found.get("is_better"):
-            loading, now = Loading(**found["best"]["loading"]), now._replace(step_s=found["best"]["step_s"])
+        session, windows, known = self._session, self._windows, self._known
+        loading, now = known["present"], known["now"]
+        if known.get("is_better"):
+            loading, now = Loading(**known["best"]["loading"]), now._replace(step_s=known["best"]["step_s"])
         proposals = changes(session.models, cores=session.cores, on_gpu=session.on_gpu, world_size=session.world_size)
-        tried = found.setdefault("apart", [])
+        tried = known.setdefault("apart", [])
         for left, change in zip(range(len(proposals), len(tried), -1), proposals[len(tried) :], strict=True):
             session.say(f"apart, {change.name}", self._left_s(now.step_s, 4 * left))
             change.do()
@@ -205,21 +205,21 @@ class Probe:
         return num_windows * max(self._windows.count(step_s) * step_s, self._session.window_s)
 
     def _leave(self, *, is_final: bool) -> None:
-        found = self._found
+        known = self._known
         self._session.leave(
             {
                 "loader": self._number,
-                "present": dataclasses.asdict(found["present"]),
-                "now": found["now"]._asdict(),
-                "costs": dataclasses.asdict(found["costs"]),
-                "bound": found["bound"],
-                "costliest": found.get("costliest"),
-                "trials": found["trials"],
-                "best": found.get("best"),
-                "again": found.get("again", []),
-                "is_better": found.get("is_better", False),
-                "is_searched": found.get("is_searched", False),
-                "apart": found.get("apart", []),
+                "present": dataclasses.asdict(known["present"]),
+                "now": known["now"]._asdict(),
+                "costs": dataclasses.asdict(known["costs"]),
+                "bound": known["bound"],
+                "costliest": known.get("costliest"),
+                "trials": known["trials"],
+                "best": known.get("best"),
+                "again": known.get("again", []),
+                "is_better": known.get("is_better", False),
+                "is_searched": known.get("is_searched", False),
+                "apart": known.get("apart", []),
             },
             is_final=is_final,
         )

@@ -1,0 +1,178 @@
+"""Launchers that are processes of their own and have what they import from the one that they are forked from.
+
+``lockstep run`` between nodes takes 4 s of the processor where it is started as a command: it imports torch, and so does its
+fork server.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+
+NUMBER = struct.Struct("i")
+
+
+class Nursery:
+    """The process that launchers are forked from."""
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        self.pid = self._process.pid
+
+    def start(self, words, *, cwd, stdout, stderr):
+        """``lockstep run`` with these words, and this process's environment."""
+        ours, theirs = os.pipe()
+        asked = json.dumps({"words": words, "cwd": str(cwd), "environ": dict(os.environ)})
+        socket.send_fds(self._socket, [asked.encode()], [theirs, stdout.fileno(), stderr.fileno()])
+        os.close(theirs)
+        return Launched(ours)
+
+    def close(self):
+        self._socket.close()
+        self._process.wait(100)
+
+
+class Launched:
+    """What is used of ``subprocess.Popen``. A pipe tells the process's number, and its status when it has ended."""
+
+    def __init__(self, pipe):
+        self._pipe = pipe
+        [self.pid] = NUMBER.unpack(os.read(pipe, NUMBER.size))
+        self.returncode = None
+
+    def poll(self):
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self._pipe], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("lockstep run", timeout)
+            [self.returncode] = NUMBER.unpack(os.read(self._pipe, NUMBER.size))
+            os.close(self._pipe)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+
+class Child:
+    """What ``ForkServer`` uses of ``subprocess.Popen``, for a process that was forked."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.returncode = None
+
+    def poll(self):
+        return self._wait(os.WNOHANG)
+
+    def wait(self):
+        return self._wait(0)
+
+    def kill(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def main(control):
+    """Fork launchers until nobody can ask any more. Only they return, with nothing on their stack."""
+    from lockstep.launch import serve
+
+    atexit.register(serve._leave)  # before what torch registers, as in a fork server
+    for name in (
+        *serve.PRELOAD,
+        *serve.PRELOAD_LATER,
+        "lockstep.cli.run",
+        "lockstep.launch.script",
+        "lockstep.launch.elastic.run",
+    ):
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, lambda *_: reap())  # those that wait for launchers
+    while True:
+        asked, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
+        if not asked:
+            os._exit(0)
+        if os.fork() == 0:
+            break
+        for fd in fds:
+            os.close(fd)
+    control.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return begin(json.loads(asked), *fds)
+
+
+def reap():
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def begin(asked, pipe, stdout, stderr):
+    launcher = os.fork()
+    if launcher:
+        os.write(pipe, NUMBER.pack(launcher))
+        os.write(pipe, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])))
+        os._exit(0)
+    os.close(pipe)
+    os.setsid()
+    for fd, target in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, target)
+        os.close(fd)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    sys.argv = ["lockstep", "run", *asked["words"]]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = os.fork()
+    (theirs if server else ours).close()
+    return server, ours if server else theirs
+
+
+def run(server, end):
+    """Be the launcher, with that fork server; or, if it is 0, be the server."""
+    from lockstep.launch import serve
+    from lockstep.launch import server as launch_server
+
+    del sys.path[0]
+    if not server:
+        os.setsid()
+        os.environ.update(launch_server._server_environ())
+        sys.orig_argv = [sys.executable, "-c", ""]
+        serve.main(end.detach())
+    handle = launch_server.ForkServer.__new__(launch_server.ForkServer)
+    handle._process, handle._socket, handle._next_key, handle.is_ready = Child(server), end, 0, False
+    launch_server._early, launch_server.start_early = handle, lambda: None
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    importlib.import_module("lockstep.cli.main").main()
+
+
+if __name__ == "__main__":
+    run(*main(socket.socket(fileno=int(sys.argv[1]))))
