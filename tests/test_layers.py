@@ -29,6 +29,7 @@ SPINE = (
     ("prepare",),  # what team.prepare hands back
     ("recovery",),  # the state of all that into checkpoints, and back
     ("replay", "tuning"),  # the digest journal, and steps taken again; what a loader costs
+    ("audit",),  # a shard that is computed twice
     ("loop",),
     ("startup",),  # what is checked and said then
     ("parts",),  # the only composer

@@ -27,13 +27,15 @@ class Strategy:
     """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
     needs: str = ""
     """What the machine must have: ``gpus``, ``horovod``."""
+    audits: bool = False
+    """Whether a shard can be computed aside, without a word to other processes."""
 
 
 STRATEGIES = {
     "auto": Strategy(),
-    "single": Strategy(sync="lockstep.sync.single", one_process=True),
+    "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
-    "exact": Strategy(sync="lockstep.sync.exact"),
+    "exact": Strategy(sync="lockstep.sync.exact", audits=True),
     "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
@@ -224,6 +226,14 @@ class RunConfig:
     replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
     hold, the gradient and the state. 0: none is written."""
 
+    audit: int = option(
+        0,
+        group=TRAINING,
+        metavar="STEPS",
+        help="Every so many steps, have a second process compute a shard too, and end the run if it differs.  [default: never]",
+    )
+    """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
+    run ends with status 76 if the gradients differ in a bit. Needs ``shards=``, or a single process. 0: never."""
     profile: str | None = option(
         None,
         group=TRAINING,
@@ -293,6 +303,7 @@ class RunConfig:
             ("workers", 0),
             ("trace_until", 1),
             ("journal_every", 0),
+            ("audit", 0),
             ("keep", 1),
             ("keep_every", 1),
             ("devices_per_process", 1),

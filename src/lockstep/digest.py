@@ -44,15 +44,22 @@ def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
 
     Some ten times as fast as ``digest``, and blind to elements that change places. (For narrower integers PyTorch would first
     make a wide copy of the whole tensor.)"""
-    sums: list[Tensor] = []
-    for tensor in tensors:
-        flat = tensor.detach()
-        flat = (flat if flat.layout == torch.strided else flat.to_dense()).contiguous().reshape(-1)
-        data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
-        whole = data.numel() // 8 * 8
-        # The result must not depend on the alignment in memory, which may differ between ranks.
-        wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
-        sums.append(wide.sum() + data[whole:].sum(dtype=torch.int64))
+    return read_sums([bit_sum(tensor) for tensor in tensors])
+
+
+def bit_sum(tensor: Tensor) -> Tensor:
+    """One of ``bit_sums``, on the tensor's device: nobody waits for it."""
+    flat = tensor.detach()
+    flat = (flat if flat.layout == torch.strided else flat.to_dense()).resolve_conj().contiguous().reshape(-1)
+    data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
+    whole = data.numel() // 8 * 8
+    # The result must not depend on the alignment in memory, which may differ between ranks.
+    wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
+    return wide.sum() + data[whole:].sum(dtype=torch.int64)
+
+
+def read_sums(sums: Sequence[Tensor]) -> list[int]:
+    """The numbers of ``bit_sum``."""
     totals = [0] * len(sums)
     for device in {total.device for total in sums}:
         here = [number for number, total in enumerate(sums) if total.device == device]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lockstep.audit.opening import open_audit
 from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -28,7 +29,7 @@ from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Loaded, Spent, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Aside, Loaded, Spent, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
@@ -200,10 +201,16 @@ class Parts:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
+        self.auditor = open_audit(
+            config, world, devices[0], lambda: self.phases.seed, self.collectives, watched, self.sync, self.journal.write
+        )
+        if self.auditor is not None:
+            self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
+        active.append(self.auditor)
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
-        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners)
+        self.phases = Phases(config.seed, config.shards, self.sync, ledger, watched, listeners, self.auditor)
         self.loop = Loop(self.phases, journey, listeners)
         self.preparation = Preparation(
             config, devices, self.assignment, self.sync, self.loop, self.collectives, watched, self.state

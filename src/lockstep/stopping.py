@@ -30,6 +30,10 @@ Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``b
 UNSAVED_STATUS = 74
 """The exit status of a preempted run whose checkpoint could not be written (EX_IOERR): it resumes from the one before."""
 
+AUDIT_STATUS = 76
+"""The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of ``sysexits.h``: a machine gave what is
+not possible). Nothing was saved after it, and nothing starts it again."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals on which a run saves a checkpoint and exits."""
 
@@ -74,6 +78,22 @@ class Stopped(SystemExit):
         super().__init__(status)
         self.status = status
         """``REQUEUE_STATUS`` or ``UNSAVED_STATUS``."""
+
+
+class AuditFailed(SystemExit):
+    """Raised on every rank in a step in which an audit has found a wrong result, after that was said."""
+
+    def __init__(self, headline: str) -> None:
+        super().__init__(AUDIT_STATUS)
+        self.headline = headline
+        """What was found, in a few words."""
+
+
+def ignore_interrupts() -> None:
+    """Leave this process to its own end, which has begun on every rank: a launcher interrupts the others when the first is
+    there."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class StopWatch:

@@ -137,6 +137,12 @@ class Team(Collectives):
         self._parts.state.register(name, value)
         return value
 
+    @property
+    def in_audit(self) -> bool:
+        """Whether an audit has the running shard computed once more, so that it does not count: for code inside
+        ``batch.shards`` that counts or writes by itself."""
+        return self._phases.is_again
+
     def per_shard(self, name: str, start: Any) -> PerShard:
         """Create state that each shard carries from batch to batch, such as an RNN's hidden state.
 
@@ -150,6 +156,8 @@ class Team(Collectives):
         """
         per_shard = PerShard(name, start, self._phases, self._parts.collectives)
         self.register(name, per_shard)
+        if self._parts.auditor is not None:
+            self._parts.auditor.per_shard.append(per_shard)
         return per_shard
 
     def best(self, metric: float, mode: str = "max") -> bool:
@@ -242,7 +250,7 @@ class Team(Collectives):
             weight: the weight of this shard's values; None: that given to ``backward``, or else its number of samples.
             values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
         """
-        if self._loop.is_replaying:
+        if self._loop.is_replaying or self.in_audit:
             return
         shard_weight = self._phases.shard_weight()
         if shard_weight is None and weight is not None:

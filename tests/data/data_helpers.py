@@ -70,6 +70,12 @@ class FakeDriver:
             self.told.append(("phase", self._phase))
         return self._batch
 
+    def before_shards(self, batch):
+        return ()
+
+    def after_shards(self, batch):
+        return ()
+
     def begin_shard(self, micro):
         self.micro = micro
         self.told.append(("shard", micro.shard))

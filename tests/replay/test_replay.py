@@ -183,3 +183,9 @@ def test_the_first_step_in_which_two_runs_differ_is_found_and_what_else_differs(
     )
     done = bench.replay(healthy, other, "--step", "first-difference")
     assert (done.status, "the runs differ first in step 1: the state" in done.out) == (0, True), done.all
+
+
+def test_an_audited_run_is_replayed_to_the_bit(bench):
+    settings = ("--threads", "1", "--checkpoint-every", "3", "--journal-every", "4", "--progress", "off", "--audit", "2")
+    done = bench.replay(bench.train("audited", settings=settings), "--step", 8)
+    assert (done.status, "EQUAL to the run, to the bit" in done.out) == (0, True), done.all

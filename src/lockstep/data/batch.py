@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -28,6 +28,12 @@ class PhaseDriver(Protocol):
     def begin_phase(self, batch: Batch) -> Batch:
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
         shards of two batches side by side."""
+
+    def before_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
+        """Micro-steps that an audit runs before the batch's own, with their samples. Called once for each batch of a phase."""
+
+    def after_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
+        """Micro-steps that an audit runs after all others; none: the batch's shards have run."""
 
     def begin_shard(self, micro: MicroStep) -> None:
         """Begin a micro-step."""
@@ -75,7 +81,7 @@ class Batch:
         """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}
         """The weighted sums behind ``values``, and the weights' sums, of the phases that this batch has led."""
-        self._data = data
+        self.data = data
         self._driver = driver
         self._device = device
 
@@ -91,7 +97,7 @@ class Batch:
         Each loop over them is a phase, with a random stream and a gradient of its own. The end of the loop synchronizes
         gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
         """
-        shards = Shards(self, self._data, self._driver, self._device)
+        shards = Shards(self, self._driver, self._device)
         self._driver.open(shards)
         return shards
 
@@ -152,17 +158,18 @@ class Batch:
         )
 
     def __repr__(self) -> str:
-        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self._data)} of the shards here)"
+        return f"Batch(step {self.plan.number}: {self.num_samples} samples, {len(self.data)} of the shards here)"
 
 
 class Shards:
     """One loop over the shards of a batch. (Not a generator, since leaving it early must not close anything.)"""
 
-    def __init__(self, batch: Batch, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
+    def __init__(self, batch: Batch, driver: PhaseDriver, device: torch.device | None) -> None:
         self.batch = batch
-        self._data = data
         self._driver = driver
         self._device = device
+        self._runs: list[tuple[MicroStep, Any]] = []
+        """The micro-steps, with their samples, once the first is asked for."""
         self._index = -1
         self._leader: Batch | None = None
         self._is_over = False
@@ -176,17 +183,20 @@ class Shards:
         driver, batch = self._driver, self.batch
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
+            self._runs += driver.before_shards(batch)
+            self._runs += zip(batch.plan.micro_steps, batch.data, strict=True)
         leads = self._leader is batch
         if leads and self._index >= 0:
             driver.end_shard()
         self._index += 1
-        if self._index == len(self._data):
+        if self._index == len(self._runs):
+            self._runs += driver.after_shards(batch)
+        if self._index == len(self._runs):
             self._is_over = True
             if leads:
                 driver.end_phase()
             raise StopIteration
-        micro = batch.plan.micro_steps[self._index]
-        data = self._data[self._index]
+        micro, data = self._runs[self._index]
         if self._device is not None:
             data = to_device(data, self._device)
         if leads:
@@ -202,7 +212,7 @@ class Shards:
     def go_along(self) -> bool:
         """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,
         the loop over both ended before this one was asked for any.)"""
-        if self._leader is None and not self._data:
+        if self._leader is None and not self.batch.data:
             self._is_over = True
         return self._is_over or (self._leader is not None and self._leader is not self.batch)
 

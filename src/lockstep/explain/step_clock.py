@@ -237,6 +237,23 @@ class StepClock(Listener):
         self._exposed_s, self._num_samples, self._rows = 0.0, 0, ()
 
 
+class Aside(Listener):
+    """Counts micro-steps that an audit computes once more, which the others are not told of."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._clock.spent_on(SCRIPT)
+        self._clock.activity = "in an audit"
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        self._clock.spent_on(LOGGING)
+        self._clock.activity = "in the script's code"
+
+
 class Loaded(Listener):
     """The first of the listeners: what comes before the end of a pass was spent on waiting for the loader."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep.stopping import AUDIT_STATUS, AuditFailed
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 _SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
@@ -139,6 +140,19 @@ def from_exit(rank: int, code: object) -> Failure:
         message=message,
         text=message if "\n" in message.strip() else "",
         exit_status=status,
+    )
+
+
+def from_audit(rank: int, found: AuditFailed) -> Failure:
+    """An audit has found a wrong result, which was said; to be called in the worker."""
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time_s=time.time(),
+        kind="wrong result",
+        message=found.headline,
+        would_recur=True,
+        exit_status=AUDIT_STATUS,
     )
 
 

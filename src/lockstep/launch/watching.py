@@ -28,6 +28,7 @@ _FIRST_S = 2.0
 """The launcher has other things to do at its start."""
 _SUSPENDED_S = 5.0
 """This process was stopped for a while, perhaps with the others: they are given time to report again."""
+_SELDOM = 15
 _MOST_LOOKS = 10
 """In which the launchers of other machines are waited for, when their ranks may be those that are missing."""
 
@@ -50,6 +51,9 @@ class Watching:
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
         """In which some had, up to now."""
+        self._asked = 0
+        """Looks in which the first launcher wanted reports, up to now."""
+        self._sent: list[dict[str, Any]] = []
         self._slow: SlowScriptRanks | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -116,9 +120,10 @@ class Watching:
         waited = tuple(sorted({*waiting_here, *(rank for word in words.values() for rank in word.waited)}))
         if self._exchange is not None:
             is_asked = bool(waited) or any(word.asks for word in words.values())
-            reports = [report.as_json() for report in self._reports(())] if is_asked and not self._speaks else []
+            reports = self._asked_for() if is_asked and not self._speaks else []
             steps = [] if self._speaks else [_steps_of(record) for record in records]
             self._exchange.say(Word(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
+            self._asked = self._asked + 1 if is_asked else 0
         if not self._speaks:
             self._told = words[0].told if 0 in words else ""
             return
@@ -144,6 +149,12 @@ class Watching:
             if text is not None and not self._closed.is_set():
                 self._told = text
                 say(f"WARNING: {text}")
+
+    def _asked_for(self) -> list[dict[str, Any]]:
+        """The reports for the first launcher. Once the user knows, processes are asked for them now and then only."""
+        if not self._told or self._asked % _SELDOM == 0:
+            self._sent = [report.as_json() for report in self._reports(())]
+        return self._sent
 
     def _reports(self, echoes: Collection[int]) -> list[RankReport]:
         """Of this machine's ranks, and of those of others that their launchers have told of.

@@ -28,7 +28,7 @@ from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.machine.addresses import listen
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import libraries, set_number
-from lockstep.stopping import SIGNALS, Stopped, tell_when_watching
+from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
 from lockstep.world import threads_asked
 
 
@@ -75,7 +75,10 @@ def run_worker(request: Request) -> int:
             raise
         # Exit handlers cannot see otherwise that this is a failure, and would take a run for finished.
         _leave_traces(error)
-        failure = failures.from_exit(request.rank, error.code)
+        if isinstance(error, AuditFailed):
+            failure = failures.from_audit(request.rank, error)
+        else:
+            failure = failures.from_exit(request.rank, error.code)
         if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
             raise  # with the script's words, if it has any, for the interpreter to write
         raise SystemExit(failure.exit_status) from None  # the launcher tells them

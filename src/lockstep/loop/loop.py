@@ -201,6 +201,8 @@ class Loop:
 
         Exceptions from before the run do not count; nor do any in a notebook or interactive session, which continues.
         """
+        if self.phases.was_found_wrong:
+            return True
         if hasattr(sys, "ps1"):
             return False
         return getattr(sys, "last_value", None) is not self._error_before

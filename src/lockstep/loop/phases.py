@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lockstep.audit.aside import Accounts, Course, Engine
+from lockstep.audit.auditor import Auditor
 from lockstep.data.batch import Batch, Shards
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
-from lockstep.listener import Listeners
+from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched, parameters_of
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
+
+
+class _Main(NamedTuple):
+    """The course of the micro-steps that count."""
+
+    accounts: Accounts
+    engine: Engine
+    listeners: Listener
 
 
 class Phases:
@@ -32,10 +42,18 @@ class Phases:
         ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
         listeners: notified of steps, phases and shards.
+        auditor: has shards computed once more; None: the run is not audited.
     """
 
     def __init__(
-        self, seed: int, num_shards: int, sync: Sync, ledger: Ledger, watched: Watched, listeners: Listeners
+        self,
+        seed: int,
+        num_shards: int,
+        sync: Sync,
+        ledger: Ledger,
+        watched: Watched,
+        listeners: Listeners,
+        auditor: Auditor | None = None,
     ) -> None:
         self.seed = seed
         self.num_shards = num_shards
@@ -51,6 +69,10 @@ class Phases:
         self._ledger = ledger
         self._watched = watched
         self._listeners = listeners
+        self._auditor = auditor
+        self._main: Course = _Main(ledger, sync, listeners)
+        self._course: Course = self._main
+        """That of the running micro-step."""
         self._plan: StepPlan | None = None
         """That of the current step."""
         self._batch: Batch | None = None
@@ -70,6 +92,16 @@ class Phases:
     def in_step(self) -> bool:
         """Whether the body of a loop over a prepared loader is running."""
         return self._plan is not None
+
+    @property
+    def is_again(self) -> bool:
+        """Whether the running micro-step is one that an audit computes once more."""
+        return self._course is not self._main
+
+    @property
+    def was_found_wrong(self) -> bool:
+        """Whether an audit has found a result wrong, so that nothing may be saved any more."""
+        return self._auditor is not None and self._auditor.has_found
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
@@ -101,6 +133,7 @@ class Phases:
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
+        self._course = self._main
         self._listeners.drop()
         self.step -= not failed
         return False
@@ -178,27 +211,41 @@ class Phases:
         self._sync.begin_phase(batch.plan, self.num_done)
         self._watched.begin_phase()
         self._listeners.begin_phase(self.num_done)
+        if self._auditor is not None:
+            self._auditor.begin_audit(self.step, self.num_done, batch.plan)
         return batch
+
+    def before_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
+        """See PhaseDriver."""
+        return () if self._auditor is None else self._auditor.before_shards(batch.plan, batch.data)
+
+    def after_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
+        """See PhaseDriver."""
+        return () if self._auditor is None else self._auditor.after_shards(batch.plan)
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See PhaseDriver."""
         self.micro = micro
-        self._ledger.begin_shard(micro)
-        self._sync.begin_shard(micro)
-        self._listeners.begin_shard(micro)
+        course = self._course
+        if micro.is_again and self._auditor is not None:
+            course = self._course = self._auditor
+        course.accounts.begin_shard(micro)
+        course.engine.begin_shard(micro)
+        course.listeners.begin_shard(micro)
         self._begin_stream()
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self._listeners.received(micro, data)
+        self._course.listeners.received(micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
-        self._watched.end_shard(self.step, self._ledger.num_calls)
-        self._ledger.end_shard()
-        self._sync.end_shard()
-        self._listeners.end_shard()
-        self.micro = None
+        course = self._course
+        self._watched.end_shard(self.step, course.accounts.num_calls)
+        course.accounts.end_shard()
+        course.engine.end_shard()
+        course.listeners.end_shard()
+        self.micro, self._course = None, self._main
 
     def end_phase(self) -> None:
         """See PhaseDriver."""
@@ -247,7 +294,8 @@ class Phases:
                 "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
                 "into a number on the way, or computed under no_grad?"
             )
-        call = self._ledger.num_calls
+        course = self._course
+        call = course.accounts.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
@@ -256,15 +304,15 @@ class Phases:
                     f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Call "
                     "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
                 )
-        factor = self._ledger.call(weight, reduction, micro)
-        self._listeners.before_backward(loss, weight)
+        factor = course.accounts.call(weight, reduction, micro)
+        course.listeners.before_backward(loss, weight)
         self._watched.before_backward()
-        run: Callable[..., None] = self._sync.backward
+        run: Callable[..., None] = course.engine.backward
         for precision in self._watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(self._watched.scale(loss), call, factor, options)
         self._watched.after_backward()
-        self._listeners.after_backward()
+        course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
         """See PhaseDriver."""
@@ -273,11 +321,11 @@ class Phases:
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
-        self._ledger.add(weight, values)
+        self._course.accounts.add(weight, values)
 
     def shard_weight(self) -> float | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
-        return None if self.micro is None else self._ledger.weight
+        return None if self.micro is None else self._course.accounts.weight
 
     def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.

@@ -29,6 +29,9 @@
 ``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training went on
 ``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that it came to), ``saved``: the run was asked to
                        stop, and this launch ends after that step; if ``saved``, with a checkpoint
+``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (those that are wrong: one, two if it is one of
+                       them, or none), ``where`` (their hosts and devices), ``text``: an audit has found a wrong result, and
+                       this launch ends
 ``end``                ``step``, ``wall_s`` since ``start``: the script came to its end
 =====================  =================================================================================================
 

@@ -44,6 +44,15 @@ class PerShard:
     def value(self, value: Any) -> None:
         self._values[self._shard()] = value
 
+    def of(self, shard: int) -> Any:
+        """The value of a shard of this rank."""
+        return self._values[shard]
+
+    def swap(self, shard: int, value: Any) -> Any:
+        """Put another value in the place of a shard's, and return that."""
+        before, self._values[shard] = self._values[shard], value
+        return before
+
     def _shard(self) -> int:
         micro = self._phases.micro
         if micro is None:

@@ -73,4 +73,5 @@ class Request:
             track="off",
             profile=None,
             on_nan="ignore",
+            audit=0,
         )

@@ -156,7 +156,7 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
         self._factor, self._earlier = factor, self._sums.take(call)
-        with self._buffers.held():
+        with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if self._launched_at_s:
             self.waited_s = time.perf_counter() - self._launched_at_s

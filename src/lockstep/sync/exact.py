@@ -93,7 +93,7 @@ class ExactSync:
         self._hooks: list[RemovableHandle] = []
         self._missing: list[set[int]] = []
         """For each bucket, the slots whose gradients the current backward pass has yet to produce."""
-        self._buffers = ShardBuffers()
+        self.buffers = ShardBuffers()
         self._histories: dict[int, _History] = {}
         """By number of the phase."""
         self._micro: MicroStep | None = None
@@ -130,12 +130,12 @@ class ExactSync:
                     parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
                     parameter.requires_grad_(learns)
-        self._buffers.attach(model)
+        self.buffers.attach(model)
         return model
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        self._buffers.begin_step()
+        self.buffers.begin_step()
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1
@@ -164,7 +164,7 @@ class ExactSync:
         self._listening = True
         try:
             self._exchange.waited_s = 0.0
-            with self._buffers.held():
+            with self.buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
@@ -183,8 +183,8 @@ class ExactSync:
         if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             return
         fraction = self._shard_samples / micro.step_samples
-        self._end_leaves(micro.shard, self._buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
-        self._buffers.rewind()
+        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+        self.buffers.rewind()
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
         for key, bucket_sum in self._sums.items():
@@ -228,7 +228,7 @@ class ExactSync:
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
-        self._buffers.apply(changes)
+        self.buffers.apply(changes)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:
@@ -238,7 +238,7 @@ class ExactSync:
 
     def drop(self) -> None:
         """See Sync."""
-        self._buffers.rewind()
+        self.buffers.rewind()
         self._clear()
 
     def _clear(self) -> None:
@@ -356,8 +356,8 @@ class ExactSync:
     def _start_buffers(self) -> dict[int, Tensor]:
         """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
         sums: dict[int, Tensor] = {}
-        for owners in self._buffers.by_device(self._history.owners):
-            absent = {owner: self._buffers.absent(owner) for owner in owners}
+        for owners in self.buffers.by_device(self._history.owners):
+            absent = {owner: self.buffers.absent(owner) for owner in owners}
             nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in owners]) for node in self._changes]
             self._send(nodes)
             parts = torch.split(nodes[0], [absent[owner].numel() for owner in owners])

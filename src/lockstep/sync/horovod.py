@@ -94,7 +94,7 @@ class HorovodSync(ShardedSync):
         self._call, self._factor, self._earlier = call, factor, self._sums.take(call)
         self._listening = True
         try:
-            with self._buffers.held():
+            with self.buffers.held():
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False

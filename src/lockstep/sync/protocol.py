@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.sync.buffers import ShardBuffers
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Sync(Protocol):
     """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
     waited_s: float
     """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
+    buffers: ShardBuffers
+    """Combines the shards' changes of buffers."""
     replaced: dict[nn.Parameter, nn.Parameter]
     """The parameters that ``attach`` has replaced, with their replacements."""
 

@@ -29,7 +29,7 @@ class ShardedSync(ABC):
         self._num_shards = num_shards
         self._world_size = world_size
         self._parameters: list[Parameter] = []
-        self._buffers = ShardBuffers()
+        self.buffers = ShardBuffers()
         self._changing: set[int] = set()
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._changes: dict[int, Tensor] = {}
@@ -45,13 +45,13 @@ class ShardedSync(ABC):
         attached = set(self._parameters)
         self._parameters.extend(parameter for parameter in model.parameters() if parameter not in attached)
         forward = self._replicate(model)
-        self._buffers.attach(model)
+        self.buffers.attach(model)
         return forward
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
         self._plan, self._phase = plan, phase
-        self._buffers.begin_step()
+        self.buffers.begin_step()
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Sync."""
@@ -60,7 +60,7 @@ class ShardedSync(ABC):
 
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
-        with self._buffers.held():
+        with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         self._sums.add(call, self._parameters, factor)
 
@@ -70,8 +70,8 @@ class ShardedSync(ABC):
         assert micro is not None
         if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             fraction = self._shard_samples / micro.step_samples
-            add_changes(self._changes, self._buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
-            self._buffers.rewind()
+            add_changes(self._changes, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+            self.buffers.rewind()
 
     def unforeseen(self) -> Sequence[Hashable]:
         """See Sync: the modules whose buffers have changed for the first time."""
@@ -92,7 +92,7 @@ class ShardedSync(ABC):
                 gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
         install(gradients)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
-        self._buffers.apply(self._sum_changes())
+        self.buffers.apply(self._sum_changes())
         self._changes = {}
         self._plan = None
 
@@ -100,8 +100,8 @@ class ShardedSync(ABC):
     def _sum_changes(self) -> dict[int, Tensor]:
         """The changes of buffers summed over all ranks. Every rank must call it."""
         sums: dict[int, Tensor] = {}
-        for numbers in self._buffers.by_device(self._changing):
-            parts = [self._changes[n] if n in self._changes else self._buffers.absent(n) for n in numbers]
+        for numbers in self.buffers.by_device(self._changing):
+            parts = [self._changes[n] if n in self._changes else self.buffers.absent(n) for n in numbers]
             if self._world_size > 1:
                 flat = torch.cat(parts)
                 dist.all_reduce(flat)
@@ -112,7 +112,7 @@ class ShardedSync(ABC):
     def drop(self) -> None:
         """See Sync."""
         self._sums.clear()
-        self._buffers.rewind()
+        self.buffers.rewind()
         self._changes = {}
         self._plan = self._micro = None
 

@@ -1,0 +1,1 @@
+"""Audits: one shard is computed twice, by two ranks, and the gradients are compared to the bit."""

@@ -1,0 +1,301 @@
+"""Audits a run: every so many steps another rank computes one shard too, and the gradients are compared to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.audit.aside import AsideEngine, NoAccounts
+from lockstep.audit.choice import Choice, choose
+from lockstep.audit.gradient_sums import GradientSums, Sums
+from lockstep.audit.parcel import Parcel, pack, unpack
+from lockstep.audit.verdict import Computed, Verdict, judge
+from lockstep.comm.collectives import Collectives
+from lockstep.errors import DataError
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.per_shard import PerShard
+from lockstep.stopping import AuditFailed, ignore_interrupts, say
+from lockstep.sync.buffers import ShardBuffers
+
+_NOTHING = torch.iinfo(torch.int64).min
+_TAG = (1 << 30) - 1
+"""Of messages, just below those of ``sync.exchange``."""
+
+Runs = Sequence[tuple[MicroStep, Any]]
+"""Micro-steps with their samples."""
+
+
+@dataclass(kw_only=True)
+class _Case:
+    """The audit of a phase."""
+
+    choice: Choice
+    position: tuple[int, int, int]
+    """The step, its phase, and the shard."""
+    own: GradientSums = field(default_factory=GradientSums)
+    """Of the shard, on its owner."""
+    again: GradientSums = field(default_factory=GradientSums)
+    """Of the same shard, as it is computed once more here."""
+    asked: list[StepPlan] = field(default_factory=list)
+    """The batches of the phase, in the order in which the script asked for their shards."""
+    parcels: list[bytes] = field(default_factory=list)
+    """The shard's samples of each of them; empty: they cannot be sent."""
+    results: list[tuple[str, Computed]] | None = None
+    """Once two results differ: what was computed here, and as whose."""
+
+
+class Auditor(Listener):
+    """Audits a run, on one rank; is itself the course of the micro-steps that are computed again.
+
+    When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them before its own
+    shards. When all shards have run, the two compare sums of bits. If these differ the judges run the shard as well, and every
+    rank ends with the verdict. Nothing of what is computed again counts: gradients, buffers, random numbers, values, logs.
+
+    Args:
+        every: steps between audits.
+        num_shards: V.
+        seed: gives the root of the run's random streams.
+        collectives: over all ranks.
+        names: the parameters of all prepared models, with their names.
+        buffers: what undoes a shard's changes of buffers in this run; None: nothing does.
+        where: this rank's host and device.
+        report: is given the verdict, on every rank.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        num_shards: int,
+        seed: Callable[[], int],
+        collectives: Collectives,
+        names: Mapping[nn.Parameter, str],
+        buffers: ShardBuffers | None,
+        where: str,
+        report: Callable[[Verdict], None],
+    ) -> None:
+        self._models: list[nn.Module] = []
+        self.per_shard: list[PerShard] = []
+        """The states that each shard carries from batch to batch."""
+        self.accounts = NoAccounts()
+        self.engine = AsideEngine(names, self._models, buffers)
+        self.listeners: Listener = self
+        self.has_found = False
+        """Whether a result was found wrong: nothing may be saved any more."""
+        self._every = every
+        self._num_shards = num_shards
+        self._seed = seed
+        self._collectives = collectives
+        self._names = names
+        self._where = where
+        self._report = report
+        self._case: _Case | None = None
+        self._micro: MicroStep | None = None
+        """The micro-step that is listened to."""
+        self._lent: list[Any] = []
+        """The audited shard's values of ``per_shard`` on its owner, and while that runs again those of this rank."""
+        self._has_warned = False
+
+    def prepared(self, item: Any) -> None:
+        """See Listener."""
+        if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+            self._models.append(item)
+
+    # A phase
+
+    def begin_audit(self, step: int, phase: int, plan: StepPlan) -> None:
+        """A phase begins. Local."""
+        self._case = None
+        if step % self._every == 0:
+            choice = choose(
+                seed=self._seed(),
+                step=step,
+                every=self._every,
+                num_filled=min(max(plan.sizes), self._num_shards),
+                num_shards=self._num_shards,
+                world_size=self._collectives.size,
+            )
+            self._case = _Case(choice=choice, position=(step, phase, choice.shard))
+
+    def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Runs:
+        """What this rank runs of a batch before its own shards: on the auditor, the audited one, which its owner sends. To be
+        called when the script asks for the first shard of a batch; only these two communicate."""
+        case, rank = self._case, self._collectives.rank
+        if case is None:
+            return ()
+        number, choice = self._number(case, plan), case.choice
+        if case.results is not None:  # a rank without shards of its own
+            return self._unpack(case, number)
+        if rank == choice.owner:
+            case.parcels.append(self._pack(choice.shard, plan, data, number))
+            if rank != choice.auditor:
+                self._send(case.parcels[-1], choice.auditor)
+        elif rank == choice.auditor:
+            case.parcels.append(self._receive(choice.owner))
+        return self._unpack(case, number) if rank == choice.auditor else ()
+
+    def after_shards(self, plan: StepPlan) -> Runs:
+        """What this rank runs of a batch after all others: once more the audited shard, on the judges, if two results differ.
+        Every rank must call it for the batch that leads the phase; that blocks until all have.
+
+        Raises:
+            AuditFailed: a result was wrong.
+        """
+        case = self._case
+        if case is None:
+            return ()
+        number = self._number(case, plan)
+        if number > 0:
+            return self._unpack(case, number) if case.results is not None else ()
+        if case.results is None:
+            if not self._differ(case):
+                self._case = None
+                return ()
+            self._open(case)
+            if self._collectives.rank in case.choice.judges:
+                return self._unpack(case, number)
+        self._close(case)
+        return ()
+
+    @staticmethod
+    def _number(case: _Case, plan: StepPlan) -> int:
+        for number, asked in enumerate(case.asked):
+            if asked is plan:
+                return number
+        case.asked.append(plan)
+        return len(case.asked) - 1
+
+    # What the ranks tell each other
+
+    def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
+        runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
+        values = [item.of(shard) for item in self.per_shard] if number == 0 else []
+        try:
+            return pack(Parcel(runs=runs, per_shard=values))
+        except Exception as error:
+            why = f"the samples of shard {shard} cannot be sent to another process: {error!r}"
+            if number > 0:
+                raise DataError(f"audit: {why}. Have the loader yield what pickle can, or leave --audit out") from error
+            if not self._has_warned:
+                say(f"WARNING: nothing is audited, for {why}")
+            self._has_warned = True
+            return b""
+
+    def _unpack(self, case: _Case, number: int) -> Runs:
+        if number >= len(case.parcels) or not case.parcels[number]:
+            return ()
+        parcel = unpack(case.parcels[number])
+        if number == 0:
+            case.again, self._lent = GradientSums(), list(parcel.per_shard)
+        return parcel.runs
+
+    def _send(self, parcel: bytes, rank: int) -> None:
+        self._collectives.send(torch.tensor([len(parcel)]), rank, _TAG)
+        if parcel:
+            self._collectives.send(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), rank, _TAG)
+
+    def _receive(self, rank: int) -> bytes:
+        size = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), rank, _TAG))
+        return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes() if size else b""
+
+    def _differ(self, case: _Case) -> bool:
+        """Whether the two results do. Every rank must call it; it blocks until all have."""
+        rank, choice, digests = self._collectives.rank, case.choice, list[int]()
+        if case.parcels and case.parcels[0]:
+            digests += [_digest(case.own.read())] if rank == choice.owner else []
+            digests += [_digest(case.again.read())] if rank == choice.auditor else []
+        numbers = [max(digests, default=_NOTHING), max([-number for number in digests], default=_NOTHING)]
+        if self._collectives.size > 1:
+            numbers = self._collectives.all_reduce(torch.tensor(numbers), "max").tolist()
+        return numbers[0] != -numbers[1] and numbers[0] != _NOTHING
+
+    def _open(self, case: _Case) -> None:
+        """The two results differ. Every rank must call it."""
+        rank, choice = self._collectives.rank, case.choice
+        case.results = [("first", self._computed(case.own))] if rank == choice.owner else []
+        case.results += [("second", self._computed(case.again))] if rank == choice.auditor else []
+        for judge_rank in choice.judges:
+            if judge_rank in (choice.owner, choice.auditor):
+                continue
+            if rank == choice.owner:
+                self._collectives.send(torch.tensor([len(case.parcels)]), judge_rank, _TAG)
+                for parcel in case.parcels:
+                    self._send(parcel, judge_rank)
+            elif rank == judge_rank:
+                number = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), choice.owner, _TAG))
+                case.parcels = [self._receive(choice.owner) for _ in range(number)]
+
+    def _close(self, case: _Case) -> None:
+        """Say what was found. Every rank must call it; it blocks until all have.
+
+        Raises:
+            AuditFailed: always.
+        """
+        assert case.results is not None
+        judges = [("again", self._computed(case.again))] if self._collectives.rank in case.choice.judges else []
+        everyone = self._collectives.all_gather_object([*case.results, *judges])
+        by_role: dict[str, list[Computed]] = {}
+        for role, computed in (pair for results in everyone for pair in results):
+            by_role.setdefault(role, []).append(computed)
+        verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
+        self.has_found = True
+        self._report(verdict)
+        ignore_interrupts()
+        if self._collectives.size > 1:
+            self._collectives.barrier()  # whoever ends first ends all, and the verdict must have been said by then
+        raise AuditFailed(verdict.headline)
+
+    def _computed(self, sums: GradientSums) -> Computed:
+        return Computed(rank=self._collectives.rank, where=self._where, sums=sums.read())
+
+    # The micro-steps that are listened to
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        case = self._case
+        if case is None:
+            return
+        is_own = self._collectives.rank == case.choice.owner and micro.shard == case.choice.shard
+        if not micro.is_again and not is_own:
+            return
+        self._micro = micro
+        if micro.is_again and micro.begins_shard:
+            self._swap(micro.shard)
+        (case.again if micro.is_again else case.own).begin(self._names, micro.part)
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener."""
+        if self._micro is not None and self._case is not None:
+            (self._case.again if self._micro.is_again else self._case.own).before_backward(loss)
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        micro, self._micro = self._micro, None
+        if micro is not None and self._case is not None:
+            (self._case.again if micro.is_again else self._case.own).end()
+            if micro.is_again and micro.ends_shard:
+                self._swap(micro.shard)
+
+    def drop(self) -> None:
+        """See Listener."""
+        case, self._case = self._case, None
+        micro, self._micro = self._micro, None
+        self.engine.drop()
+        if case is not None and micro is not None:
+            (case.again if micro.is_again else case.own).end()
+            if micro.is_again:
+                self._swap(micro.shard)
+
+    def _swap(self, shard: int) -> None:
+        self._lent = [item.swap(shard, value) for item, value in zip(self.per_shard, self._lent, strict=True)]
+
+
+def _digest(sums: Sums) -> int:
+    """Of 62 bits, so that it and its negative are numbers of 64."""
+    return int.from_bytes(hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).digest(), "little") >> 2

@@ -1,0 +1,70 @@
+"""Who audits which shard of a step. Pure: a function of the seed, the step and the number of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config import STRATEGIES
+from lockstep.data.streams import derive
+from lockstep.errors import ConfigError
+from lockstep.plan.shards import block
+
+_SALT = 0xA0D17
+
+
+def check_strategy(strategy: str) -> None:
+    """Check that a run with this strategy can be audited.
+
+    Raises:
+        ConfigError: its processes cannot compute another's shard without the others.
+    """
+    if not STRATEGIES[strategy].audits:
+        suitable = ", ".join(name for name, found in STRATEGIES.items() if found.audits)
+        raise ConfigError(
+            f"audit with strategy={strategy!r}: there a backward pass sends gradients to all processes, so none can compute "
+            f"another's shard aside. Give shards= (--shards 8, say), for strategy 'exact', or leave audit out. (With audit go: "
+            f"{suitable}.)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The shard of an audited step, and the ranks that compute it."""
+
+    shard: int
+    owner: int
+    """The rank whose shard it is."""
+    auditor: int
+    """The rank that computes it again: another one, where there are several."""
+    judges: tuple[int, ...]
+    """The ranks that compute it once more if the two differ: a third, or where there is none both again."""
+
+
+def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int, world_size: int) -> Choice:
+    """The shard of an audited step.
+
+    Ranks take turns in pairs, in an order that is the seed's: any W / 2 audits (rounded up) one after another take in all W.
+
+    Args:
+        seed: of the run.
+        step: the audited step, a multiple of ``every``.
+        every: steps between audits.
+        num_filled: the shards that have samples in this step, the first ones.
+        num_shards: V.
+        world_size: number of processes.
+    """
+    turn, draw = step // every % -(-world_size // 2), derive(seed, _SALT, step)
+    ranks = sorted(range(world_size), key=lambda rank: derive(seed, _SALT, rank, rank))
+    first, second = ranks[2 * turn], ranks[(2 * turn + 1) % world_size]
+    if draw >> 32 & 1:
+        first, second = second, first
+    filled = {rank: [s for s in block(rank, world_size, num_shards) if s < num_filled] for rank in (first, second)}
+    owner, auditor = (first, second) if filled[first] else (second, first)
+    if filled[owner]:
+        shard = filled[owner][draw % len(filled[owner])]
+    else:  # a step of few samples, of which neither has any
+        shard = draw % num_filled
+        owner = next(rank for rank in range(world_size) if shard in block(rank, world_size, num_shards))
+    others = [rank for rank in ranks if rank not in (owner, auditor)]
+    judges = (others[draw % len(others)],) if others else tuple(sorted({owner, auditor}))
+    return Choice(shard=shard, owner=owner, auditor=auditor, judges=judges)

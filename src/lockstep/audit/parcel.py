@@ -1,0 +1,62 @@
+"""What a rank needs to compute another's shard: its samples as they are, as bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.data.batches import map_tensors
+from lockstep.plan.shards import MicroStep
+
+_LINE = 64
+"""Bytes to which PyTorch aligns memory: kernels may add in another order where a tensor begins elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A shard of one batch."""
+
+    runs: Sequence[tuple[MicroStep, Any]]
+    """Its micro-steps in this step, with their samples."""
+    per_shard: Sequence[Any] = ()
+    """Its values of ``team.per_shard``, in the order in which these were created."""
+
+
+def pack(parcel: Parcel) -> bytes:
+    """The parcel as bytes, in which the micro-steps are those of an audit.
+
+    Raises:
+        Exception: something in it cannot be pickled.
+    """
+    runs = [
+        (dataclasses.replace(micro, is_again=True, samples=()), map_tensors(_alone, data)) for micro, data in parcel.runs
+    ]
+    return pickle.dumps(Parcel(runs=runs, per_shard=map_tensors(_alone, list(parcel.per_shard))), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(data: bytes) -> Parcel:
+    """What ``pack`` was given."""
+    parcel: Parcel = pickle.loads(data)
+    return parcel
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor without the rest of its storage, which pickle would take along: a batch may be a view of the whole data set.
+    Its strides stay, and its place relative to the lines of memory."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor
+    tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0 or span > 2 * tensor.numel():  # a column of a large table, say
+        return tensor.clone()
+    if tensor.untyped_storage().nbytes() <= span * tensor.itemsize:
+        return tensor
+    shift = tensor.storage_offset() % max(1, _LINE // tensor.itemsize)
+    whole = tensor.detach().as_strided((shift + span,), (1,), tensor.storage_offset() - shift).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), shift)

@@ -1,0 +1,44 @@
+"""Promises of the choice of audited shards: the same on every rank, fair, and every rank within W / 2 audits. Pure."""
+
+import itertools
+
+import pytest
+
+from lockstep.audit.choice import check_strategy, choose
+from lockstep.errors import ConfigError
+from lockstep.plan.shards import block
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.mark.parametrize(("world_size", "num_shards"), [(1, 1), (1, 4), (2, 2), (3, 8), (4, 4), (5, 7), (8, 8)])
+def test_the_shard_is_its_owners_and_has_samples_and_judges_are_a_third_where_there_is_one(world_size, num_shards):
+    for step, num_filled in itertools.product(range(10, 500, 10), {1, num_shards // 2 or 1, num_shards}):
+        found = choose(seed=3, step=step, every=10, num_filled=num_filled, num_shards=num_shards, world_size=world_size)
+        assert found.shard < num_filled
+        assert found.shard in block(found.owner, world_size, num_shards)
+        assert (found.owner != found.auditor) == (world_size > 1)
+        both = {found.owner, found.auditor}
+        assert both == set(found.judges) if world_size < 3 else (len(found.judges) == 1 and not both & set(found.judges))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7, 16])
+def test_every_rank_takes_part_within_half_as_many_audits(world_size):
+    pairs = [
+        choose(seed=1, step=step, every=5, num_filled=16, num_shards=16, world_size=world_size) for step in range(5, 400, 5)
+    ]
+    half = -(-world_size // 2)
+    for first in range(len(pairs) - half):
+        taking_part = {rank for pair in pairs[first : first + half] for rank in (pair.owner, pair.auditor)}
+        assert taking_part == set(range(world_size))
+
+
+def test_all_shards_come_to_be_audited():
+    found = {choose(seed=0, step=step, every=1, num_filled=8, num_shards=8, world_size=4).shard for step in range(1, 100)}
+    assert found == set(range(8))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "horovod", "dp"])
+def test_strategies_that_cannot_be_audited_are_refused_with_a_way_out(strategy):
+    with pytest.raises(ConfigError, match=f"audit with strategy='{strategy}'.*Give shards="):
+        check_strategy(strategy)

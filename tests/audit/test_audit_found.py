@@ -1,0 +1,74 @@
+"""Audits find a rank that computes something else, and say which."""
+
+import pytest
+import trainings
+
+from lockstep.audit.choice import choose
+from lockstep.stopping import AUDIT_STATUS
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def found(standing_crew):
+    """``found(nproc, wrong, ...)``: what every rank was told, and the step."""
+
+    def run(nproc, wrong, task=""):
+        results = standing_crew(nproc, trainings.train_wrongly, wrong, task, shards=4, audit=2, seed=0)
+        assert len(set(results)) == 1, "the ranks were told different things"
+        return results[0]
+
+    return run
+
+
+def chosen(step, nproc, every=2):
+    return choose(seed=0, step=step, every=every, num_filled=4, num_shards=4, world_size=nproc)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_rank_that_is_always_wrong_is_named_within_two_audits(found, wrong):
+    headline, status, step = found(3, trainings.Wrong(wrong))
+    assert status == AUDIT_STATUS
+    assert f"last.weight: rank {wrong} (" in headline
+    assert headline.endswith("is wrong")
+    assert step <= 4
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_one_flip_in_an_audited_shard_is_found_on_the_rank_that_had_it(found, nproc):
+    choice = chosen(2, nproc)
+    headline, status, _ = found(nproc, trainings.Wrong(choice.owner, when=(2, choice.shard)))
+    assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank {choice.owner}")
+    headline, status, _ = found(nproc, trainings.Wrong(choice.auditor, when=(2, choice.shard)))
+    assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank {choice.auditor}")
+
+
+def test_one_flip_on_a_single_process(found):
+    choice = chosen(2, 1)
+    headline, status, _ = found(1, trainings.Wrong(0, when=(2, choice.shard)))
+    assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank 0")
+
+
+def test_of_two_ranks_that_disagree_again_both_are_named(found):
+    headline, status, _ = found(2, trainings.Wrong(1))
+    assert status == AUDIT_STATUS
+    assert "rank 0 (" in headline
+    assert "or rank 1 (" in headline
+
+
+def test_what_is_not_repeatable_is_said_to_be_that(found):
+    for nproc in (1, 3):
+        headline, status, _ = found(nproc, trainings.Wrong(None, when="by chance"))
+        assert (status, headline.split(": ")[1]) == (76, "another each time")
+
+
+def test_a_flip_in_a_shard_that_is_not_audited_passes(found):
+    choice = chosen(2, 3)
+    assert found(3, trainings.Wrong(choice.owner, when=(3, choice.shard)))[:2] == (None, 0)
+
+
+@pytest.mark.parametrize("task", ["two loaders", "in phases", "few samples", "accumulated"])
+def test_every_shape_of_a_step(found, task):
+    for nproc in (2, 3):
+        headline, status, _ = found(nproc, trainings.Wrong(None, when="by chance"), task=task)
+        assert (status, headline.split(": ")[1]) == (76, "another each time")

@@ -1,0 +1,108 @@
+"""The contract with audits: what is computed once more changes no bit, on any rank, at any number of processes.
+
+Every step is audited, so that each rank runs shards of others between its own.
+"""
+
+import pickle
+from functools import partial
+
+import features
+import pytest
+import trainings
+import whole_steps
+from bits import assert_same_bits
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def unchanged(standing_crew, known):
+    """``unchanged(task, ...)``: on one and three processes it gives the bits of one that is not audited."""
+
+    def check(task, *args, nprocs=(1, 3), shards=4, **settings):
+        key = pickle.dumps((task, args, shards, settings))
+        if key not in known:
+            known[key] = standing_crew(1, task, *args, shards=shards, **settings)[0]
+        for nproc in nprocs:
+            by_rank = standing_crew(nproc, task, *args, shards=shards, audit=1, **settings)
+            assert_same_bits(known[key], by_rank)
+            audited = {position: loss for result in by_rank for position, loss in result["audited"].items()}
+            assert len(audited) >= len(known[key]["by_step"]), "not every step was audited"
+            assert audited.items() <= known[key]["losses"].items()
+
+    return check
+
+
+def trained(**options):
+    return partial(features.train, **options)
+
+
+@pytest.mark.parametrize("loader", ["samples", "stream", "ready"])
+def test_every_kind_of_loader(unchanged, loader):
+    unchanged(trained(loader=loader, weight="tokens"), nprocs=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("model", ["SometimesUnused", "LateBuffer", "Mixed", "not reentrant", "reentrant"])
+def test_every_kind_of_model(unchanged, model):
+    unchanged(trained(model=model))
+
+
+def test_steps_smaller_than_the_shards_and_than_the_processes(unchanged):
+    unchanged(trained(model="Plain", length=7, batch_size=6, weight="tokens"), shards=6, nprocs=(1, 2, 4))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_loaders_side_by_side_and_accumulation(unchanged, accumulate):
+    unchanged(features.train_two_loaders, nprocs=(1, 2, 3), accumulate=accumulate, shards=3)
+
+
+@pytest.mark.parametrize("how", ["by samples", "by weights", "with a forward pass between them", "in phases"])
+def test_two_backward_passes_for_each_shard(unchanged, how):
+    unchanged(features.train_two_losses, how)
+
+
+@pytest.mark.parametrize("whose", ["script", "run"])
+def test_scaled_losses_of_which_some_overflow(unchanged, whose):
+    unchanged(features.train_scaled, whose, "SGD, foreach", 2)
+
+
+def test_phases_of_a_gan_with_ranks_without_samples(unchanged):
+    unchanged(whole_steps.train_gan)
+
+
+def test_a_second_gradient_over_the_same_samples(unchanged):
+    unchanged(whole_steps.train_sharp, "Net", 43, 16)
+
+
+def test_closures(unchanged):
+    unchanged(whole_steps.train_with_closures, "LBFGS")
+
+
+def test_a_body_that_draws_changes_its_samples_and_keeps_state(unchanged):
+    unchanged(trainings.train_carelessly)
+
+
+def test_logs_and_digest_journals_are_the_same(standing_crew):
+    plain, audited = (standing_crew(2, trainings.train_carelessly, shards=4, audit=audit) for audit in (0, 1))
+    logged = [[event for event in one[0]["written"] if event["event"] == "step"] for one in (plain, audited)]
+    assert len(logged[0]) == 6
+    assert logged[0] == logged[1]
+    for one, other in zip(plain, audited, strict=True):
+        journals = [[line for line in result["digests"] if line["event"] == "steps"] for result in (one, other)]
+        assert journals[0] == journals[1]
+
+
+def test_one_shard(unchanged):
+    unchanged(trainings.train_carelessly, shards=1, nprocs=(1,))
+    unchanged(trained(), shards=1, accumulate=2, nprocs=(1,))
+
+
+def test_the_plain_step_of_a_single_device(standing_crew):
+    for task in (trained(), whole_steps.train_gan, trainings.train_carelessly):
+        [reference] = standing_crew(1, task)
+        assert_same_bits(reference, standing_crew(1, task, audit=1))

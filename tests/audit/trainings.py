@@ -1,0 +1,104 @@
+"""Trainings for the tests of audits. Every function is one rank's script."""
+
+import json
+import random
+from dataclasses import dataclass
+
+import numpy
+import torch
+from bits import Seen
+from features import loader_of
+from tasks import Net, Plain
+from torch.nn import functional
+
+import lockstep
+from lockstep.stopping import AuditFailed
+
+
+def train_carelessly():
+    """A body that draws from every generator, changes its samples and its shard's own state in place, and logs."""
+    team = lockstep.join(journal_every=2, checkpoint_every="off")
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("ready", 46, 16))
+    hidden = team.per_shard("hidden", torch.zeros(6))
+    counts = team.per_shard("counts", {"samples": 0})
+    seen = Seen(team)
+    for _ in team.epochs(2):
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                inputs.mul_(1 + random.random()).add_(float(numpy.random.rand()))
+                loss = functional.cross_entropy(model(inputs + hidden.value), targets)
+                hidden.value.add_(inputs.mean(0)).mul_(torch.rand(()))
+                counts.value["samples"] += len(inputs)
+                seen.loss(indices, loss)
+                team.backward(loss)
+                batch.add(loss=loss, hidden=hidden.value.sum(), seen=counts.value["samples"])
+                team.log(inner=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.step(loss=batch["loss"], hidden=batch["hidden"], seen=batch["seen"], drawn=random.random())
+            team.log(outer=batch["loss"])
+    state = {"hidden": hidden.state_dict(), "counts": counts.state_dict()}
+    seen.step(state=state)
+    directory, rank = team.run_dir.resolve(), team.rank
+    team.close()
+    digests = _lines(directory / "digests" / f"rank-{rank}.jsonl")
+    return seen.result(model, optimizer, digests=digests, written=[] if rank else _lines(directory / "events.jsonl"))
+
+
+def _lines(path):
+    return [{**json.loads(line), "time_s": 0} for line in path.read_text().splitlines()]
+
+
+@dataclass
+class Wrong:
+    """Changes one element of one gradient on this rank (None: on all).
+
+    ``when``: ``always`` by as much; in the first run of one shard of one step ``(step, shard)``; or ``by chance``, each time by
+    something else.
+    """
+
+    rank: int | None
+    when: str | tuple[int, int] = "always"
+
+    def infect(self, team, model):
+        if self.rank in (None, team.rank):
+            dice, done = random.Random(team.rank), []
+
+            def change(gradient):
+                micro = team._loop.phases.micro
+                if isinstance(self.when, tuple) and (done or (team.step, micro.shard) != self.when):
+                    return gradient
+                done.append(True)
+                gradient = gradient.clone()
+                gradient.view(-1)[3] += dice.random() if self.when == "by chance" else 1e-3
+                return gradient
+
+            dict(model.named_parameters())["last.weight"].register_hook(change)
+
+
+def train_wrongly(wrong, task=""):
+    """A training that an audit ends: the words and status that it ends with, and the step."""
+    accumulate = 2 if task == "accumulated" else 1
+    team = lockstep.join(accumulate=accumulate)
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    length, size = (2, 1) if task == "few samples" else (24 * accumulate, 8)
+    loaders = [loader_of("samples", length, size) for _ in range(2)]
+    model, optimizer, loader, other = team.prepare(model, optimizer, *loaders)
+    wrong.infect(team, model)
+    try:
+        for _ in team.epochs(4):
+            for batch, beside in zip(loader, other, strict=True) if task == "two loaders" else ((b, None) for b in loader):
+                for _ in range(2 if task == "in phases" else 1):
+                    for (inputs, targets, _), *others in zip(
+                        batch.shards, *([beside.shards] if beside else []), strict=False
+                    ):
+                        inputs = inputs + sum(more[0] for more in others)
+                        team.backward(functional.cross_entropy(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+    except AuditFailed as found:
+        return found.headline, found.code, team.step
+    return None, 0, team.step
