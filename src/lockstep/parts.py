@@ -92,11 +92,11 @@ class RunContext:
     notices: Sequence[str]
     """Lines that rank 0 prints at the start."""
     replay: Request | None = None
-    """What is asked of a replay; None: this is a run."""
+    """What to replay; None: this is a run."""
     tuning: tuple[Path, Situation] | None = None
-    """The directory of ``lockstep tune``, and for what is measured; None: this is a run."""
+    """The directory of ``lockstep tune``, and the situation that is measured; None: this is a run."""
     tuned: Tuned | None = None
-    """Settings of a loader that were found by it."""
+    """A loader's settings as ``lockstep tune`` found them."""
     trackers: Mapping[str, Any] = field(default_factory=dict)
     """Objects that the script has given as ``track``, by name."""
 
@@ -375,7 +375,7 @@ class Parts:
             self.phases.seed = derive(self.phases.seed, seed) >> 1
 
     def _probe(self, batches: Any, number: int, session: Session) -> Callable[[Source], Source]:
-        return lambda own: Probe(own, batches, number, self.assignment(number), session)
+        return lambda source: Probe(source, batches, number, self.assignment(number), session)
 
     def assignment(self, loader: int) -> ShardAssignment:
         """This process's shard assignment for the loader of this number."""

@@ -1,4 +1,4 @@
-"""Running a micro-step so that nothing of it counts: what stands in for the run's ledger and strategy meanwhile."""
+"""Running a micro-step without side effects: stand-ins for the run's ledger and strategy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.sync.gradients import detach_grads
 
 
 class Accounts(Protocol):
-    """Collects the numbers of micro-steps."""
+    """Collects the values of micro-steps."""
 
     @property
     def weight(self) -> float:
@@ -54,15 +54,15 @@ class Engine(Protocol):
 
 
 class Course(Protocol):
-    """What a micro-step goes through."""
+    """What a micro-step runs on."""
 
     @property
     def accounts(self) -> Accounts:
-        """Where its numbers go."""
+        """Where its values go."""
 
     @property
     def engine(self) -> Engine:
-        """Where its gradients and changes of buffers go."""
+        """Where its gradients and buffer changes go."""
 
     @property
     def listeners(self) -> Listener:
@@ -70,7 +70,7 @@ class Course(Protocol):
 
 
 class NoAccounts:
-    """Forgets the numbers. Implements Accounts."""
+    """Discards the values. Implements Accounts."""
 
     def __init__(self) -> None:
         self.weight, self.num_calls = 0.0, 0
@@ -93,13 +93,13 @@ class NoAccounts:
 
 
 class AsideEngine:
-    """Throws gradients away, and undoes changes of buffers and random streams when the shard ends. Implements Engine.
+    """Discards gradients, and restores buffers and random streams when the shard ends. Implements Engine.
 
     Args:
         parameters: of all prepared models.
         models: all prepared models.
-        buffers: what undoes changes of buffers in this run; None: nothing does, for a step is that of a plain script, in which
-            ``.grad`` may be used inside ``batch.shards``.
+        buffers: restores buffers after each shard; None: the run does not do that, since its steps are those of a plain
+            script, which may use ``.grad`` inside ``batch.shards``.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class AsideEngine:
             self._undo.close()
 
     def drop(self) -> None:
-        """Undo what an unfinished shard has changed."""
+        """Undo the changes of an unfinished shard."""
         if self._micro is not None:
             self._micro = None
             detach_grads(self._parameters)
@@ -143,7 +143,7 @@ class AsideEngine:
 
 
 def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:
-    """What puts the buffers back as they are now, those that are None among them."""
+    """Returns a function that restores the buffers to their present values, including those that are None."""
     before: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
         (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
         for model in models

@@ -1,4 +1,4 @@
-"""Audits a run: every so many steps another rank computes one shard too, and the gradients are compared to the bit."""
+"""Audits a run: every N steps a second rank recomputes one shard, and the gradients are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lockstep.sync.buffers import ShardBuffers
 
 _NOTHING = torch.iinfo(torch.int64).min
 _TAG = (1 << 30) - 1
-"""Of messages, just below those of ``sync.exchange``."""
+"""Message tag, just below those of ``sync.exchange``."""
 
 Runs = Sequence[tuple[MicroStep, Any]]
 """Micro-steps with their samples."""
@@ -39,34 +39,34 @@ class _Case:
     choice: Choice
     position: tuple[int, int, int]
     """The step, its phase, and the shard."""
-    own: GradientSums = field(default_factory=GradientSums)
+    owner_sums: GradientSums = field(default_factory=GradientSums)
     """Of the shard, on its owner."""
-    again: GradientSums = field(default_factory=GradientSums)
-    """Of the same shard, as it is computed once more here."""
+    repeat_sums: GradientSums = field(default_factory=GradientSums)
+    """Of the same shard, when this rank recomputes it."""
     asked: list[StepPlan] = field(default_factory=list)
     """The batches of the phase, in the order in which the script asked for their shards."""
     parcels: list[bytes] = field(default_factory=list)
-    """The shard's samples of each of them; empty: they cannot be sent."""
+    """The shard's samples from each of these batches; empty bytes if they cannot be sent."""
     results: list[tuple[str, Computed]] | None = None
-    """Once two results differ: what was computed here, and as whose."""
+    """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
 
 
 class Auditor(Listener):
-    """Audits a run, on one rank; is itself the course of the micro-steps that are computed again.
+    """Audits a run, on one rank. It is also the course on which micro-steps are recomputed.
 
     When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them before its own
-    shards. When all shards have run, the two compare sums of bits. If these differ the judges run the shard as well, and every
-    rank ends with the verdict. Nothing of what is computed again counts: gradients, buffers, random numbers, values, logs.
+    shards. Once all shards have run, the two compare sums of bits. If these differ, the judges run the shard as well, and every
+    rank ends with the verdict. Recomputing leaves no trace in gradients, buffers, random streams, values or logs.
 
     Args:
         every: steps between audits.
         num_shards: V.
-        seed: gives the root of the run's random streams.
+        seed: returns the root of the run's random streams.
         collectives: over all ranks.
         names: the parameters of all prepared models, with their names.
-        buffers: what undoes a shard's changes of buffers in this run; None: nothing does.
+        buffers: restores buffers after each shard; None: the run does not do that.
         where: this rank's host and device.
-        report: is given the verdict, on every rank.
+        report: called with the verdict, on every rank.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Auditor(Listener):
         self.accounts = NoAccounts()
         self.engine = AsideEngine(names, self._models, buffers)
         self.listeners: Listener = self
-        self.has_found = False
-        """Whether a result was found wrong: nothing may be saved any more."""
+        self.has_wrong_result = False
+        """Whether an audit has caught a wrong result, after which nothing may be saved."""
         self._every = every
         self._num_shards = num_shards
         self._seed = seed
@@ -97,9 +97,9 @@ class Auditor(Listener):
         self._report = report
         self._case: _Case | None = None
         self._micro: MicroStep | None = None
-        """The micro-step that is listened to."""
+        """The micro-step whose gradients are being summed."""
         self._lent: list[Any] = []
-        """The audited shard's values of ``per_shard`` on its owner, and while that runs again those of this rank."""
+        """The owner's ``per_shard`` values of the audited shard; while it is recomputed, this rank's values, swapped out."""
         self._has_warned = False
 
     def prepared(self, item: Any) -> None:
@@ -124,8 +124,8 @@ class Auditor(Listener):
             self._case = _Case(choice=choice, position=(step, phase, choice.shard))
 
     def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Runs:
-        """What this rank runs of a batch before its own shards: on the auditor, the audited one, which its owner sends. To be
-        called when the script asks for the first shard of a batch; only these two communicate."""
+        """What this rank runs of a batch before its own shards: on the auditor, the audited shard, received from its owner.
+        Call it when the script asks for the first shard of a batch; only these two ranks communicate."""
         case, rank = self._case, self._collectives.rank
         if case is None:
             return ()
@@ -141,11 +141,11 @@ class Auditor(Listener):
         return self._unpack(case, number) if rank == choice.auditor else ()
 
     def after_shards(self, plan: StepPlan) -> Runs:
-        """What this rank runs of a batch after all others: once more the audited shard, on the judges, if two results differ.
-        Every rank must call it for the batch that leads the phase; that blocks until all have.
+        """What this rank runs of a batch after all other shards: on the judges, the audited shard again, if two results differ.
+        Every rank must call it for the batch that leads the phase; that call blocks until all ranks have made it.
 
         Raises:
-            AuditFailed: a result was wrong.
+            AuditFailed: the results differ.
         """
         case = self._case
         if case is None:
@@ -171,7 +171,7 @@ class Auditor(Listener):
         case.asked.append(plan)
         return len(case.asked) - 1
 
-    # What the ranks tell each other
+    # Communication between ranks
 
     def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
         runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
@@ -192,7 +192,7 @@ class Auditor(Listener):
             return ()
         parcel = unpack(case.parcels[number])
         if number == 0:
-            case.again, self._lent = GradientSums(), list(parcel.per_shard)
+            case.repeat_sums, self._lent = GradientSums(), list(parcel.per_shard)
         return parcel.runs
 
     def _send(self, parcel: bytes, rank: int) -> None:
@@ -205,21 +205,21 @@ class Auditor(Listener):
         return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes() if size else b""
 
     def _differ(self, case: _Case) -> bool:
-        """Whether the two results do. Every rank must call it; it blocks until all have."""
+        """Whether the two results differ. Every rank must call it; it blocks until all have."""
         rank, choice, digests = self._collectives.rank, case.choice, list[int]()
         if case.parcels and case.parcels[0]:
-            digests += [_digest(case.own.read())] if rank == choice.owner else []
-            digests += [_digest(case.again.read())] if rank == choice.auditor else []
+            digests += [_digest(case.owner_sums.read())] if rank == choice.owner else []
+            digests += [_digest(case.repeat_sums.read())] if rank == choice.auditor else []
         numbers = [max(digests, default=_NOTHING), max([-number for number in digests], default=_NOTHING)]
         if self._collectives.size > 1:
             numbers = self._collectives.all_reduce(torch.tensor(numbers), "max").tolist()
         return numbers[0] != -numbers[1] and numbers[0] != _NOTHING
 
     def _open(self, case: _Case) -> None:
-        """The two results differ. Every rank must call it."""
+        """Open a case because the two results differ: send the shard to the judges. Every rank must call it."""
         rank, choice = self._collectives.rank, case.choice
-        case.results = [("first", self._computed(case.own))] if rank == choice.owner else []
-        case.results += [("second", self._computed(case.again))] if rank == choice.auditor else []
+        case.results = [("first", self._computed(case.owner_sums))] if rank == choice.owner else []
+        case.results += [("second", self._computed(case.repeat_sums))] if rank == choice.auditor else []
         for judge_rank in choice.judges:
             if judge_rank in (choice.owner, choice.auditor):
                 continue
@@ -232,29 +232,29 @@ class Auditor(Listener):
                 case.parcels = [self._receive(choice.owner) for _ in range(number)]
 
     def _close(self, case: _Case) -> None:
-        """Say what was found. Every rank must call it; it blocks until all have.
+        """Report the verdict. Every rank must call it; it blocks until all have.
 
         Raises:
             AuditFailed: always.
         """
         assert case.results is not None
-        judges = [("again", self._computed(case.again))] if self._collectives.rank in case.choice.judges else []
+        judges = [("again", self._computed(case.repeat_sums))] if self._collectives.rank in case.choice.judges else []
         everyone = self._collectives.all_gather_object([*case.results, *judges])
         by_role: dict[str, list[Computed]] = {}
         for role, computed in (pair for results in everyone for pair in results):
             by_role.setdefault(role, []).append(computed)
         verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
-        self.has_found = True
+        self.has_wrong_result = True
         self._report(verdict)
         ignore_interrupts()
         if self._collectives.size > 1:
-            self._collectives.barrier()  # whoever ends first ends all, and the verdict must have been said by then
+            self._collectives.barrier()  # the first rank to exit ends all, so the verdict must be out by then
         raise AuditFailed(verdict.headline)
 
     def _computed(self, sums: GradientSums) -> Computed:
         return Computed(rank=self._collectives.rank, where=self._where, sums=sums.read())
 
-    # The micro-steps that are listened to
+    # Listening to micro-steps
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Listener."""
@@ -267,18 +267,18 @@ class Auditor(Listener):
         self._micro = micro
         if micro.is_again and micro.begins_shard:
             self._swap(micro.shard)
-        (case.again if micro.is_again else case.own).begin(self._names, micro.part)
+        (case.repeat_sums if micro.is_again else case.owner_sums).begin(self._names, micro.part)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener."""
         if self._micro is not None and self._case is not None:
-            (self._case.again if self._micro.is_again else self._case.own).before_backward(loss)
+            (self._case.repeat_sums if self._micro.is_again else self._case.owner_sums).before_backward(loss)
 
     def end_shard(self) -> None:
         """See Listener."""
         micro, self._micro = self._micro, None
         if micro is not None and self._case is not None:
-            (self._case.again if micro.is_again else self._case.own).end()
+            (self._case.repeat_sums if micro.is_again else self._case.owner_sums).end()
             if micro.is_again and micro.ends_shard:
                 self._swap(micro.shard)
 
@@ -288,7 +288,7 @@ class Auditor(Listener):
         micro, self._micro = self._micro, None
         self.engine.drop()
         if case is not None and micro is not None:
-            (case.again if micro.is_again else case.own).end()
+            (case.repeat_sums if micro.is_again else case.owner_sums).end()
             if micro.is_again:
                 self._swap(micro.shard)
 
@@ -297,5 +297,5 @@ class Auditor(Listener):
 
 
 def _digest(sums: Sums) -> int:
-    """Of 62 bits, so that it and its negative are numbers of 64."""
+    """62 bits, so that both the digest and its negative fit in an int64."""
     return int.from_bytes(hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).digest(), "little") >> 2

@@ -16,10 +16,10 @@ def check_strategy(strategy: str) -> None:
     """Check that a run with this strategy can be audited.
 
     Raises:
-        ConfigError: its processes cannot compute another's shard without the others.
+        ConfigError: with this strategy, a process cannot recompute another's shard by itself.
     """
     if not STRATEGIES[strategy].audits:
-        suitable = ", ".join(name for name, found in STRATEGIES.items() if found.audits)
+        suitable = ", ".join(name for name, candidate in STRATEGIES.items() if candidate.audits)
         raise ConfigError(
             f"audit with strategy={strategy!r}: there a backward pass sends gradients to all processes, so none can compute "
             f"another's shard aside. Give shards= (--shards 8, say), for strategy 'exact', or leave audit out. (With audit go: "
@@ -35,21 +35,21 @@ class Choice:
     owner: int
     """The rank whose shard it is."""
     auditor: int
-    """The rank that computes it again: another one, where there are several."""
+    """The rank that recomputes it: a different one, unless there is only one process."""
     judges: tuple[int, ...]
-    """The ranks that compute it once more if the two differ: a third, or where there is none both again."""
+    """The ranks that compute it once more if the two differ: a third rank, or both of them if there is no third."""
 
 
 def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int, world_size: int) -> Choice:
     """The shard of an audited step.
 
-    Ranks take turns in pairs, in an order that is the seed's: any W / 2 audits (rounded up) one after another take in all W.
+    Ranks take turns in pairs, in an order given by the seed: any W / 2 consecutive audits (rounded up) cover all W ranks.
 
     Args:
         seed: of the run.
         step: the audited step, a multiple of ``every``.
         every: steps between audits.
-        num_filled: the shards that have samples in this step, the first ones.
+        num_filled: how many shards have samples in this step; they are the first ones.
         num_shards: V.
         world_size: number of processes.
     """
@@ -62,9 +62,9 @@ def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int
     owner, auditor = (first, second) if filled[first] else (second, first)
     if filled[owner]:
         shard = filled[owner][draw % len(filled[owner])]
-    else:  # a step of few samples, of which neither has any
+    else:  # a step with few samples: neither rank has any
         shard = draw % num_filled
         owner = next(rank for rank in range(world_size) if shard in block(rank, world_size, num_shards))
-    others = [rank for rank in ranks if rank not in (owner, auditor)]
-    judges = (others[draw % len(others)],) if others else tuple(sorted({owner, auditor}))
+    uninvolved = [rank for rank in ranks if rank not in (owner, auditor)]
+    judges = (uninvolved[draw % len(uninvolved)],) if uninvolved else tuple(sorted({owner, auditor}))
     return Choice(shard=shard, owner=owner, auditor=auditor, judges=judges)

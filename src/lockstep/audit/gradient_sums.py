@@ -1,4 +1,4 @@
-"""Sums of bits of one shard's losses and gradients, taken from autograd before anybody weighs, adds or moves them."""
+"""Sums of the bits of one shard's losses and gradients, taken from autograd before these are weighted, added or moved."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Sums = dict[str, int]
 
 
 class GradientSums:
-    """Listens to the backward passes of a shard's micro-steps, between ``begin`` and ``end``. Nothing is read from a GPU until
-    ``read``."""
+    """Hooks into the backward passes of a shard's micro-steps, between ``begin`` and ``end``. Nothing is copied from a GPU
+    before ``read``."""
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._found: dict[tuple[int, int, str], list[Tensor]] = {}
+        self._bit_sums: dict[tuple[int, int, str], list[Tensor]] = {}
         self._part = self._call = 0
 
     def begin(self, parameters: Mapping[Parameter, str], part: int) -> None:
@@ -39,23 +39,25 @@ class GradientSums:
         self._note(LOSS, loss)
 
     def _note(self, name: str, tensor: Tensor) -> None:
-        # A copy of the sum now: whoever gets the gradient next may change it in place.
-        self._found.setdefault((self._part, self._call, name), []).append(bit_sum(tensor))
+        # Summed now: whatever receives the gradient next may change it in place.
+        self._bit_sums.setdefault((self._part, self._call, name), []).append(bit_sum(tensor))
 
     def end(self) -> None:
-        """The micro-step has ended, or is given up."""
+        """The micro-step has ended, or was abandoned."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def read(self) -> Sums:
-        """What was found."""
-        keys = [key for key, sums in self._found.items() for _ in sums]  # reentrant checkpoints give a gradient in parts
-        found: Sums = {}
-        for key, number in zip(keys, read_sums([item for sums in self._found.values() for item in sums]), strict=True):
+        """The sums so far, by name."""
+        # One key may have several sums: reentrant checkpoints deliver a gradient in parts.
+        keys = [key for key, tensors in self._bit_sums.items() for _ in tensors]
+        numbers = read_sums([tensor for tensors in self._bit_sums.values() for tensor in tensors])
+        sums: Sums = {}
+        for key, number in zip(keys, numbers, strict=True):
             name = _name(*key)
-            found[name] = found.get(name, 0) + number
-        return found
+            sums[name] = sums.get(name, 0) + number
+        return sums
 
 
 def _name(part: int, call: int, name: str) -> str:

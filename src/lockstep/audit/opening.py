@@ -1,4 +1,4 @@
-"""The auditor of a run, if its settings ask for one."""
+"""Opens the auditor of a run, if its settings ask for one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def open_audit(
     sync: Sync,
     write: Callable[..., Any],
 ) -> Auditor | None:
-    """Make it; None: the run is not audited.
+    """Create the auditor; None: the run is not audited.
 
     Args:
         config: the settings, with every default resolved.
         world: which process this is.
         device: of this process.
-        seed: gives the root of the run's random streams.
+        seed: returns the root of the run's random streams.
         collectives: over all ranks.
         watched: the prepared objects.
         sync: the run's strategy.
@@ -43,7 +43,7 @@ def open_audit(
     Raises:
         ConfigError: a run with this strategy cannot be audited.
     """
-    if config.audit == 0 or config.trace != "off":  # a trace looks into each shard itself
+    if config.audit == 0 or config.trace != "off":  # a trace records every shard itself
         return None
     check_strategy(config.strategy)
     assert config.shards is not None

@@ -1,4 +1,4 @@
-"""What a rank needs to compute another's shard: its samples as they are, as bytes."""
+"""What a rank needs to recompute another's shard, serialized: the samples exactly as they are in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.data.batches import map_tensors
 from lockstep.plan.shards import MicroStep
 
 _LINE = 64
-"""Bytes to which PyTorch aligns memory: kernels may add in another order where a tensor begins elsewhere."""
+"""PyTorch's memory alignment in bytes. Kernels may add in a different order where a tensor is aligned differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class Parcel:
     runs: Sequence[tuple[MicroStep, Any]]
     """Its micro-steps in this step, with their samples."""
     per_shard: Sequence[Any] = ()
-    """Its values of ``team.per_shard``, in the order in which these were created."""
+    """Its values of each ``team.per_shard``, in the order of their creation."""
 
 
 def pack(parcel: Parcel) -> bytes:
-    """The parcel as bytes, in which the micro-steps are those of an audit.
+    """Serialize a parcel, with its micro-steps marked as those of an audit.
 
     Raises:
         Exception: something in it cannot be pickled.
@@ -41,14 +41,14 @@ def pack(parcel: Parcel) -> bytes:
 
 
 def unpack(data: bytes) -> Parcel:
-    """What ``pack`` was given."""
+    """The parcel that ``pack`` serialized."""
     parcel: Parcel = pickle.loads(data)
     return parcel
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """A tensor without the rest of its storage, which pickle would take along: a batch may be a view of the whole data set.
-    Its strides stay, and its place relative to the lines of memory."""
+    """A tensor without the rest of its storage, which pickle would include: a batch may be a view of the whole data set.
+    Strides and memory alignment are preserved."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor

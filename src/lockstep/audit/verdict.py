@@ -1,4 +1,4 @@
-"""Which rank is wrong, given what several computed of one shard. Pure."""
+"""Which rank is wrong, given several computations of one shard. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.audit.gradient_sums import Sums
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What a rank computed of the audited shard."""
+    """One rank's result for the audited shard."""
 
     rank: int
     where: str
@@ -20,22 +20,22 @@ class Computed:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What an audit has found."""
+    """The outcome of an audit in which results differ."""
 
     step: int
     phase: int
     shard: int
     parameter: str
-    """The first in the order of the backward pass whose gradient differs (or the loss)."""
+    """The first, in the order of the backward pass, whose gradient differs; or the loss."""
     wrong: tuple[int, ...]
-    """The rank that is wrong; several if it is one of them and cannot be said which; empty: each computes something else."""
+    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if every computation differs."""
     where: tuple[str, ...]
     """Their hosts and devices."""
     text: str
 
     @property
     def headline(self) -> str:
-        """In a few words."""
+        """A short summary."""
         ranks = " or ".join(f"rank {rank} ({where})" for rank, where in zip(self.wrong, self.where, strict=True))
         what = f"{ranks} is wrong" if ranks else "another each time"
         return f"step {self.step}, shard {self.shard}, {self.parameter}: {what}"
@@ -68,52 +68,53 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
     """Which rank is wrong.
 
     Args:
-        first: of the shard's owner: this result would have counted.
-        second: of the auditor: it differs.
-        again: of a third rank; or where there is none, of both again, or of the only rank.
+        first: the owner's result, which would have counted.
+        second: the auditor's, which differs.
+        again: a third rank's; without a third rank, both ranks' second results, or the only rank's third.
         position: the step, its phase, and the shard.
     """
     step, phase, shard = position
     parameter = first_difference(first.sums, second.sums)
 
-    def found(wrong: Sequence[Computed], text: str) -> Verdict:
+    def verdict(wrong: Sequence[Computed], text: str) -> Verdict:
         return Verdict(
             step=step,
             phase=phase,
             shard=shard,
             parameter=parameter,
-            wrong=tuple(one.rank for one in wrong),
-            where=tuple(one.where for one in wrong),
+            wrong=tuple(computed.rank for computed in wrong),
+            where=tuple(computed.where for computed in wrong),
             text=f"audit of step {step}, shard {shard}{f', phase {phase + 1}' if phase else ''}: {text}. {_SAVED}.",
         )
 
     what = "the loss" if parameter.startswith("the loss") else f"the gradient of {parameter}"
-    agree_on_second = all(one.sums == second.sums for one in again)
-    agree_on_first = all(one.sums == first.sums for one in again)
+    agree_on_second = all(computed.sums == second.sums for computed in again)
+    agree_on_first = all(computed.sums == first.sums for computed in again)
     if first.rank == second.rank:
         if not agree_on_first and not agree_on_second:
-            return found([], f"{_name(first)} computed {what} three times, with three results, {_UNLIKE}")
-        return found([first], f"{_name(first)} is WRONG: it computed {what} three times, and once with another result")
+            return verdict([], f"{_name(first)} computed {what} three times, with three results, {_UNLIKE}")
+        return verdict([first], f"{_name(first)} is WRONG: it computed {what} three times, and once with another result")
     if agree_on_first or agree_on_second:
         wrong, right = (first, second) if agree_on_second else (second, first)
-        third = [one for one in again if one.rank not in (wrong.rank, right.rank)]
+        third = [computed for computed in again if computed.rank not in (wrong.rank, right.rank)]
         if third:
-            return found([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)} and {_name(third[0])}")
-        return found([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)}, and there too a second time")
-    own = {first.rank: first.sums, second.rank: second.sums}
-    if all(own.get(one.rank) == one.sums for one in again):
-        return found(
+            return verdict([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)} and {_name(third[0])}")
+        return verdict([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)}, and there too a second time")
+    sums_before = {first.rank: first.sums, second.rank: second.sums}
+    if all(sums_before.get(computed.rank) == computed.sums for computed in again):
+        return verdict(
             [first, second],
             f"{_name(first)} or {_name(second)} is WRONG: they differ in {what}, each twice. Only a third could say which one: "
             "start the run with three processes or more",
         )
-    ranks = ", ".join(_name(one) for one in {one.rank: one for one in (first, second, *again)}.values())
-    return found([], f"{what} was another each time it was computed, on {ranks}, {_UNLIKE}")
+    by_rank = {computed.rank: computed for computed in (first, second, *again)}
+    ranks = ", ".join(map(_name, by_rank.values()))
+    return verdict([], f"{what} was another each time it was computed, on {ranks}, {_UNLIKE}")
 
 
-def first_difference(one: Sums, other: Sums) -> str:
-    """The first name, in the order of the backward pass, with another sum (or none)."""
-    return next(name for name in (*one, *other) if one.get(name) != other.get(name))
+def first_difference(first: Sums, second: Sums) -> str:
+    """The first name, in the order of the backward pass, whose sums differ or that only one of them has."""
+    return next(name for name in (*first, *second) if first.get(name) != second.get(name))
 
 
 def _name(computed: Computed) -> str:

@@ -121,7 +121,7 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
     tuned = Tuned(
         situation=Situation(**result["situation"]),
         loader=result["loader"],
-        loading=verdict.found(result),
+        loading=verdict.better_loading(result),
         host=platform.node(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},

@@ -1,11 +1,11 @@
-"""Times the steps of a script that knows nothing of lockstep, by what PyTorch tells of every optimizer and gradient.
+"""Times the steps of a script that does not use lockstep, through PyTorch's global hooks on optimizers and gradients.
 
-A step ends with ``optimizer.step()``. Between its last gradient and that, a rank waits for the others: for the all-reduces of
-DistributedDataParallel, or the script's own. The rest of the time it is busy. So the rank that the others wait for is busy for
-longer than they are, and waits for less long; no clocks of several machines are compared for it. In what a rank is busy is told
-by glances at its stack from the sampler's thread.
+A step ends with ``optimizer.step()``. Between its last gradient and that call, a rank waits for the others: for the all-reduces
+of DistributedDataParallel, or the script's own. The rest of the time it is busy. So the rank that the others wait for is busy
+for longer than they are, and waits for less time; no clocks of different machines are compared. What a rank is busy with is
+known from samples of its stack, taken by the sampler's thread.
 
-Which gradient is the last of a backward pass is learned in the first step of each optimizer. On a GPU these are the times of
+Which gradient is the last of a backward pass is learned in the first step of each optimizer. On a GPU the times are those of
 the script, which runs ahead of the GPU until something makes it wait.
 """
 
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 WINDOW = 10
-"""Steps that are summed up together."""
+"""Steps per summary."""
 _MOST_WINDOWS = 64
 _MOST_STEPS = 10
 _MOST_PLACES = 200
@@ -41,31 +41,31 @@ _LIBRARIES = (
     f"{Path(__file__).parents[1]}/",
     "<frozen",
 )
-"""Where code is that is not the script's own."""
+"""Parts of the paths of code that is not the script's own."""
 
 
 class ScriptClock:
-    """Of this process, until it is closed. To be made by its main thread."""
+    """Times the steps of this process until it is closed. Must be created by the main thread."""
 
     def __init__(self) -> None:
         self.num_steps = 0
-        """Of all optimizers that have acted, but for those that act on the same gradients as the one before."""
+        """Optimizer steps so far, not counting those that use the same gradients as the step before."""
         self.activity = _DOING["script"]
-        """What the main thread does, at the newest glance."""
+        """What the main thread was doing at the latest sample."""
         self._left_s = 0.0
-        """When the newest step was over."""
+        """When the latest step ended."""
         self._ready_s = 0.0
-        """When the newest gradient was there that is the last of a backward pass, as far as is known."""
+        """When the last gradient of the latest backward pass was ready, as far as is known."""
         self._began_s = 0.0
-        """When an optimizer has begun to act."""
+        """When the latest optimizer step began."""
         self._steps: list[tuple[float, float]] = []
-        """Of the window at hand: for how long this rank was busy, and waited."""
+        """Of the current window: seconds busy and waiting in each step."""
         self._newest: deque[tuple[float, float]] = deque(maxlen=_MOST_STEPS)
         self._windows: tuple[list[Any], ...] = ()
         self._seen: Counter[str] = Counter()
         self._places: deque[tuple[str, str]] = deque(maxlen=_MOST_PLACES)
         self._lessons: weakref.WeakKeyDictionary[Any, _Lesson | None] = weakref.WeakKeyDictionary()
-        """By optimizer; None once it is learned."""
+        """By optimizer; None once its last gradient is known."""
         self._hooks: list[Any] = []
         optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
         if optimizers is not None:
@@ -74,7 +74,7 @@ class ScriptClock:
             self._hooks.append(optimizers.register_optimizer_step_post_hook(self.after_optimizer))
 
     def close(self) -> None:
-        """Hear of nothing any more. Called by the main thread."""
+        """Remove all hooks. Called by the main thread."""
         for hook in (*self._hooks, *(hook for lesson in self._lessons.values() if lesson for hook in lesson.hooks)):
             hook.remove()
         self._hooks = []
@@ -82,9 +82,9 @@ class ScriptClock:
     def history(self) -> dict[str, Any]:
         """For the black box. Called from another thread.
 
-        ``num_steps``; ``newest``: seconds busy and waiting of the last steps; ``windows``: of each the number, the seconds for
-        which one step in five was busy at most, and one in two, the means busy and waiting, and the glances by activity;
-        ``places``: by activity, the line of the script at which it was seen most.
+        ``num_steps``; ``newest``: seconds busy and waiting of the latest steps; ``windows``: for each its number, the 20th
+        percentile and the median of the busy seconds, the means of the busy and the waiting seconds, and the samples by
+        activity; ``places``: by activity, the line of the script at which it was sampled most often.
         """
         places: dict[str, Counter[str]] = {}
         for activity, place in tuple(self._places):
@@ -97,7 +97,7 @@ class ScriptClock:
         }
 
     def glance(self, frame: FrameType | None) -> None:
-        """See what the main thread does. Called from another thread."""
+        """Sample what the main thread is doing. Called from another thread."""
         activity, place = where(frame)
         self.activity = _DOING[activity]
         if activity == "backward" and self._ready_s > max(self._left_s, self._began_s):
@@ -105,11 +105,11 @@ class ScriptClock:
         self._seen[activity] += 1
         self._places.append((activity, place))
 
-    # Called within the script's own calls: nothing may go wrong here, or take long
+    # Hooks within the script's own calls: they must not fail, or take long
 
     def before_optimizer(self, optimizer: Any, *_: Any) -> None:
-        """Any of the process begins to act."""
-        if self._is_compiling():  # nothing of this is to become a part of what is compiled
+        """An optimizer step begins."""
+        if self._is_compiling():  # the hooks must not be compiled into the script's graph
             return
         self._began_s = perf_counter()
         if self._lessons.get(optimizer, _NEW) is not None:
@@ -117,7 +117,7 @@ class ScriptClock:
                 self._learn(optimizer)
 
     def after_optimizer(self, *_: Any) -> None:
-        """It has acted."""
+        """An optimizer step has ended."""
         if self._is_compiling():
             return
         before_s, self._left_s = self._left_s, perf_counter()
@@ -125,7 +125,7 @@ class ScriptClock:
             return
         self.num_steps += 1
         if before_s and self._ready_s > before_s:
-            # The backward pass may be the optimizer's, given as a closure: then it acts within what counts as waiting.
+            # With a closure the backward pass runs inside the optimizer step, whose own work then counts as waiting.
             waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
             step = (self._left_s - before_s - waited_s, waited_s)
             self._steps.append(step)
@@ -134,7 +134,7 @@ class ScriptClock:
             self._close_window()
 
     def note_gradient(self, _: Any) -> None:
-        """That which is the last of a backward pass is there."""
+        """The last gradient of a backward pass is ready."""
         self._ready_s = perf_counter()
 
     def _close_window(self) -> None:
@@ -148,7 +148,7 @@ class ScriptClock:
         self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen)])
 
     def _learn(self, optimizer: Any) -> None:
-        """Before its first step: listen to the gradients of all its parameters. Before the second: to the last alone."""
+        """Before an optimizer's first step, hook the gradients of all its parameters; before its second, only the last one."""
         lesson = self._lessons.get(optimizer)
         if lesson is None:
             if len(self._lessons) >= _MOST_OPTIMIZERS:
@@ -168,7 +168,7 @@ class ScriptClock:
 
 
 class _Lesson:
-    """Which parameter of an optimizer has its gradient last."""
+    """Finds out which parameter of an optimizer gets its gradient last."""
 
     def __init__(self) -> None:
         self.hooks: list[Any] = []
@@ -176,7 +176,7 @@ class _Lesson:
         self.ready_s = 0.0
 
     def note(self, parameter: Any) -> None:
-        """It has its gradient."""
+        """A parameter has got its gradient."""
         self.last, self.ready_s = parameter, perf_counter()
 
 
@@ -184,7 +184,7 @@ _NEW = _Lesson()
 
 
 def where(frame: FrameType | None) -> tuple[str, str]:
-    """What a thread does, of ``split.ACTIVITIES``, and at which line of the script, from its innermost frame."""
+    """What a thread is doing, one of ``split.ACTIVITIES``, and at which line of the script, from its innermost frame."""
     activity = place = ""
     innermost = frame
     while frame is not None and not (activity and place):

@@ -1,7 +1,7 @@
-"""Which rank of a script that knows nothing of lockstep is slower than the others, and what that costs everybody.
+"""Which rank of a script that does not use lockstep is slower than the others, and what that costs all of them.
 
 Judged from the black boxes of all ranks (``script_clock``). A rank is slow if it is busy for longer than the others in nearly
-every step, and if they wait for it: each by its own clock, so that machines can be compared.
+every step, and the others wait for it. Each rank measures durations by its own clock, so machines need no common one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lockstep.explain.split import ACTIVITIES
 
 _LEAST_WINDOWS = 3
 _LEAST_S = 1.0
-"""Of short steps more are looked at: what the machine does to a rank within a second is no slow rank."""
+"""Short steps are judged over more windows: a delay of less than a second does not make a rank slow."""
 _FORGOTTEN_AFTER = 60
-"""Looks in which a rank that was reported was not slow: if it is again, that is another case."""
+"""After this many looks in which a reported rank was not slow, it is reported again if it becomes slow again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,15 @@ class SlowScriptRank:
     rank: int
     host: str
     step: int
-    """The newest that it was judged by."""
+    """The newest step that it was judged by."""
     times: float
-    """How many times as long it is busy in a step as the median of the others."""
+    """Its busy time per step, as a multiple of the median of the others."""
     cost: float
-    """The share of everybody's time that the others wait for it."""
+    """The share of all time that the others spend waiting for it."""
     activity: str
-    """In what it loses the time, of ``ACTIVITIES``; empty: it was not seen often enough."""
+    """The activity in which it loses the time, one of ``ACTIVITIES``; empty: it was not sampled often enough."""
     place: str
-    """The line of the script at which it was mostly seen in that; empty: none was."""
+    """The line of the script at which it was most often sampled in that activity; empty: unknown."""
 
     def describe(self) -> str:
         """For the user."""
@@ -52,21 +52,21 @@ class SlowScriptRank:
 
 
 class SlowScriptRanks:
-    """Looks for a slow rank, again and again."""
+    """Looks for slow ranks repeatedly, and reports each once."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        """The ranks that were reported: and in how many looks since none of them was slow."""
+        """By reported rank, the number of looks since it was last slow."""
 
     def look(self, records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
-        """The rank that is slow and was not reported, from the newest records of all ranks."""
-        found = judge(records)
+        """The rank that is slow and was not yet reported, from the newest records of all ranks."""
+        slow = judge(records)
         self._known = {rank: since + 1 for rank, since in self._known.items() if since < _FORGOTTEN_AFTER}
-        if found is None:
+        if slow is None:
             return None
-        is_new = found.rank not in self._known
-        self._known[found.rank] = 0
-        return found if is_new else None
+        is_new = slow.rank not in self._known
+        self._known[slow.rank] = 0
+        return slow if is_new else None
 
 
 def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
@@ -81,22 +81,22 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
     rows = _newest(windows)
     if not rows:
         return None
-    slowest = [max(range(len(row)), key=lambda place: float(row[place][1])) for row in rows]
-    one = statistics.mode(slowest)
-    slow = [row for row, found in zip(rows, slowest, strict=True) if found == one and _is_slow(row, one)]
-    lost_s = [statistics.median_low(_others(row, one, 4)) - row[one][4] for row in rows]
-    cost = sum(lost_s) / sum(float(row[one][3]) + float(row[one][4]) for row in rows)
+    slowest = [max(range(len(row)), key=lambda index: float(row[index][1])) for row in rows]
+    suspect = statistics.mode(slowest)
+    slow = [row for row, index in zip(rows, slowest, strict=True) if index == suspect and _is_slow(row, suspect)]
+    lost_s = [statistics.median_low(_others(row, suspect, 4)) - row[suspect][4] for row in rows]
+    cost = sum(lost_s) / sum(float(row[suspect][3]) + float(row[suspect][4]) for row in rows)
     if len(slow) < NEARLY_ALWAYS * len(rows) or cost < LEAST_COST:
         return None
-    busy = sum(float(row[one][3]) for row in rows)
-    others = sum(statistics.median_low(_others(row, one, 3)) for row in rows)
-    activity = _slow_in(rows, one)
-    record = records[one]
+    busy_s = sum(float(row[suspect][3]) for row in rows)
+    others_busy_s = sum(statistics.median_low(_others(row, suspect, 3)) for row in rows)
+    activity = _slow_in(rows, suspect)
+    record = records[suspect]
     return SlowScriptRank(
         rank=int(record["rank"]),
         host=str(record["host"]),
-        step=WINDOW * int(rows[-1][one][0]),
-        times=busy / others if others else float("inf"),
+        step=WINDOW * int(rows[-1][suspect][0]),
+        times=busy_s / others_busy_s if others_busy_s else float("inf"),
         cost=cost,
         activity=activity,
         place=str(record["steps"].get("places", {}).get(activity, "")),
@@ -104,35 +104,35 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
 
 
 def _newest(windows: Sequence[Mapping[int, Sequence[Any]]]) -> list[list[Sequence[Any]]]:
-    """The newest windows that all ranks have, without a gap, by window and rank: as many as are needed; empty: too few."""
+    """The newest consecutive windows that all ranks have, by window and rank: as many as are needed; empty: too few."""
     common = set(windows[0]).intersection(*windows[1:])
     rows: list[list[Sequence[Any]]] = []
     number, took_s = max(common, default=0), 0.0
     while number in common and (len(rows) < _LEAST_WINDOWS or took_s < _LEAST_S):
-        row = [found[number] for found in windows]
+        row = [by_number[number] for by_number in windows]
         took_s += WINDOW * max(float(window[3]) + float(window[4]) for window in row)
         rows.insert(0, row)
         number -= 1
     return rows if len(rows) >= _LEAST_WINDOWS and took_s >= _LEAST_S else []
 
 
-def _is_slow(row: Sequence[Sequence[Any]], one: int) -> bool:
-    """Whether a rank was slower in nearly all steps of a window than the others mostly are."""
-    return float(row[one][1]) > SLOW * statistics.median_low(_others(row, one, 2))
+def _is_slow(row: Sequence[Sequence[Any]], suspect: int) -> bool:
+    """Whether a rank was slower in nearly all steps of a window than the others typically are."""
+    return float(row[suspect][1]) > SLOW * statistics.median_low(_others(row, suspect, 2))
 
 
-def _others(row: Sequence[Sequence[Any]], one: int, column: int) -> list[float]:
-    return [float(window[column]) for place, window in enumerate(row) if place != one]
+def _others(row: Sequence[Sequence[Any]], suspect: int, column: int) -> list[float]:
+    return [float(window[column]) for index, window in enumerate(row) if index != suspect]
 
 
-def _slow_in(rows: Sequence[Sequence[Sequence[Any]]], one: int) -> str:
-    """The activity in which a rank loses most against the median of the others, by the glances at it."""
+def _slow_in(rows: Sequence[Sequence[Sequence[Any]]], suspect: int) -> str:
+    """The activity in which a rank loses most against the median of the others, according to the samples of its stack."""
     seconds = []
-    for place in range(len(rows[0])):
-        seen = {activity: sum(int(row[place][5].get(activity, 0)) for row in rows) for activity in ACTIVITIES}
-        busy_s = sum(float(row[place][3]) for row in rows) / max(1, sum(seen.values()))
+    for index in range(len(rows[0])):
+        seen = {activity: sum(int(row[index][5].get(activity, 0)) for row in rows) for activity in ACTIVITIES}
+        busy_s = sum(float(row[index][3]) for row in rows) / max(1, sum(seen.values()))
         seconds.append({activity: count * busy_s for activity, count in seen.items()})
-    mine = seconds.pop(one)
-    if not any(mine.values()):
+    of_suspect = seconds.pop(suspect)
+    if not any(of_suspect.values()):
         return ""
-    return max(ACTIVITIES, key=lambda activity: mine[activity] - statistics.median(each[activity] for each in seconds))
+    return max(ACTIVITIES, key=lambda activity: of_suspect[activity] - statistics.median(each[activity] for each in seconds))

@@ -31,7 +31,7 @@ class Binding:
     """What the processes may use together, bound or not: numbers of threads must not depend on it."""
 
     def __str__(self) -> str:
-        """What is told to the user."""
+        """The line for the user."""
         lines = [
             f"lockstep: rank {rank} is bound to CPU{'s' if len(cpus) > 1 else ''} {format_cpus(cpus)} "
             f"(NUMA node{'s' if len(nodes) > 1 else ''} {format_cpus(nodes)})"

@@ -1,4 +1,4 @@
-"""What is probably not meant on a command line of ``lockstep run``: said in a line before anything starts."""
+"""Warnings about command lines of ``lockstep run`` that probably do not mean what they say, given before anything starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ALSO = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
 
 
 def doubts(script: Script, source: Path | None, *, are_several: bool) -> Iterator[str]:
-    """Sentences for the user.
+    """Yield warnings for the user.
 
     Args:
-        script: what is about to be started.
+        script: what is about to start.
         source: its file; None: not plain Python.
         are_several: whether several processes are started, here or elsewhere.
     """
@@ -41,7 +41,7 @@ def doubts(script: Script, source: Path | None, *, are_several: bool) -> Iterato
 
 
 def _misplaced(args: Sequence[str]) -> Iterator[str]:
-    """Options of ``lockstep run`` that hardly any script has, among the arguments of one."""
+    """Options among a script's arguments that are ``lockstep run``'s, and that hardly any script has."""
     ours = set(_ALSO)
     for field, option in options_of(LaunchOptions).items():
         if option.group in (PROCESSES, MACHINES):

@@ -143,14 +143,14 @@ def from_exit(rank: int, code: object) -> Failure:
     )
 
 
-def from_audit(rank: int, found: AuditFailed) -> Failure:
-    """An audit has found a wrong result, which was said; to be called in the worker."""
+def from_audit(rank: int, error: AuditFailed) -> Failure:
+    """A failure by an audit, which has printed its verdict already; to be called in the worker."""
     return Failure(
         rank=rank,
         host=socket.gethostname(),
         time_s=time.time(),
         kind="wrong result",
-        message=found.headline,
+        message=error.headline,
         would_recur=True,
         exit_status=AUDIT_STATUS,
     )

@@ -21,8 +21,8 @@ it is alive; and after how many times that it did not it is taken for lost."""
 GATHER_S = 30.0
 """For how long a run that could begin with fewer waits for the most machines that it can have. Later it does not."""
 LOST_S = 10.0
-"""After how many seconds of silence a machine is taken for lost, where the run can go on without it, if nothing else tells (its
-power or its link was cut, and no process of others has failed for it). Where it cannot, after the timeout of the run."""
+"""Seconds of silence after which a machine counts as lost, if the run can continue without it and nothing else shows the loss
+(its power or link was cut, and no other machine's process has failed because of it). If it cannot: the run's timeout."""
 CONF = ("join_timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 """What may be set of torchelastic's rendezvous."""
 

@@ -1,4 +1,4 @@
-"""Whether all workers are started again when one of them has failed, and what the user is told of it."""
+"""Whether all workers are restarted when one of them has failed, and the message about it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def follows(spec: LaunchSpec, cause: Failure) -> bool:
 
 
 def numbered(restart: int, spec: LaunchSpec) -> str:
-    """How a restart is called, on the terminal and in logs."""
+    """The name of a restart, on the terminal and in logs."""
     if spec.node is not None:  # where machines come and go, not every start is for a failure
         return f"lockstep: start {restart + 1}, as {spec.world_size} processes on {spec.node.num_nodes} nodes"
     return f"lockstep: restart {restart} of {spec.max_restarts}"
 
 
 def announce(reported: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
-    """What is said between two starts: what ended the first, and that the second comes."""
+    """The message between two starts: what ended the first, and that the second follows."""
     text = failures.report(reported, spec.world_size, attached=attached)
     who = "the process starts" if spec.world_size == 1 else f"all {spec.world_size} processes start"
     return f"{text}\n\n{numbered(spec.restart + 1, spec)}: {who} again"

@@ -94,7 +94,7 @@ class ForkServer:
 
     def warm(self) -> None:
         """Have it import now what most scripts import when they train. Does not wait for it; workers asked for later do."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asks for workers next is told
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next request for workers reports it
             self._socket.send(json.dumps({"warm": True}).encode())
 
     def receive(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _TOGETHER = re.compile(rb"distributed|rank|world_size|lockstep|environ|getpid", 
 _ALONE = frozenset(
     ("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm", "yaml")
 )
-"""Packages that never make several processes one training by themselves."""
+"""Packages that never turn several processes into one training by themselves."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -87,7 +87,7 @@ class Source:
         return None
 
     def starter_if_alone(self) -> str | None:
-        """Where Lightning is told of devices: it starts processes for them itself, unless a launcher has; None: nowhere."""
+        """Where Lightning is given devices, for which it starts processes itself unless a launcher has; None: nowhere."""
         for node, name in self._calls():
             is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
             said = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in ("devices", "num_nodes")}
@@ -125,29 +125,29 @@ class Source:
     def has_optimizer(self, root: Path) -> bool:
         """Whether the script, or a file under ``root`` that it imports, has the word ``optim`` in it, as in ``torch.optim``.
 
-        Nothing but time depends on it.
+        Only the time of a start depends on it.
         """
         sources = (self, *self._imported(root, about=b"optim"))
         return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
 
     def set_before_torch(self, variable: str) -> str | None:
-        """What the script itself gives an environment variable before it imports torch, if it says that plainly; else None."""
-        found = None
+        """The constant that the script assigns to an environment variable before it imports torch; None: it assigns none."""
+        value = None
         for node in self.tree.body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "torch" for name in names):
-                return found
+                return value
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 targets = [ast.unparse(target) for target in node.targets]
                 if any(target.endswith(f"environ[{variable!r}]") for target in targets):
-                    found = str(node.value.value)
+                    value = str(node.value.value)
         return None
 
     def trains_alone(self, root: Path) -> bool:
-        """Whether the script has an optimizer, and certainly nothing by which several processes of it would train together.
+        """Whether the script has an optimizer, and certainly nothing that would make several processes train together.
 
-        Not if it imports a package that may see to that, other than files under ``root``, which are read too.
+        False if it imports a package that might do that. Files under ``root`` that it imports are read as well.
         """
         waiting, seen, has_optimizer = [self], set[Path](), False
         while waiting:
@@ -157,7 +157,8 @@ class Source:
             has_optimizer = has_optimizer or _OPTIM.search(text) is not None
             if _TOGETHER.search(text) or not source._packages(root) <= _ALONE | sys.stdlib_module_names:
                 return False
-            waiting.extend(other for other in source._imported(root, about=b"") if other.path.resolve() not in seen)
+            imported = source._imported(root, about=b"")
+            waiting.extend(module for module in imported if module.path.resolve() not in seen)
         return has_optimizer
 
     def mentions(self, root: Path, word: str) -> bool:
@@ -205,7 +206,7 @@ class Source:
                     if about in path.read_bytes():
                         yield Source.read(path)
                 except (OSError, ConfigError):
-                    continue  # to be told by the script itself, if it gets there
+                    continue  # left to the script, which fails there if it gets that far
 
     def _import_candidates(self, root: Path) -> Iterator[Path]:
         parents = self.path.resolve().parents

@@ -14,7 +14,7 @@ class Standstill:
     """Looks at the workers' process states now and then; costs the workers nothing.
 
     Only time in which others could wait counts: not while all are stopped (somebody suspended the whole run), nor while
-    the launcher was stopped itself. And only what goes on: a worker that ran between two looks starts at zero again.
+    the launcher itself was stopped. And only an uninterrupted stop counts: a worker that ran between two looks starts at zero.
     """
 
     def __init__(self, nproc: int, timeout_s: float) -> None:

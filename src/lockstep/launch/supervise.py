@@ -40,7 +40,7 @@ the signal has a limit of his own. Slurm kills KillWait, 30 s, after SIGTERM at 
 ``--signal=USR1@120`` leaves 120 s.)
 """
 RESTART_GRACE_S = 0.3
-"""The same where all are started again: there is work to go on with."""
+"""The same if all are restarted afterwards: they have work to continue."""
 WARM_AFTER_S = 5.0
 """How long after a start the server readies itself for a restart. (Its first workers need the processor themselves.)"""
 _SERVER_S = 60.0
@@ -82,7 +82,7 @@ def supervise(
             watch.run()
             went_well = not (watch.failures or interrupts.received or watch.stopped_with)
         except BaseException as error:
-            server.close()  # with it goes every worker, also those that we have not heard of yet
+            server.close()  # ends every worker with it, also those not heard of yet
             watch.hear_all()
             if not isinstance(error, _StoppedEarlyError):
                 raise
@@ -92,7 +92,7 @@ def supervise(
 
 
 class _Watch:
-    """One launch while it runs: hears of what happens, and does what follows from it (``stages``)."""
+    """One launch while it runs: receives events, and acts on the transitions that follow (``stages``)."""
 
     def __init__(
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
@@ -157,19 +157,19 @@ class _Watch:
         while self._asked:
             next_s = self._next_s()
             ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
-            # Signals last: what is to be done about them depends on what the workers have told.
+            # Signals last: how to handle them depends on what the workers have sent.
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
 
     def hear_all(self) -> None:
-        """What the workers have told that are gone by now."""
+        """Read what workers that have exited by now had sent."""
         for receiver in self._receivers.values():
             receiver.read()
             receiver.read_file()
 
     def _last_words(self) -> list[str]:
-        """What workers have told before they were lost with the server."""
+        """What workers sent before they were lost with the server."""
         self.hear_all()
         told = {rank: receiver.told for rank, receiver in self._receivers.items()}
         ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
@@ -187,7 +187,7 @@ class _Watch:
         return (early, *reported) if early is not None else tuple(reported)
 
     def _next_s(self) -> float:
-        """When something is to be done even if nobody says anything."""
+        """When to act next even if no message arrives."""
         if self._state.was_cut_short:
             return self._state.until
         return min(self._state.until, self._standstill.next_look, self._warm_at)
@@ -216,7 +216,7 @@ class _Watch:
                 self._streams.handed_over()
 
     def _on_told(self, rank: int) -> None:
-        """A worker has told something, or can tell nothing any more."""
+        """A worker has sent a message, or closed its end."""
         receiver = self._receivers[rank]
         before = receiver.told
         if not receiver.read():
@@ -254,7 +254,7 @@ class _Watch:
     def _on_end(self, rank: int, status: int) -> None:
         told = self._receivers[rank].told
         if told.stopped_with is not None and status == told.stopped_with:
-            self.stopped_with = status  # it was asked to stop. All end now, and whatever they have still to do
+            self.stopped_with = status  # it was asked to stop: now all end, whatever they are doing
             self._on(Event.SAVED)
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
@@ -278,7 +278,7 @@ class _Watch:
             self._on(Event.FAILED)
 
     def _explained(self, failure: Failure) -> Failure:
-        """With what the black boxes tell. To be called at once: what the others do now is what this rank has waited for."""
+        """Add what the black boxes show. Must be called at once: what the others do now is what this rank has waited for."""
         rank = failure.rank
         if failures.lacked_peers(failure):
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
@@ -323,7 +323,7 @@ class _Watch:
         )
 
     def _hand_on(self) -> bool:
-        """SIGUSR1 means what scripts make of it: those that handle it get it, and go on. False: it is another, or none does."""
+        """Forward SIGUSR1 to the workers whose scripts handle it, which continue. False: another signal, or none does."""
         number = self._interrupts.received[0]
         pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []
         self._send(number, pids)
@@ -337,7 +337,7 @@ class _Watch:
                 os.kill(pid, number)
 
     def _on(self, event: Event) -> None:
-        """Go to the stage that follows, and do what is to be done there."""
+        """Enter the stage that follows, and take its action."""
         save_s = max(SAVING_GRACE_S, self._timeout_s)
         self._state, action = transition(
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S

@@ -1,8 +1,8 @@
-"""Who waits for whom among the workers, and who is slow, from their black boxes: said meanwhile, and kept for their end.
+"""Which workers wait for whom, and which are slow, from their black boxes: reported while they run, and kept for their end.
 
-The launcher says it, for it is no rank: it can speak where all of them hang in C code, it knows who is gone, and there is one
-of it. Ranks that have joined a run say it themselves, as they do under other launchers, for of them it is known how long a step
-takes. Of several machines the first one's launcher says it, from what the others tell it of theirs (``exchange``).
+The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows which have exited, and there
+is only one of it. Ranks that have joined a run report for themselves, as under any launcher, since their step time is known.
+With several machines, the first one's launcher reports, from what the others send it (``exchange``).
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 _LOOK_S = 1.0
 _FIRST_S = 2.0
-"""The launcher has other things to do at its start."""
+"""Delay of the first look: a start keeps the launcher busy."""
 _SUSPENDED_S = 5.0
-"""This process was stopped for a while, perhaps with the others: they are given time to report again."""
+"""A longer gap between looks means that this process was suspended, perhaps with the workers: they get this long to recover."""
 _SELDOM = 15
+"""Once the user was told, reports are collected at one in this many looks."""
 _MOST_LOOKS = 10
-"""In which the launchers of other machines are waited for, when their ranks may be those that are missing."""
+"""Looks for which missing reports of other launchers are awaited, since their ranks may be the ones that block."""
 
 
 class Watching:
-    """Looks now and then, in a thread of its own, until it is closed.
+    """Looks at regular intervals, in a thread of its own, until it is closed.
 
     Args:
         private_dir: of this start of the workers.
@@ -46,13 +47,13 @@ class Watching:
         self._dir = Path(private_dir)
         self._exchange = exchange
         self._told = ""
-        """What was said last."""
+        """What the user was last told."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
-        """In which some had, up to now."""
+        """Consecutive looks, up to now, at which a rank had."""
         self._asked = 0
-        """Looks in which the first launcher wanted reports, up to now."""
+        """Consecutive looks, up to now, at which the first launcher asked for reports."""
         self._sent: list[dict[str, Any]] = []
         self._slow: SlowScriptRanks | None = None
         self._closed = threading.Event()
@@ -61,23 +62,23 @@ class Watching:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._closed.set()
 
     def explain(self, echoes: Collection[int]) -> str:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
 
         Args:
-            echoes: ranks that have just failed, because they timed out: as if they still did.
+            echoes: ranks that have just failed because they timed out; they are treated as still waiting.
         """
         text: str | None = None
-        if self._speaks or not self._told:  # who has heard it from another machine cannot know better
-            with contextlib.suppress(Exception):  # what it would say is lost; what has happened is told all the same
+        if self._speaks or not self._told:  # the first machine's launcher knows more than this one
+            with contextlib.suppress(Exception):  # the failure is reported even without this
                 text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
 
     def last_seen(self, rank: int) -> str:
-        """What a worker that is gone was last seen at; empty: that is not known."""
+        """What an exited worker was last seen doing; empty: unknown."""
         with contextlib.suppress(Exception):
             from lockstep.explain.testimony import testimony
 
@@ -98,17 +99,17 @@ class Watching:
                 self._waited = ()
                 self._closed.wait(_SUSPENDED_S)
             looked_at = time.monotonic()
-            with contextlib.suppress(Exception):  # nothing that goes wrong here may matter to the workers
+            with contextlib.suppress(Exception):  # no error here may affect the workers
                 self._look()
 
     @property
     def _speaks(self) -> bool:
-        """Whether it is for this launcher to say it."""
+        """Whether this launcher is the one that reports."""
         return self._exchange is None or self._exchange.number == 0
 
     def _look(self) -> None:
-        """See who is slow, and who waits. That is said once for each wait. Who has waited for too long must have done so at the
-        look before, too: those that were stopped, and go on, have not reported yet."""
+        """Look for slow and for waiting ranks. A wait is reported once, and only if it was too long at two looks in a row:
+        ranks that were stopped and have just continued have not updated their black boxes yet."""
         from lockstep.explain.rank_reports import read_records
 
         if self._where() != self._dir:
@@ -151,15 +152,15 @@ class Watching:
                 say(f"WARNING: {text}")
 
     def _asked_for(self) -> list[dict[str, Any]]:
-        """The reports for the first launcher. Once the user knows, processes are asked for them now and then only."""
+        """The reports for the first launcher. Once the user was told, processes are asked for new ones only occasionally."""
         if not self._told or self._asked % _SELDOM == 0:
             self._sent = [report.as_json() for report in self._reports(())]
         return self._sent
 
     def _reports(self, echoes: Collection[int]) -> list[RankReport]:
-        """Of this machine's ranks, and of those of others that their launchers have told of.
+        """Reports of this machine's ranks, and those received from other launchers.
 
-        ``echoes`` have just failed because they timed out: as if they still did.
+        ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
         from lockstep.explain.asking import ask, look_up
         from lockstep.explain.rank_reports import RankReport, read_reports
@@ -182,7 +183,7 @@ class Watching:
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is needed to judge who is slow."""
+    """The fields that ``slow_script.judge`` needs."""
     return {name: record.get(name) for name in ("rank", "host", "world_size", "steps")}
 
 

@@ -73,7 +73,7 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
-        # Exit handlers cannot see otherwise that this is a failure, and would take a run for finished.
+        # Without this, exit handlers could not see that this is a failure, and would take a run for finished.
         _leave_traces(error)
         if isinstance(error, AuditFailed):
             failure = failures.from_audit(request.rank, error)
@@ -104,7 +104,7 @@ def _serve_store(spec: LaunchSpec) -> None:
 
 
 def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:
-    """What this process does can be asked from now on. Not of one that starts the processes of its ranks itself."""
+    """Open the black box, from which others can see what this process does. Not for a script that starts its ranks itself."""
     if isinstance(spec.program, Script) and spec.program.starter is not None:
         return None
     program = spec.program.target if isinstance(spec.program, Script) else "a function call"
@@ -140,7 +140,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
 
 
 def _leave_traces(error: BaseException) -> None:
-    """For exit handlers, what the interpreter sets for an exception that nobody caught; and in the black box."""
+    """Record an exception that nobody caught: for exit handlers as the interpreter does, and in the black box."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     fail_current(failures.traceback_of(error))
 
@@ -209,7 +209,7 @@ def _settle(request: Request) -> LaunchSpec:
 
 
 def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
-    """As ``import torch.distributed`` reads it, which the server has done long ago: of the caller, or of the script itself."""
+    """Set torch.distributed's debug level, the caller's or the script's own: the server imported it long before the fork."""
     distributed, level = sys.modules.get("torch.distributed"), of_script or environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
     if distributed is not None and level.upper() in levels:
@@ -233,22 +233,23 @@ def _reopen_streams() -> None:
 
 
 _OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
-"""Where users say how many threads a BLAS is to have, and nothing else."""
+"""Variables with which users set the number of threads of a BLAS, and of nothing else."""
 
 
 def _share_cores(share: int, nproc: int, environ: Mapping[str, str]) -> None:
-    """The cores, divided. torchrun sets OMP_NUM_THREADS=1 for the same reason; here torch and NumPy have long read it.
+    """Give this worker its share of the cores. torchrun sets OMP_NUM_THREADS=1 for the same reason, but here torch and NumPy
+    were imported long before the fork.
 
-    A lockstep script says again, in its run's settings, how many it wants; this is for all others.
+    A run of lockstep sets its own number of threads later, from its settings; this is for all other scripts.
     """
     asked, torch = threads_asked(environ), sys.modules.get("torch")
     if nproc > 1 and torch is not None:
         torch.set_num_threads(asked or share)
     for library in libraries():
-        # NumPy's usual one also with one process: the server has loaded it with one thread.
+        # NumPy's usual BLAS also with one process: the server has loaded it with one thread.
         if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas"):
-            own = threads_asked(environ, _OF_BLAS.get(library.internal_api, ""))
-            set_number(library, own or asked or share)
+            of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, ""))
+            set_number(library, of_blas or asked or share)
 
 
 def _become_program(script: Script, local_rank: int) -> NoReturn:

@@ -101,7 +101,7 @@ class Phases:
     @property
     def was_found_wrong(self) -> bool:
         """Whether an audit has found a result wrong, so that nothing may be saved any more."""
-        return self._auditor is not None and self._auditor.has_found
+        return self._auditor is not None and self._auditor.has_wrong_result
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""

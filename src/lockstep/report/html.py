@@ -1,4 +1,4 @@
-"""From the parts of a page to one self-contained HTML file: the templates, and what they are given. Pure."""
+"""Renders the parts of a page to one self-contained HTML file. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Section:
     story: Sequence[tuple[str, str]] = ()
     """The same for longer texts, in their order."""
     quotes: Sequence[tuple[str, str]] = ()
-    """What a program has said: a caption, and its text as it was."""
+    """Output of a program: a caption, and the text verbatim."""
     remarks: Sequence[str] = ()
     """A list of sentences."""
 
@@ -107,10 +107,10 @@ def sort_key(text: str) -> float | None:
 
 
 def with_code(text: str) -> Markup:
-    """A sentence as HTML, in which options, and what stands between backticks, are code."""
+    """A sentence as HTML, with options and whatever is in backticks marked up as code."""
 
-    def element(found: re.Match[str]) -> str:
-        return f"<code>{found[1]}</code>" if found[1] else f'<code class="option">{found[2]}</code>'
+    def element(match: re.Match[str]) -> str:
+        return f"<code>{match[1]}</code>" if match[1] else f'<code class="option">{match[2]}</code>'
 
     return Markup(_CODE.sub(element, str(escape(text))))
 

@@ -1,5 +1,5 @@
-"""What costs most in a loader: the function in which its batches spend their time, and a sample that takes far longer than
-others."""
+"""What costs most in a loader: the function that its batches spend most of their time in, and a sample that takes far longer
+than others."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lockstep.data.sources import Deal
 _LIMIT_S = 1.0
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2
 _MAJOR = 0.5
-"""The share of a function's time that a function called by it must have, to be named in its place."""
+"""The share of a function's time that one of its callees must take to be named in its place."""
 _MOST_SUSPECTS = 3
 _OUTLIER = 5.0
-"""A sample that takes so many times as long as the median is named."""
+"""A sample that takes at least this multiple of the median is named."""
 
 Function = tuple[str, int, str]
-"""As ``pstats`` has it: file, line, name."""
+"""File, line and name, as in ``pstats``."""
 
 
 def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
     Args:
         get: fetches a batch in this process.
         batches: the script's DataLoader.
-        batch_s: that a batch takes.
+        batch_s: the time of a batch, in seconds.
 
     Returns:
-        ``function``, ``file``, ``line`` and ``share`` of the function that costs most, with ``inside``, what it calls that
-        costs most of that; none of these if no Python function was called. ``sample``, ``sample_s`` and ``median_s`` of a
+        ``function``, ``file``, ``line`` and ``share`` of the function that costs most, and ``inside``, the callee that takes
+        most of its time; none of these if no Python function was called. ``sample``, ``sample_s`` and ``median_s`` of a
         sample that takes far longer than others, if there is one.
     """
     get()
@@ -62,8 +62,8 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
 def heaviest(
     stats: Mapping[Function, tuple[int, int, float, float, Mapping[Function, tuple[int, int, float, float]]]],
 ) -> dict[str, Any]:
-    """The function of the user's in which most of a profile's time is spent: from the one that takes most, down the calls as
-    long as one of them takes the larger part. Pure, but for a look into its source."""
+    """The user's function in which most of a profile's time is spent: starting from the one that takes most, down the calls
+    for as long as a single callee takes the larger part. Pure, except that it reads the function's source."""
     total_s = sum(own_s for _, _, own_s, _, _ in stats.values())
     callees: dict[Function, list[tuple[float, Function]]] = {}
     for function, (_, _, _, _, callers) in stats.items():
@@ -128,7 +128,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 def _is_outside(function: Function) -> bool:
-    """Whether it is Python code of others than us."""
+    """Whether it is Python code from outside lockstep."""
     file = function[0]
     return file[:1] not in ("~", "<") and not file.startswith(_OURS) and "/torch/utils/data/" not in file
 
@@ -143,7 +143,7 @@ def _plain(function: Function) -> str:
 
 
 def _qualified(file: str, line: int, name: str) -> str:
-    """The name with that of its class."""
+    """The name, qualified with that of its class."""
     with contextlib.suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0):

@@ -1,4 +1,4 @@
-"""What a step and its loader cost, and from that how long a step will take with other settings of the loader. Pure."""
+"""What a step and its loader cost, and a prediction of the step time under other loader settings. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from lockstep.plan.loading import Loading
 
 _SPARE, _SPARE_OF_SPREAD = 1.1, 0.3
-"""Workers are reckoned so much slower than measured, and by so much of the spread of their batches: who waits for a long one
-does not catch up with it."""
+"""Workers are predicted slower than measured by this factor, plus this fraction of their batches' spread: a step that waits for
+a long batch does not make up for it later."""
 _NEAR = 1.03
-"""Fewer workers are preferred to a step that is at most so many times as fast."""
+"""Fewer workers are preferred unless more make steps faster by more than this factor."""
 _FURTHER = 0.25
-"""The start of a further worker, in starts of the first: they begin and end side by side, and only the fork is repeated."""
+"""Cost of each further worker's start, relative to the first: they start and end in parallel, and only the fork repeats."""
 _LEAST_PREFETCH, _MOST_PREFETCH = 2, 16
 _MOST_WORKERS = 32
 
@@ -23,40 +23,40 @@ class Costs:
     """Measured on the slowest process. Times are seconds a step."""
 
     step_s: float
-    """On a batch that is there already: copy, passes, exchange, optimizer, and the script's own code."""
+    """On a batch that is already in memory: copy, passes, all-reduce, optimizer, and the script's own code."""
     step_cpu_s: float
-    """Processor time of that, of all threads of the training process."""
+    """CPU time of that, over all threads of the training process."""
     copy_s: float
     """The part of ``step_s`` that copies samples to the device."""
     fetch_s: float
     """Fetching and collating the samples, in the training process."""
     fetch_cpu_s: float
-    """Processor time of that: what is left is waiting, for a disk say, and needs no core."""
+    """CPU time of that. The rest is waiting, for a disk say, and needs no core."""
     longest_fetch_s: float
-    """The longest of those that were timed, but for one."""
+    """The second longest of those that were timed."""
     fetch_spread: float
     """Their standard deviation divided by their mean."""
     worker_s: float
     """Time between two batches of one loader worker that never waits."""
     receive_s: float
-    """Processor time that the training process needs to receive a batch from a worker."""
+    """CPU time that the training process needs to receive a batch from a worker."""
     start_s: float
     """Time to start a worker."""
     batch_bytes: int
-    """Of a step's samples, this process's part."""
+    """Size of this process's part of a step's samples."""
     num_steps: int | None
     """In a pass; None: unknown. Workers are started for every pass."""
     cores: float
-    """For each process of this machine."""
+    """Available to each process of this machine."""
     room_bytes: int | None = None
-    """In shared memory, through which workers hand over batches, for this process; None: unknown."""
+    """This process's share of the shared memory through which workers hand over batches; None: unknown."""
     is_stream: bool = False
     """Whether the data set is read as one stream, in one worker at most."""
     on_gpu: bool = False
 
     @property
     def most_workers(self) -> int:
-        """More are not tried."""
+        """The largest number of workers to try."""
         if self.is_stream:
             return 1
         room = _MOST_WORKERS
@@ -66,14 +66,14 @@ class Costs:
 
 
 def predict_s(costs: Costs, workers: int) -> float:
-    """How long a step will take with so many loader workers, their start included.
+    """Predict the time of a step with this many loader workers, including their start.
 
-    Without workers, the loader and the step take turns. With them, the slowest of three decides: the step and receiving its
-    batch; the workers, each with every n-th batch; and the cores, which all of them share.
+    Without workers, the loader and the step alternate. With them, the slowest of three determines the time: the step plus
+    receiving its batch; the workers, each with every n-th batch; and the cores, which all of them share.
     """
     if workers == 0:
         return costs.step_s + costs.fetch_s
-    overhead_s = max(0.0, costs.worker_s - costs.fetch_s)  # of handing over a batch, which is work
+    overhead_s = max(0.0, costs.worker_s - costs.fetch_s)  # handing over a batch, which takes CPU time
     cpu_s = costs.step_cpu_s + costs.receive_s + costs.fetch_cpu_s + overhead_s
     spare = _SPARE + _SPARE_OF_SPREAD * costs.fetch_spread
     running_s = max(costs.step_s + costs.receive_s, spare * costs.worker_s / workers, cpu_s / costs.cores)
@@ -87,14 +87,14 @@ def is_short_of_cores(costs: Costs, workers: int) -> bool:
 
 
 def best_workers(costs: Costs, but: int | None = None) -> int:
-    """How many workers make steps quickest, of all numbers ``but`` one; of nearly equal numbers the smallest."""
+    """The number of workers with the fastest steps, other than ``but``; among nearly equal ones, the smallest."""
     predicted = {workers: predict_s(costs, workers) for workers in range(costs.most_workers + 1) if workers != but}
     least_s = min(predicted.values())
     return next(workers for workers, step_s in predicted.items() if step_s <= _NEAR * least_s)
 
 
 def loading_with(costs: Costs, workers: int, present: Loading) -> Loading:
-    """The settings with so many workers: each fetches far enough ahead that the longest batch holds nobody up, as far as
+    """The settings with this many workers. Each prefetches enough that the longest batch does not hold up a step, as far as
     there is room in shared memory."""
     prefetch = present.prefetch or _LEAST_PREFETCH
     if workers > 0:

@@ -1,4 +1,4 @@
-"""What makes steps quicker and changes the last bits of an answer: tried and put back, proposed and never applied."""
+"""Changes that may make steps faster but alter the last bits of an answer: tried and undone, proposed and never applied."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Change:
 
     name: str
     how: str
-    """What to write to have it."""
+    """What to write to get it."""
     do: Callable[[], None]
     undo: Callable[[], None]
 
 
 def changes(models: Iterable[nn.Module], *, cores: float, on_gpu: bool, world_size: int) -> list[Change]:
-    """Those that make sense for a run."""
+    """The changes that make sense for a run."""
     proposals = []
     threads = torch.get_num_threads()
     if not on_gpu:
@@ -37,7 +37,7 @@ def changes(models: Iterable[nn.Module], *, cores: float, on_gpu: bool, world_si
                 )
             )
     images = [model for model in models if any(isinstance(module, nn.Conv2d) for module in model.modules())]
-    # With several processes their buckets of gradients were laid out for the model as it was prepared.
+    # With several processes the gradient buckets were laid out for the model as it was prepared.
     if images and world_size == 1:
         proposals.append(
             Change(

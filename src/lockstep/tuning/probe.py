@@ -1,5 +1,5 @@
-"""A loader of a run that is thrown away, whose settings change while the script trains: it measures what a step and the loader
-cost, and tries the settings that follow from that. A pass goes on, over the same data again, until all is known.
+"""Measures a loader within a run that is discarded, changing its settings while the script trains: first what a step and the
+loader cost, then the settings that follow from that. A pass repeats the same data until the measurement is complete.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from lockstep.tuning.windows import NoStepsError, Steps, Window, Windows
 _WARM_UP_STEPS, _WARM_UP_S = 3, 0.3
 _LEAST_FETCHES, _MOST_FETCHES = 4, 64
 _COMPARISONS = 3
-"""That all have to speak for a change."""
+"""Comparisons that must all favour a change."""
 _PATIENCE_S = 60.0
-"""Until then the command has seen the result, and has ended this process."""
+"""By then the command has read the result and ended this process."""
 
 
 class Probe:
-    """In place of a prepared loader's source.
+    """Replaces the source of a prepared loader.
 
     Args:
-        own: the source.
+        source: the loader's own.
         batches: the script's loader.
         number: of the loader.
         assignment: of this process.
@@ -47,42 +47,42 @@ class Probe:
     """
 
     def __init__(
-        self, own: Source, batches: Iterable[Any], number: int, assignment: ShardAssignment, session: Session
+        self, source: Source, batches: Iterable[Any], number: int, assignment: ShardAssignment, session: Session
     ) -> None:
-        self._own = own
+        self._source = source
         self._batches = batches
         self._number = number
         self._session = session
         self._windows = Windows(batches, assignment, session)
         self._known: dict[str, Any] = {}
-        """What is known already, for a script that leaves its loop early and begins another pass."""
+        """Results so far, kept for a script that leaves its loop early and begins another pass."""
 
     def state(self, step: int | None) -> Any:
         """See Source."""
-        return self._own.state(step)
+        return self._source.state(step)
 
     def load_state(self, state: Any) -> None:
         """See Source."""
-        self._own.load_state(state)
+        self._source.load_state(state)
 
     def num_steps(self) -> int:
         """See Source."""
-        return self._own.num_steps()
+        return self._source.num_steps()
 
     def describe(self) -> list[str]:
         """See Source."""
-        return self._own.describe()
+        return self._source.describe()
 
     def __len__(self) -> int:
-        return self._own.num_steps()
+        return self._source.num_steps()
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """See Source."""
         if not self._session.leads(self):
-            yield from self._own.deal(first_step, epoch, skip, compared=compared)
+            yield from self._source.deal(first_step, epoch, skip, compared=compared)
             return
         self._windows.begin_pass(first_step, epoch, compared=compared)
-        with contextlib.suppress(NoStepsError):  # the loop will say so
+        with contextlib.suppress(NoStepsError):  # the loop reports it
             if isinstance(self._batches, DataLoader) and is_torch_loader(self._batches):
                 yield from self._measure(self._batches)
             else:
@@ -152,7 +152,7 @@ class Probe:
         return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
-        """Try settings, each beside the present ones, and the best of them twice more, in either order."""
+        """Try settings, each against the present ones, and the best of them twice more, in both orders."""
         session, windows, now = self._session, self._windows, self._known["now"]
         search, trials = Search(self._known["costs"], present), self._known["trials"]
         for trial in trials:
@@ -163,13 +163,13 @@ class Probe:
             there = yield from windows.time(loading, now.step_s, num_steps)
             here = yield from windows.time(present, now.step_s, num_steps)
             trials.append(_compared(loading, there, here))
-            # By its neighbour in time, since the machine may be slower or quicker now.
+            # Relative to the window measured next to it, since the machine's speed may have changed.
             search.note(loading, now.step_s / trials[-1]["speedup"])
         if (best := search.best) is not None:
             session.say(f"once more: {best}", self._left_s(now.step_s, 4))
             first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
             again = []
-            for order in ((present, best), (best, present)):  # what changes meanwhile favours neither
+            for order in ((present, best), (best, present)):  # so that drift favours neither
                 times = {}
                 for loading in order:
                     times[loading] = yield from windows.time(loading, now.step_s, num_steps)
@@ -178,7 +178,7 @@ class Probe:
             self._known.update(best=first, again=again, is_better=is_better)
 
     def _try_numerics(self, num_steps: int | None) -> Steps[None]:
-        """Try what changes the last bits, with the loader as it will be. What gains is tried twice more, in the other order."""
+        """Try what alters the last bits, with the best loader settings. What gains is tried twice more, in the other order."""
         session, windows, known = self._session, self._windows, self._known
         loading, now = known["present"], known["now"]
         if known.get("is_better"):
@@ -201,7 +201,7 @@ class Probe:
             tried.append({"name": change.name, "how": change.how, "speedups": speedups, "gains": is_clear(*speedups)})
 
     def _left_s(self, step_s: float, num_windows: int) -> float:
-        """How long so many windows may take."""
+        """How long this many windows may take, in seconds."""
         return num_windows * max(self._windows.count(step_s) * step_s, self._session.window_s)
 
     def _leave(self, *, is_final: bool) -> None:
@@ -226,7 +226,7 @@ class Probe:
 
 
 def _compared(loading: Loading, there: Window, here: Window) -> dict[str, Any]:
-    """A trial, beside the present settings."""
+    """A trial, compared with the present settings."""
     return {
         "loading": dataclasses.asdict(loading),
         "step_s": there.step_s,

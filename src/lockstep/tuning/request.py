@@ -1,4 +1,4 @@
-"""What ``lockstep tune`` asks of the processes of its one run of the script, and where they answer: files in a directory."""
+"""How ``lockstep tune`` and the processes of its one run of the script communicate: through files in a directory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRequest:
-    """What is to be measured."""
+    """What to measure."""
 
     window_s: float
-    """For how long steps are timed at a time, at least."""
+    """Minimum time for which steps are timed in one window, in seconds."""
 
     def write(self, directory: Path) -> None:
         """Save it, for the processes to read."""
@@ -32,7 +32,7 @@ class TuningRequest:
 
     @staticmethod
     def settings(config: RunConfig, directory: Path) -> RunConfig:
-        """The script's settings for a run that is thrown away, and does only what takes time in any run."""
+        """The script's settings for a run that is discarded, reduced to what takes time in every run."""
         return dataclasses.replace(
             config,
             run_dir=str(directory / "run"),
@@ -49,12 +49,12 @@ class TuningRequest:
 
 
 def say_stage(directory: Path, stage: str, left_s: float | None) -> None:
-    """Tell the command what is measured now, and how long all that is left may take."""
+    """Tell the command what is being measured, and how long the rest may take."""
     write_atomic(directory / _STAGE, json.dumps({"stage": stage, "left_s": left_s}))
 
 
 def read_stage(directory: Path) -> tuple[str, float | None] | None:
-    """What was said last; None: nothing yet."""
+    """The latest stage; None: none yet."""
     try:
         said = json.loads((directory / _STAGE).read_text())
     except FileNotFoundError:
@@ -63,12 +63,12 @@ def read_stage(directory: Path) -> tuple[str, float | None] | None:
 
 
 def write_result(directory: Path, result: dict[str, Any], *, is_final: bool) -> None:
-    """Leave what was measured so far."""
+    """Save the results so far."""
     write_atomic(directory / _RESULT, json.dumps({**result, "is_final": is_final}))
 
 
 def read_result(directory: Path) -> dict[str, Any] | None:
-    """What was left; None: nothing yet."""
+    """The results so far; None: none yet."""
     try:
         result: dict[str, Any] = json.loads((directory / _RESULT).read_text())
     except FileNotFoundError:
@@ -77,6 +77,6 @@ def read_result(directory: Path) -> dict[str, Any] | None:
 
 
 def has_result(directory: Path) -> bool:
-    """Whether all was measured."""
+    """Whether the measurement is complete."""
     result = read_result(directory)
     return result is not None and result["is_final"]

@@ -1,4 +1,4 @@
-"""Which settings of the loader are tried, one after another: what was measured says where to begin. Pure."""
+"""Which loader settings to try next, starting from what the measured costs predict. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from lockstep.tuning.costs import Costs, best_workers, is_short_of_cores, loadin
 NUM_TRIALS = 3
 _ALIKE = 1.02
 _REACHED = 1.03
-"""Steps that take at most so many times as long as on batches that are there need no quicker loader."""
+"""Steps that take at most this multiple of their time on batches in memory need no faster loader."""
 _NOTABLE = 1.05
 _CROWDED = 1.2
-"""Steps that take so many times as long as without a loader, although they do not wait for it, lack cores."""
+"""Steps that take at least this multiple of their time without a loader, although they do not wait for it, lack cores."""
 _CLEAR = 1.03
 _FAR = 1.25
-"""A trial that takes so many times as long as reckoned."""
+"""A trial that takes more than this multiple of the predicted time is far from it."""
 _FEWER, _MORE = 1 / 6, 1 / 3
-"""How far neighbours of a number of workers are away; at least one."""
+"""The distance to the neighbours of a number of workers, as a fraction of it; at least one worker."""
 
 
 class Search:
-    """Begins at the number of workers that should be best, and goes on to neighbours of the best one that was tried.
+    """Begins with the predicted best number of workers, then tries neighbours of the best one so far.
 
     Args:
         costs: of the script's step and loader.
         present: the script's own settings, which are not tried again.
-        num_trials: at most.
+        num_trials: the maximum.
     """
 
     def __init__(self, costs: Costs, present: Loading, num_trials: int = NUM_TRIALS) -> None:
@@ -39,13 +39,13 @@ class Search:
 
     @property
     def best(self) -> Loading | None:
-        """The fastest that was tried, and of those that are about as fast the one with fewest workers; None: none was."""
+        """The fastest settings tried; among those about as fast, the ones with fewest workers. None: nothing was tried."""
         least_s = min(self.tried.values(), default=0.0)
         near = [loading for loading, step_s in self.tried.items() if step_s <= _ALIKE * least_s]
         return min(near, key=lambda loading: loading.workers or 0, default=None)
 
     def note(self, loading: Loading, step_s: float) -> None:
-        """A trial has taken so long."""
+        """Record the step time of a trial."""
         self.tried[loading] = step_s
 
     def next(self) -> Loading | None:
@@ -66,8 +66,8 @@ class Search:
         return loading_with(self._costs, workers, self._present)
 
     def _fallback(self) -> list[int]:
-        """Where more workers than cores were tried, and are far from what was reckoned: the disk, say, serves only so many at a
-        time. Then as many as there are cores beside the training process."""
+        """One worker for each core that the training process leaves, if all trials had more workers than cores and were far
+        slower than predicted: a disk, say, serves only so many readers at a time."""
         fallback = max(1, int(self._costs.cores) - 1)
         reckoned_s = predict_s(self._costs, fallback)
         is_far = [
@@ -90,18 +90,18 @@ def keeps_up(costs: Costs, step_s: float, within: float = _REACHED) -> bool:
 
 
 def may_gain(costs: Costs, workers: int, step_s: float, wait_s: float) -> bool:
-    """Whether another loader could make steps notably quicker.
+    """Whether another loader could make steps notably faster.
 
     Args:
         costs: of step and loader.
         workers: the script's own.
-        step_s: that a step takes with them.
-        wait_s: of that, waiting for the loader. Without workers that is all there is to gain; workers may also keep the step
-            from the cores.
+        step_s: the time of a step with them.
+        wait_s: the part of it spent waiting for the loader. Without workers that is all there is to gain; workers may also
+            compete with the step for the cores.
     """
     return wait_s >= (_NOTABLE - 1) * step_s or (workers > 0 and step_s >= _CROWDED * costs.step_s)
 
 
 def is_clear(*speedups: float) -> bool:
-    """Whether settings are faster than the present ones beyond the noise of some comparisons."""
+    """Whether settings are faster than the present ones by more than the noise of these comparisons."""
     return min(speedups) > 1 and math.prod(speedups) >= _CLEAR ** len(speedups)

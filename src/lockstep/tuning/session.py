@@ -1,5 +1,5 @@
-"""What the processes of a run have in common while ``lockstep tune`` measures it. Every one has a session; all take the same
-steps, so what decides about those is agreed on.
+"""What the processes of a run share while ``lockstep tune`` measures it. Each has a session. All must take the same steps, so
+they agree on every value that decides about steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class Session:
-    """One process's part.
+    """One process's part of the measurement.
 
     Args:
         request: what to measure.
-        directory: where to leave what was found.
-        situation: for what it is measured.
-        clock: splits the time of steps.
+        directory: where to write results.
+        situation: what the measurement is valid for.
+        clock: breaks down the time of steps.
         collectives: over all ranks.
         device: of this process.
     """
@@ -43,14 +43,14 @@ class Session:
         device: torch.device,
     ) -> None:
         self.window_s = request.window_s
-        """For how long steps are timed at a time, at least."""
+        """Minimum time for which steps are timed in one window, in seconds."""
         self.on_gpu = device.type == "cuda"
         self.cores = situation.num_cores / situation.local_world_size
-        """For each process of this machine."""
+        """Available to each process of this machine."""
         self.is_main = collectives.rank == 0
         self.world_size = collectives.size
         self.models: list[nn.Module] = []
-        """That the script has prepared."""
+        """The models that the script has prepared."""
         self._directory = directory
         self._situation = situation
         self._clock = clock
@@ -59,7 +59,7 @@ class Session:
         self._leader: object = None
 
     def leads(self, probe: object) -> bool:
-        """Whether this is the first that asked: the loader that is measured."""
+        """Whether this is the loader to measure: the first that asked."""
         if self._leader is None:
             self._leader = probe
         return self._leader is probe
@@ -74,27 +74,27 @@ class Session:
         return agreed
 
     def settle(self) -> None:
-        """Wait for the GPU, which runs behind the script. Local."""
+        """Wait for the GPU, which runs asynchronously. Local."""
         if self.on_gpu:
             torch.cuda.synchronize(self._device)
 
     def split(self) -> dict[str, float]:
-        """The seconds of each part of the steps of this pass so far. Local."""
+        """Seconds spent so far in each part of this pass's steps. Local."""
         return self._clock.so_far
 
     def room_bytes(self) -> int | None:
-        """Free shared memory for the batches of each process of this machine: half of it. None: there is none."""
+        """Shared memory for the batches of each process of this machine: half of what is free. None: there is none."""
         with contextlib.suppress(OSError):
             return shutil.disk_usage("/dev/shm").free // (2 * self._situation.local_world_size)
         return None
 
     def say(self, stage: str, left_s: float | None = None) -> None:
-        """Tell the command what is measured now. Local."""
+        """Tell the command what is being measured. Local."""
         if self.is_main:
             say_stage(self._directory, stage, left_s)
 
     def leave(self, result: dict[str, Any], *, is_final: bool) -> None:
-        """Leave what was found so far, for the command. Local."""
+        """Write the results so far for the command. Local."""
         if self.is_main:
             result = {"situation": dataclasses.asdict(self._situation), **result}
             write_result(self._directory, result, is_final=is_final)

@@ -1,4 +1,4 @@
-"""The file of ``lockstep tune``: settings of a script's loader, and what they were measured for."""
+"""The file that ``lockstep tune`` writes: settings of a script's loader, and the situation they were measured in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What was found for one loader of a script. Nothing in it changes an answer."""
+    """The best settings measured for one loader of a script. None of them changes an answer."""
 
     situation: Situation
     loader: int
@@ -45,7 +45,7 @@ class Tuned:
     host: str = ""
     date: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """For the reader: costs, and the time of each trial."""
+    """For human readers: costs, and the time of each trial."""
 
     def loading_of(self, number: int) -> Loading:
         """The settings of a loader."""
@@ -55,7 +55,7 @@ class Tuned:
         """Save it.
 
         Raises:
-            ConfigError: there is another kind of file, or it cannot be written.
+            ConfigError: a file of another kind is there, or it cannot be written.
         """
         try:
             if path.exists():
@@ -99,7 +99,7 @@ def _checked(path: Path, loading: Loading) -> Loading:
 
 
 def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
-    """What of a file holds here, and a line that says so.
+    """The settings of a file that apply here, None if they do not, and a line that says so.
 
     Raises:
         ConfigError: it was measured for another script.

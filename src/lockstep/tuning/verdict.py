@@ -1,4 +1,4 @@
-"""What was measured, in words. Pure."""
+"""The result of a measurement, in words. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORTH_A_LINE = 0.1
 
 
 def facts(result: Result) -> list[tuple[str, str, str]]:
-    """What was timed: a name, its time, and what it is."""
+    """What was timed: a name, its time, and an explanation."""
     costs, now, present = Costs(**result["costs"]), result["now"], Loading(**result["present"])
     copy = f", {_ms(costs.copy_s)} of it the copy" if costs.on_gpu else ""
     rows = [
@@ -32,8 +32,8 @@ def facts(result: Result) -> list[tuple[str, str, str]]:
     return rows
 
 
-def found(result: Result) -> Loading:
-    """The settings that are better than the script's own; all None: there are none."""
+def better_loading(result: Result) -> Loading:
+    """The settings that are faster than the script's own; all None: there are none."""
     if not result["is_better"]:
         return Loading()
     best, present = result["best"]["loading"], result["present"]
@@ -41,7 +41,7 @@ def found(result: Result) -> Loading:
 
 
 def speedup(result: Result) -> float:
-    """How much faster steps are with the best settings that were tried: the median of all comparisons."""
+    """The speedup of the best settings that were tried: the median of all comparisons."""
     return statistics.median(float(trial["speedup"]) for trial in (result["best"], *result["again"]))
 
 
@@ -70,7 +70,7 @@ def sentence(result: Result) -> str:
 
 
 def costliest(result: Result) -> list[str]:
-    """Lines that name what costs most in the loader."""
+    """Lines that name the costliest function and sample of the loader."""
     named, lines = result.get("costliest") or {}, []
     if named.get("share", 0.0) >= _WORTH_A_LINE:
         inside = f", mostly in {named['inside']}" if named["inside"] else ""
@@ -84,15 +84,15 @@ def costliest(result: Result) -> list[str]:
 
 
 def apart(result: Result) -> list[str]:
-    """Lines about what changes the last bits: what gains, and in a line what does not."""
+    """Lines about changes that alter the last bits: one for each that gains, and one for all that do not."""
     lines = [
         f"apart, since it changes the last bits: {change['how']} makes steps {_times(gain)}, confirmed; for a new run, as it "
         "belongs to its birth"
         for change in result["apart"]
         if change["gains"] and (gain := statistics.mean(change["speedups"]))
     ]
-    others = [f"{change['name']} ({_times(change['speedups'][0])})" for change in result["apart"] if not change["gains"]]
-    return [*lines, *([f"no clear gain from what changes the last bits: {', '.join(others)}"] if others else [])]
+    gainless = [f"{change['name']} ({_times(change['speedups'][0])})" for change in result["apart"] if not change["gains"]]
+    return [*lines, *([f"no clear gain from what changes the last bits: {', '.join(gainless)}"] if gainless else [])]
 
 
 def _why_not(costs: Costs) -> str:

@@ -1,4 +1,4 @@
-"""Steps that come from one loader under changing settings, and how long they take."""
+"""Steps from one loader under changing settings, and how long they take."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from lockstep.tuning.session import Session
 
 T = TypeVar("T")
 Steps = Generator[Deal, None, T]
-"""Yields steps for the script to take, and returns what was measured meanwhile."""
+"""Yields steps for the script to take, and returns what was measured during them."""
 _LEAST_STEPS, _MOST_STEPS = 3, 2000
 _SETTLING_S = 1.0
-"""Time at most for which workers may fill their queues before steps are timed."""
+"""Maximum time for workers to fill their queues before steps are timed."""
 
 
 class Window(NamedTuple):
-    """Some steps under the same settings. Seconds a step, on the slowest process."""
+    """Times of some steps under the same settings, in seconds a step, on the slowest process."""
 
     step_s: float
-    """With the start of the workers, as a pass of the script has it."""
+    """Includes the start of the workers, spread over the steps of a pass."""
     wait_s: float
     """Waiting for the loader."""
     cpu_s: float
-    """Processor time of the training process."""
+    """CPU time of the training process."""
 
 
 class NoStepsError(Exception):
@@ -51,7 +51,7 @@ class Endless:
         self._make = make
         self._deals = make()
         self.restarts_s = 0.0
-        """Time until the first step of further passes was there."""
+        """Time spent waiting for the first step of every further pass."""
 
     def next(self) -> Deal:
         """The next step.
@@ -106,18 +106,18 @@ class Windows:
         return Endless(make)
 
     def numbered(self, deal: Deal) -> Deal:
-        """The same as the next step of the run."""
+        """The same deal, numbered as the next step of the run."""
         plan, data = deal
         number, self._next_step = self._next_step, self._next_step + 1
         micro_steps = [dataclasses.replace(micro, step=number) for micro in plan.micro_steps]
         return dataclasses.replace(plan, number=number, micro_steps=micro_steps), data
 
     def count(self, step_s: float) -> int:
-        """How many steps of this length to time. ``step_s`` must be the same on every rank."""
+        """How many steps of this duration to time. ``step_s`` must be the same on every rank."""
         return max(_LEAST_STEPS, min(_MOST_STEPS, round(self._session.window_s / max(step_s, 1e-6))))
 
     def warm_up(self, loading: Loading, steps: int, seconds: float) -> Steps[float]:
-        """Take the first steps of the run, in which libraries choose their kernels. Returns the seconds of the last one."""
+        """Take the first steps of the run, in which libraries choose their kernels. Returns the duration of the last one."""
         endless, began_s = self.open(loading), 0.0
         for _ in range(steps):
             began_s = perf_counter()
@@ -133,8 +133,8 @@ class Windows:
 
         Args:
             loading: the settings.
-            expected_s: about how long a step takes. The same on every rank.
-            num_steps: in a pass, for each of which workers are started; None: once and for all.
+            expected_s: the approximate time of a step. The same on every rank.
+            num_steps: in a pass, if workers are started for every pass; None: they are started once.
         """
         began_s = perf_counter()
         endless = self.open(loading)
@@ -155,7 +155,7 @@ class Windows:
     def measure(
         self, get: Callable[[], Deal], count: int, lost_s: Callable[[], float] = lambda: 0.0
     ) -> Steps[tuple[float, float, float]]:
-        """Seconds a step of so many steps, of which for getting it, and its processor time. ``lost_s`` does not count."""
+        """Time ``count`` steps: seconds a step, the part spent in ``get``, and CPU time. Time in ``lost_s`` does not count."""
         self._session.settle()
         lost_before_s, wait_s = lost_s(), 0.0
         began_s, began_cpu_s = perf_counter(), process_time()
@@ -170,7 +170,7 @@ class Windows:
         return (took_s - lost) / count, (wait_s - lost) / count, cpu_s / count
 
     def fetch(self, loading: Loading, least: int, most: int) -> Fetched:
-        """Get batches one after another, without steps. Local."""
+        """Fetch batches one after another, without steps. Local."""
         began_s = perf_counter()
         endless = self.open(loading)
         endless.next()  # the first may open files, or import modules
@@ -188,7 +188,7 @@ class Windows:
         return Fetched(
             each_s=took_s / len(times_s),
             cpu_s=cpu_s / len(times_s),
-            longest_s=sorted(times_s)[-2],  # one may have been held up by something else
+            longest_s=sorted(times_s)[-2],  # the longest may have been held up by something else
             spread=statistics.pstdev(times_s) / max(statistics.mean(times_s), 1e-9),
             start_s=max(0.0, first_s - took_s / len(times_s)) + perf_counter() - ending_s,
             deals=deals,
@@ -196,22 +196,22 @@ class Windows:
 
 
 class Fetched(NamedTuple):
-    """Batches that were got one after another."""
+    """Batches that were fetched one after another."""
 
     each_s: float
     cpu_s: float
-    """Processor time of the training process for each."""
+    """CPU time of the training process for each."""
     longest_s: float
     spread: float
     """Standard deviation divided by mean."""
     start_s: float
-    """Time to begin and to end a pass, beside that of its batches."""
+    """Time to begin and end a pass, in addition to that of its batches."""
     deals: list[Deal]
-    """The newest of them."""
+    """The latest of them."""
 
     @property
     def batch_bytes(self) -> int:
-        """Of the tensors of the largest."""
+        """Size of the tensors of the largest batch."""
         sizes = []
         for _, data in self.deals:
             sizes.append(0)

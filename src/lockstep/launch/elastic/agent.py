@@ -50,8 +50,8 @@ class StoreLostError(LaunchError):
 class NodeAgent(SimpleElasticAgent):
     """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
-    Whether they do is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on each
-    node by itself, is told through the number of restarts that it believes to be left.
+    Whether to start again is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on
+    each node separately, is controlled through the number of restarts that it believes to be left.
 
     Args:
         connection: of the nodes.
@@ -265,7 +265,7 @@ class NodeAgent(SimpleElasticAgent):
         if is_running and is_stopped and not self._workers.is_stopping:
             self._workers.stop(self._signal, at_once=True)  # it came just before they were started
         elif not is_stopped and not self._workers.is_stopping:
-            self._signal = 0  # it was for the script, which goes on; or the run had come to its end
+            self._signal = 0  # it was for the script, which continues; or the run had already ended
         elif not is_running and not self._workers.failures and (is_stopped or self._was_stopped):
             self._end_round("stopped")
             raise StoppedError
@@ -314,12 +314,12 @@ class NodeAgent(SimpleElasticAgent):
         if not self.verdict.goes_on:
             self._remaining_restarts = 0  # torchelastic's loop ends
         elif self._signal:
-            raise StoppedError  # the others go on
+            raise StoppedError  # the others continue
         else:
             say(self.verdict.text if self.is_reporter else self.verdict.brief)
             if self.is_reporter and self.verdict.counts:
                 self._num_used(1)
-            self._remaining_restarts = 1  # its loop goes on, once
+            self._remaining_restarts = 1  # its loop runs once more
         return RunResult(state=WorkerState.FAILED)
 
     def _end_round(self, why: str) -> None:

@@ -37,7 +37,7 @@ def agree(store: Store, terms: Mapping[str, str]) -> None:
     """Make sure that this launcher has the terms of whoever came first.
 
     Raises:
-        ConfigError: it has others; those who wait are told.
+        ConfigError: its terms differ; the launchers that wait report it as well.
     """
     mine = json.dumps({"host": socket.gethostname(), **terms})
     first = json.loads(store.compare_set("terms", "", mine).decode())

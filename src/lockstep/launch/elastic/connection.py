@@ -24,9 +24,9 @@ ALL_RUNS = "lockstep"
 _KNOWN_BY = f"{ALL_RUNS}/secret"
 """Under this name whoever keeps the store signs a number that he has drawn: who has another secret finds out by it."""
 _SEEN_S = 10.0
-"""How long a file that another machine has written may take to be seen on this one (NFS keeps what it knows for seconds)."""
+"""How long a file written by another machine may take to become visible on this one (NFS caches attributes for seconds)."""
 _STORE_S = 60.0
-"""How long an answer of the store may take, for what somebody is known to be about to write, if no run can go on without."""
+"""How long the store may take to answer for a value that is about to be written, and that no run can continue without."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ class Heartbeat:
             try:
                 if act is not None:
                     act()
-            except Exception as error:  # the clock goes on: other runs and rounds read it
+            except Exception as error:  # the clock keeps running: other runs and rounds read it
                 if self._act is act:
                     self._act, self.error = None, error
 

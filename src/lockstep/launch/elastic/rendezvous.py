@@ -8,7 +8,7 @@ from lockstep.launch.elastic.connection import Connection
 
 
 class NodeRendezvous(RendezvousHandler):
-    """A rendezvous handler, in words for the user. As it is here, no node comes or goes once all have met."""
+    """A rendezvous handler with messages for the user. In this one, no node comes or goes once all have joined."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

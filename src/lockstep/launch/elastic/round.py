@@ -1,9 +1,9 @@
-"""From one rendezvous of the nodes to the next: what their launchers tell each other meanwhile, through their store.
+"""From one rendezvous of the nodes to the next: what their launchers exchange during that time, through their store.
 
-Each launcher says several times a second that it is alive, and looks whether the others are; that goes by whether a number
-changes, so the machines' clocks do not matter. Whoever sees an end (its processes failed, another node has gone silent, one
-wants to join, somebody stopped it) says so; then all end their processes, and each reports how its own have ended. All of
-that is under names of this round alone.
+Each launcher sends a heartbeat several times a second, and checks those of the others. A heartbeat is a number that changes, so
+the machines' clocks do not matter. A launcher that sees a reason to end the round (its processes failed, another node is
+silent, one wants to join, somebody stopped it) announces it; then all end their processes, and each reports how its own ended.
+The names of all these entries belong to this round alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
 _GONE_S = 3.0
-"""After how long a silence a launcher is not waited for any more, once the round is at its end."""
+"""Silence after which a launcher is no longer waited for at the end of a round."""
 
 _BEATS_A_WORD = 2
-"""How often the words of ``Exchange`` are carried."""
+"""Heartbeats per transfer of the words of ``Exchange``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ class _Launch:
             raise  # it must not be asked for anything more
         except BaseException:
             with contextlib.suppress(Exception):
-                # Nodes that may come and go go on without this one, whatever has ended it.
+                # An elastic run continues without this node, whatever has ended it.
                 if not self._nodes.is_elastic:
                     rendezvous.shutdown()
                 agent.leave()

@@ -1,4 +1,4 @@
-"""What follows from the end of a round: do the nodes start a new rendezvous, and what is the user told? Pure."""
+"""What follows from the end of a round: whether the nodes start a new rendezvous, and the message for the user. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge(
         reports: of the nodes that are still there, by number.
         machines: all that took part, by number.
         least: how many nodes the run needs.
-        is_elastic: whether the run can go on without some.
+        is_elastic: whether the run can continue without some of them.
         used: how many restarts there were for failures.
         max_restarts: how many there may be.
     """

@@ -55,7 +55,7 @@ class Workers:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether they end, or have ended, because they were stopped; not if the signal was for the script, which goes on."""
+        """Whether they end, or have ended, because they were stopped. False: the signal was the script's, which continues."""
         if self.is_running:
             return bool(self._interrupts.received)
         return self._outcome is not None and (self._outcome.stopped_by or self.stopped_with) is not None
