@@ -12,6 +12,7 @@ SLURM ?=#                 make cluster SLURM=1: with Slurm on them
 CLUSTER_ARGS ?=#          its other options: make cluster SLURM=1 CLUSTER_ARGS="--gpus 4"
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
+PYTHONS ?= 3.10 3.13#    versions of make python
 GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
 
 VENV := .venv
@@ -96,8 +97,11 @@ docs: $(STAMP) ## build the documentation site into build/site, strictly and wit
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
+python: ## a small set of tests with Python 3.10 and the oldest torch, and with 3.13 (PYTHONS="3.12" for others)
+	tools/pythons.sh $(PYTHONS)
+
 clean: ## remove the environments and all that was built (never runs/)
-	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) .venv-3.* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call environment,DIRECTORY): a virtual environment there, or a message that says what is missing.

@@ -1,6 +1,7 @@
 """What is installed: its version, its command, and the files of its wheel."""
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,27 @@ assert "torch" not in sys.modules, "torch was imported"
     assert run.returncode == 0, run.stderr
     for verb in ("run", "compare"):
         assert verb in run.stdout
+
+
+def test_the_versions_that_are_promised_are_the_same_everywhere():
+    def read(path, pattern):
+        return re.findall(pattern, (ROOT / path).read_text(), flags=re.MULTILINE)
+
+    [oldest] = read("pyproject.toml", r'^requires-python = ">=(3\.\d+)"$')
+    [oldest_torch] = read("pyproject.toml", r'"torch>=(\d+\.\d+)"')
+    [pinned_torch] = read("constraints.txt", r"^torch==(.*)$")
+    classified = read("pyproject.toml", r":: Python :: (3\.\d+)")
+    assert classified[0] == oldest
+    assert read("Makefile", r"^PYTHONS \?= (3\.\d+) (3\.\d+)#") == [(classified[0], classified[-1])]
+    assert read("CONTRIBUTING.md", r"for Python (3\.\d+) to (3\.\d+)") == [(classified[0], classified[-1])]
+    for page in ("README.md", "CONTRIBUTING.md", "docs/tutorial.md"):
+        assert set(read(page, r"Python (3\.\d+)\s+or\s+later")) == {oldest}, page
+    for page in ("README.md", "docs/tutorial.md"):
+        assert set(read(page, r"torch (\d+\.\d+)\s+or\s+later")) == {oldest_torch}, page
+    assert read("src/lockstep/doctor/software.py", r'"torch>=(\d+\.\d+)"') == [oldest_torch]
+    tried = read(".github/workflows/ci.yml", r'\{python: "(3\.\d+)", torch: "([\d.]+)"\}')
+    assert {(oldest, f"{oldest_torch}.0"), (classified[-1], pinned_torch)} <= set(tried)
+    assert {python for python, _ in tried} <= set(classified)
 
 
 @pytest.mark.parametrize(
