@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from lockstep.config import RunConfig
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.sources import Source
 from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
@@ -68,9 +67,8 @@ from lockstep.startup.allotment import misfits
 from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
-from lockstep.tuning.probe import Probe
-from lockstep.tuning.request import TuningRequest
-from lockstep.tuning.session import Session
+from lockstep.tuning.probe import measure
+from lockstep.tuning.session import open_session
 from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.world import World
 
@@ -221,7 +219,7 @@ class Parts:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
-        self.session = self._open_session()
+        self.session = open_session(context.tuning, self.clock, self.collectives, devices[0])
         self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
@@ -246,12 +244,6 @@ class Parts:
         outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
         trackers = Trackers(outlets, lambda: self.log.is_behind)
         return trackers
-
-    def _open_session(self) -> Session | None:
-        if self.context.tuning is None:
-            return None
-        directory, situation = self.context.tuning
-        return Session(TuningRequest.read(directory), directory, situation, self.clock, self.collectives, self.devices[0])
 
     def _open_trace(self) -> list[Listener]:
         from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
@@ -338,7 +330,7 @@ class Parts:
                     loader.change_deals(SampleBySample(asked.first, asked.shard))
                 if self.session is not None:
                     number = self.state.loaders.index(loader) + 1
-                    loader.replace_source(self._probe(loader.wrapped, number, self.session))
+                    measure(loader, number, self.assignment(number), self.session)
                 if self.config.trace == "off":  # a traced run is never resumed
                     self.stop_watch.begin()
         return prepared
@@ -373,9 +365,6 @@ class Parts:
         compare_ranks("random seeds", [f"torch.manual_seed({seed})"], self.collectives, remedy)
         if seed != start_seed:
             self.phases.seed = derive(self.phases.seed, seed) >> 1
-
-    def _probe(self, batches: Any, number: int, session: Session) -> Callable[[Source], Source]:
-        return lambda source: Probe(source, batches, number, self.assignment(number), session)
 
     def assignment(self, loader: int) -> ShardAssignment:
         """This process's shard assignment for the loader of this number."""

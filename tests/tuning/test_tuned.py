@@ -126,6 +126,15 @@ def test_a_copy_of_the_script_at_another_place_is_the_same_script():
         fit(tuned, dataclasses.replace(then, script="/b/x.py", script_sha256="2"), "f")
 
 
+def test_other_arguments_of_the_script_are_said():
+    then = Situation(script="x.py", script_sha256="1", num_cores=2, local_world_size=1, world_size=1, device="cpu")
+    tuned = Tuned(situation=dataclasses.replace(then, args=["--data", "small"]), loader=1, loading=Loading(workers=2))
+    applied, line = fit(tuned, dataclasses.replace(then, args=("--data", "all")), "f")
+    assert applied == tuned
+    assert "it was measured with --data small, so measure again" in line
+    assert "measured" not in fit(tuned, dataclasses.replace(then, args=("--data", "small")), "f")[1]
+
+
 def test_workers_given_by_hand_and_a_tuned_file_contradict_each_other():
     with pytest.raises(ConfigError, match=r"workers=2 and tuned='t\.json' both set the loader workers"):
         RunConfig(workers=2, tuned="t.json")

@@ -56,7 +56,7 @@ Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured,
 Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
-_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress", "tuned", "workers", "track")
+_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress", "tuned", "workers", "track", "audit")
 """Settings that are not the run's that is measured."""
 
 

@@ -240,10 +240,11 @@ def _agree(
 
 def _situation(world: World, device: str) -> Situation:
     """What the best settings of a loader depend on."""
-    script = Command.of_this_process(_num_joined, is_program=world.is_program, explicit={}).script
+    command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit={})
     return Situation(
-        script=script,
-        script_sha256=script_sha256(Path(script)) if script else None,
+        script=command.script,
+        script_sha256=script_sha256(Path(command.script)) if command.script else None,
+        args=command.args,
         num_cores=world.num_cores or num_cores(),
         local_world_size=world.local_world_size,
         world_size=world.world_size,

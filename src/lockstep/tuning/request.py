@@ -37,6 +37,7 @@ class TuningRequest:
             config,
             run_dir=str(directory / "run"),
             journal_every=0,
+            audit=0,
             progress="off",
             fresh=False,
             checkpoint_every="off",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Situation:
     world_size: int
     device: str
     """``cpu`` or ``cuda``."""
+    args: Sequence[str] = ()
+    """Arguments of the script, on which its loader may depend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,5 +132,8 @@ def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
         )
     if tuned.loading == Loading():
         return tuned, f"tuned: {path} found nothing to gain: the loader stays as the script has it"
-    edited = "" if is_same_text else "; the script has changed since, so measure again if its loader has"
-    return tuned, f"tuned: {tuned.loading} for loader {tuned.loader} ({path}{edited})"
+    remarks = "" if is_same_text else "; the script has changed since, so measure again if its loader has"
+    if list(then.args) != list(now.args):
+        args = f"with {shlex.join(then.args)}" if then.args else "without arguments"
+        remarks += f"; it was measured {args}, so measure again if the loader depends on them"
+    return tuned, f"tuned: {tuned.loading} for loader {tuned.loader} ({path}{remarks})"
