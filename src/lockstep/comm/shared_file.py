@@ -76,10 +76,17 @@ class SharedFile:
         """Have no more use for the store. The last one to leave clears up. Each rank should call it, once."""
         with contextlib.suppress(OSError, RuntimeError):  # somebody has cleared up already
             if self.store.add("lockstep/left", 1) == self._waiter.world_size:
-                for kind in (_STORE, _LOCK):
-                    (self._directory / f"{kind}{self._session}").unlink(missing_ok=True)
-                self._directory.rmdir()
+                self._clear()
         self._unlock()
+
+    def _clear(self) -> None:
+        # Each rank's FileStore counts itself out when it is deleted, and that creates the file anew if it is gone.
+        for _ in range(self._waiter.world_size):
+            for kind in (_STORE, _LOCK):
+                (self._directory / f"{kind}{self._session}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()
+                return
 
     def _make_directory(self) -> None:
         with contextlib.suppress(FileExistsError):
