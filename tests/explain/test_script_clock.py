@@ -53,6 +53,12 @@ def test_steps_are_counted_and_what_comes_between_the_last_gradient_and_the_opti
         assert waited_s >= 0.002
 
 
+def test_the_history_tells_whether_this_process_uses_a_gpu(clock, monkeypatch):
+    for uses in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: uses)  # noqa: B023
+        assert clock.history()["on_gpu"] is uses
+
+
 def test_of_all_parameters_it_listens_to_that_which_has_its_gradient_last(clock):
     model, optimizer = make()
     train(model, optimizer, 1)

@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from lockstep.explain.slow_script import SlowScriptRanks, judge
+from lockstep.explain.slow_script import SlowScriptRanks, judge, newest_steps
 
 EVEN = {"busy": 0.1, "waited": 0.04}
 LATE = {"busy": 0.14, "waited": 0.001}
 
 
-def record(rank, *, busy, waited, seen=None, numbers=range(1, 9), world_size=3, places=None):
+def record(rank, *, busy, waited, seen=None, numbers=range(1, 9), world_size=3, places=None, on_gpu=False):
     """``busy`` and ``waited``: seconds, or functions of the window's number."""
     windows = []
     for number in numbers:
         busy_s, waited_s = (each(number) if callable(each) else each for each in (busy, waited))
         windows.append([number, busy_s, busy_s, busy_s, waited_s, seen or {"forward": 8, "script": 2}])
-    steps = {"num_steps": 10 * max(numbers, default=0), "windows": windows, "places": places or {}}
+    steps = {"num_steps": 10 * max(numbers, default=0), "windows": windows, "places": places or {}, "on_gpu": on_gpu}
     return {"rank": rank, "host": f"node{rank}", "world_size": world_size, "steps": steps}
 
 
@@ -66,6 +66,27 @@ NOBODY = {
 @pytest.mark.parametrize("rows", NOBODY.values(), ids=NOBODY)
 def test_nobody_is_called_slow_for(rows):
     assert judge([record(rank, **row) for rank, row in enumerate(rows)]) is None
+
+
+def test_a_rank_that_logs_while_its_gpu_works_is_not_called_slow():
+    # Of steps of 100 ms on the GPU the script launches all in 30 ms, and then waits in scaler.step(); rank 0 logs for 10 ms.
+    rows = [{"busy": 0.04, "waited": 0.06}, *[{"busy": 0.03, "waited": 0.07}] * 2]
+    assert judge([record(rank, **row, on_gpu=True) for rank, row in enumerate(rows)]) is None
+    assert judge([record(rank, **row) for rank, row in enumerate(rows)]).rank == 0  # without a GPU it waits for the others
+
+
+def test_a_rank_with_a_gpu_that_hardly_waits_is_called_slow():
+    assert judge([record(rank, **(LATE if rank == 1 else EVEN), on_gpu=True) for rank in range(3)]).rank == 1
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.1, 0.5, 3.0])
+def test_what_is_sent_suffices_where_it_is_older_for_one_rank_than_for_another(step_s):
+    numbers, rows = range(1, 65), [{"busy": 0.5 * step_s, "waited": 0.5 * step_s}] * 2 + [{"busy": step_s, "waited": 0.0}]
+    older = range(1, 65 - round(2.5 / (10 * step_s)))
+    records = [record(rank, **row, numbers=older if rank == 0 else numbers) for rank, row in enumerate(rows)]
+    sent = [{**each, "steps": newest_steps(each["steps"])} for each in records]
+    assert all(len(each["steps"]["windows"]) <= 20 for each in sent)
+    assert judge(sent).rank == 2
 
 
 def test_nobody_is_called_slow_while_ranks_are_missing_or_have_no_steps():

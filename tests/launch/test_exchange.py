@@ -1,14 +1,21 @@
 """What the launchers of several machines tell each other of their workers."""
 
+import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore
 
 from lockstep.explain.black_box import BlackBox
 from lockstep.explain.rank_reports import box_path
 from lockstep.launch import watching
+from lockstep.launch.elastic.round import Machine, Round, Start
+from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.exchange import Exchange, Word
+from lockstep.launch.secret import Secret
 from lockstep.machine.identity import shared_by
 
 WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.py", 3, "<module>"]]
@@ -81,7 +88,7 @@ def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers
     for _ in range(3):
         look()
     assert said == []
-    assert '"reports": []' in watches[1]._exchange.to_carry
+    assert json.loads(watches[1]._exchange.to_carry)["reports"] == []
 
 
 def test_a_slow_rank_of_the_other_machine_is_named(launchers):
@@ -98,6 +105,51 @@ def test_a_slow_rank_of_the_other_machine_is_named(launchers):
     )
 
 
+def test_of_a_full_history_little_is_sent(launchers):
+    directories, watches, look, _ = launchers
+    windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}) for n in range(64)]
+    box(directories[1], 1, stack=WORKING, still_s=0.1, windows=windows)
+    look()
+    assert len(watches[1]._exchange.to_carry) < 1500
+    assert json.loads(watches[1]._exchange.to_carry)["steps"][0]["steps"]["windows"][-1][0] == 12408
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """The rounds of two launchers, whose heartbeats are the test's; and what each has parsed."""
+    store, parsed = SignedStore(HashStore(), Secret(b"a secret"), "here"), []
+    heartbeat = SimpleNamespace(store=store, also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0)
+    rounds = [Round(store, heartbeat, "round-0", number, 2, lambda: 0) for number in range(2)]
+    for each in rounds:
+        hear = each.exchange.hear
+        each.exchange.hear = lambda words, hear=hear: (parsed.append(dict(words)), hear(words))
+    machines = [Machine(host=f"node{number}", address="127.0.0.1", first_rank=number, num_ranks=1) for number in range(2)]
+    start = Start(number=0, used=0, master_port=1)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda each: each.begin(machines[each.number], None if each.number else start), rounds))
+    return rounds, parsed
+
+
+def test_a_word_is_read_once_and_again_only_when_another_was_said(rounds):
+    (first, second), parsed = rounds
+
+    def beat(times):
+        for _ in range(times):
+            second._beat()
+            first._beat()
+
+    beat(8)
+    assert parsed == []
+    second.exchange.say(Word(waited=[1]))
+    beat(20)
+    assert [list(words) for words in parsed] == [[1]]
+    assert first.exchange.heard[1].waited == [1]
+    second.exchange.say(Word(waited=[]))
+    beat(20)
+    assert len(parsed) == 2
+    assert first.exchange.heard[1].waited == []
+
+
 def test_the_first_hears_all_and_the_others_hear_the_first():
     first, third = Exchange(0, 4), Exchange(2, 4)
     assert (first.hears, third.hears) == ([1, 2, 3], [0])
@@ -105,3 +157,6 @@ def test_the_first_hears_all_and_the_others_hear_the_first():
     first.hear({1: "", 2: third.to_carry, 3: b""})
     assert {number: word.waited for number, word in first.heard.items()} == {2: [5]}
     assert not first.has_all_reports
+    third.say(Word(waited=[7]))
+    first.hear({3: third.to_carry})
+    assert {number: word.waited for number, word in first.heard.items()} == {2: [5], 3: [7]}

@@ -22,6 +22,7 @@ SLOT_BYTES = 1 << 14
 _HEADER = struct.Struct("<8sQII")
 """A mark, the number of the record, its length, and its checksum."""
 _MARK = b"lckstp1\n"
+_MOST_BYTES = SLOT_BYTES - _HEADER.size
 
 
 class BlackBox:
@@ -47,7 +48,7 @@ class BlackBox:
             ValueError: it is too long.
         """
         data = json.dumps(record).encode()
-        if len(data) > SLOT_BYTES - _HEADER.size:
+        if len(data) > _MOST_BYTES:
             raise ValueError(f"a record of {len(data)} bytes")
         self._number += 1
         header = _HEADER.pack(_MARK, self._number, len(data), zlib.crc32(data))
@@ -62,6 +63,11 @@ class BlackBox:
                 os.fdatasync(fd)
         finally:
             os.close(fd)
+
+
+def fits(record: Mapping[str, Any]) -> bool:
+    """Whether a record of JSON values is short enough for a box."""
+    return len(json.dumps(record)) <= _MOST_BYTES
 
 
 def read_box(path: Path) -> dict[str, Any] | None:

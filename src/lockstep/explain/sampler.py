@@ -11,7 +11,6 @@ Python warns of forking beside threads.
 from __future__ import annotations
 
 import _thread
-import json
 import math
 import os
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.asking import Answering
-from lockstep.explain.black_box import SLOT_BYTES, BlackBox
+from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight import counts, recorded
 from lockstep.explain.frames import Frame, stack_of
 from lockstep.explain.process import io_bytes, own_memory
@@ -38,7 +37,8 @@ _WAITS_AFTER_S = 1.0
 _SUSPENDED_S = 5.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MOST_OF_ERROR = 6000  # characters of a traceback
-_ROOM_BESIDE = 100  # bytes of a box
+_FEWEST_WINDOWS, _FEWEST_FRAMES = 16, 10
+"""What stays of a record that is too long for its box."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """For how long a fork waits for the thread to rest."""
@@ -131,8 +131,8 @@ class Sampler:
             if how == "failed" and self._last:
                 recent = recorded().recent or self._recent
                 record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
-                fits = len(json.dumps(record)) + len(json.dumps(self._error)) < SLOT_BYTES - _ROOM_BESIDE
-                self._try(lambda: self._box.write({**record, "error": self._error} if fits else record))
+                record.pop("steps", None)  # nobody judges them any more, and the traceback needs the room
+                self._try(lambda: self._write({**record, "error": self._error}))
             else:
                 self._try(lambda: self._look(ended=how))
             self._answering.close()
@@ -140,7 +140,7 @@ class Sampler:
             _current = None
 
     def note_error(self, error: str) -> None:
-        """The end of the traceback that this process fails with: it stays in the box, if there is room, when that is closed."""
+        """The end of the traceback that this process fails with: it stays in the box when that is closed."""
         self._error = error[-_MOST_OF_ERROR:]
 
     def halt(self, most_s: float) -> bool:
@@ -230,7 +230,31 @@ class Sampler:
             **({} if self._clock is None else {"steps": self._clock.history()}),
             "ended": ended,
         }
-        self._box.write(self._last)
+        self._write(self._last)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._box.write(record)
+        except ValueError:  # it is too long
+            self._box.write(shortened(record))
+
+
+def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record that was too long for its black box, cut down until it fits. Pure.
+
+    What goes first is worth least: older windows of steps, then the outer frames, then all steps, and last the beginning of the
+    traceback.
+    """
+    short = dict(record)
+    if steps := short.get("steps"):
+        short["steps"] = {**steps, "windows": steps["windows"][-_FEWEST_WINDOWS:]}
+    while len(short["stack"]) > _FEWEST_FRAMES and not fits(short):
+        short["stack"] = short["stack"][: max(_FEWEST_FRAMES, len(short["stack"]) - 5)]
+    if not fits(short):
+        short.pop("steps", None)
+    while short.get("error") and not fits(short):
+        short["error"] = short["error"][len(short["error"]) // 4 + 1 :]
+    return short
 
 
 _current: Sampler | None = None

@@ -6,7 +6,8 @@ for longer than they are, and waits for less time; no clocks of different machin
 known from samples of its stack, taken by the sampler's thread.
 
 Which gradient is the last of a backward pass is learned in the first step of each optimizer. On a GPU the times are those of
-the script, which runs ahead of the GPU until something makes it wait.
+the script, which runs ahead of the GPU until something makes it wait: then the wait before ``optimizer.step()`` may be for its
+own GPU (``scaler.step``, ``loss.item()``), and not for other ranks.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class ScriptClock:
 
         ``num_steps``; ``newest``: seconds busy and waiting of the latest steps; ``windows``: for each its number, the 20th
         percentile and the median of the busy seconds, the means of the busy and the waiting seconds, and the samples by
-        activity; ``places``: by activity, the line of the script at which it was sampled most often.
+        activity; ``places``: by activity, the line of the script at which it was sampled most often; ``on_gpu``: whether this
+        process uses a GPU.
         """
         places: dict[str, Counter[str]] = {}
         for activity, place in tuple(self._places):
@@ -94,6 +96,7 @@ class ScriptClock:
             "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in tuple(self._newest)],
             "windows": self._windows,
             "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
+            "on_gpu": _uses_gpu(),
         }
 
     def glance(self, frame: FrameType | None) -> None:
@@ -144,7 +147,8 @@ class ScriptClock:
             return
         busy = sorted(busy_s for busy_s, _ in steps)
         means = (sum(busy) / len(steps), sum(waited_s for _, waited_s in steps) / len(steps))
-        numbers = [round(number, 6) for number in (busy[len(busy) // 5], busy[len(busy) // 2], *means)]
+        # Three digits are enough to judge by, and short: every launcher sends them to the first one.
+        numbers = [float(f"{number:.3g}") for number in (busy[len(busy) // 5], busy[len(busy) // 2], *means)]
         self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen)])
 
     def _learn(self, optimizer: Any) -> None:
@@ -181,6 +185,11 @@ class _Lesson:
 
 
 _NEW = _Lesson()
+
+
+def _uses_gpu() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # never imported for this
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def where(frame: FrameType | None) -> tuple[str, str]:

@@ -2,6 +2,9 @@
 
 Judged from the black boxes of all ranks (``script_clock``). A rank is slow if it is busy for longer than the others in nearly
 every step, and the others wait for it. Each rank measures durations by its own clock, so machines need no common one.
+
+On a GPU a rank that waits behind its backward pass may wait for its own GPU, which hides that it is busy for longer: it is slow
+only if it hardly waits at all.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from lockstep.explain.split import ACTIVITIES
 _LEAST_WINDOWS = 3
 _LEAST_S = 1.0
 """Short steps are judged over more windows: a delay of less than a second does not make a rank slow."""
+_BUSY_ON_GPU = 0.8
+"""The share of its own time for which a rank with a GPU must be busy to be called slow."""
+_LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 6, 5.0, 20
+"""What other launchers send is up to 2.5 s older for one rank than for another, and the windows that both have must suffice."""
 _FORGOTTEN_AFTER = 60
 """After this many looks in which a reported rank was not slow, it is reported again if it becomes slow again."""
 
@@ -88,7 +95,9 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
     cost = sum(lost_s) / sum(float(row[suspect][3]) + float(row[suspect][4]) for row in rows)
     if len(slow) < NEARLY_ALWAYS * len(rows) or cost < LEAST_COST:
         return None
-    busy_s = sum(float(row[suspect][3]) for row in rows)
+    busy_s, waited_s = (sum(float(row[suspect][column]) for row in rows) for column in (3, 4))
+    if records[suspect]["steps"].get("on_gpu") and busy_s < _BUSY_ON_GPU * (busy_s + waited_s):
+        return None
     others_busy_s = sum(statistics.median_low(_others(row, suspect, 3)) for row in rows)
     activity = _slow_in(rows, suspect)
     record = records[suspect]
@@ -101,6 +110,21 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
         activity=activity,
         place=str(record["steps"].get("places", {}).get(activity, "")),
     )
+
+
+def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Of ``ScriptClock.history`` what ``judge`` needs, with no more windows than it can use, to be sent. Pure."""
+    steps = steps or {}
+    windows = steps.get("windows", ())[-_MOST_SENT:]
+    count, took_s = 0, 0.0
+    while count < len(windows) and (count < _LEAST_SENT or took_s < _LEAST_SENT_S):
+        count += 1
+        took_s += WINDOW * (float(windows[-count][3]) + float(windows[-count][4]))
+    return {
+        "windows": windows[len(windows) - count :],
+        "places": steps.get("places", {}),
+        "on_gpu": steps.get("on_gpu", False),
+    }
 
 
 def _newest(windows: Sequence[Mapping[int, Sequence[Any]]]) -> list[list[Sequence[Any]]]:

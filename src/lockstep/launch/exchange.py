@@ -26,7 +26,7 @@ class Word:
     reports: Sequence[Mapping[str, Any]] = ()
     """Of its ranks, if a launcher asks: see ``RankReport.as_json``."""
     steps: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks: see ``slow_script.judge``."""
+    """Of its ranks: see ``slow_script.newest_steps``."""
 
 
 class Exchange:
@@ -52,8 +52,8 @@ class Exchange:
 
     def say(self, word: Word) -> None:
         """Post a word for the others. From any thread."""
-        self.to_carry = json.dumps(asdict(word))
+        self.to_carry = json.dumps(asdict(word), separators=(",", ":"))
 
     def hear(self, words: Mapping[int, str | bytes]) -> None:
-        """Receive words from the others, by number; an empty one means none yet."""
-        self.heard = {number: Word(**json.loads(text)) for number, text in words.items() if text}
+        """Receive new words from the others, by number; an empty one means none yet. The words of those not named stay."""
+        self.heard = {**self.heard, **{number: Word(**json.loads(text)) for number, text in words.items() if text}}

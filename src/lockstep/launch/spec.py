@@ -137,7 +137,7 @@ class LaunchSpec:
 
     @property
     def serves_store(self) -> bool:
-        """Whether rank 0 serves a store at MASTER_PORT before its script runs."""
+        """Whether the launcher serves a store at MASTER_PORT, as long as the workers run."""
         return isinstance(self.program, Script) and self.program.is_store_client and self.node is None
 
     def local_rank(self, rank: int) -> int:

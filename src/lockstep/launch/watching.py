@@ -128,7 +128,7 @@ class Watching:
         if not self._speaks:
             self._told = words[0].told if 0 in words else ""
             return
-        self._look_for_slow([*map(_steps_of, records), *(each for word in words.values() for each in word.steps)])
+        self._look_for_slow([*records, *(each for word in words.values() for each in word.steps)])
         self._look_for_stuck(waited)
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -183,8 +183,10 @@ class Watching:
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ``slow_script.judge`` needs."""
-    return {name: record.get(name) for name in ("rank", "host", "world_size", "steps")}
+    """The fields that ``slow_script.judge`` needs, for the first machine's launcher."""
+    from lockstep.explain.slow_script import newest_steps
+
+    return {**{name: record[name] for name in ("rank", "host", "world_size")}, "steps": newest_steps(record.get("steps"))}
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:

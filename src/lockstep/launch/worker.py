@@ -25,7 +25,6 @@ from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
-from lockstep.machine.addresses import listen
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import libraries, set_number
 from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
@@ -56,8 +55,6 @@ def run_worker(request: Request) -> int:
         if isinstance(spec.program, Script):
             if spec.program.is_executable:
                 _become_program(spec.program, spec.local_rank(request.rank))
-            if spec.serves_store and request.rank == 0:
-                _serve_store(spec)
             box = _open_box(spec, request.rank)
             _run_script(spec.program, spec.local_rank(request.rank))
         else:
@@ -90,17 +87,6 @@ def run_worker(request: Request) -> int:
     _note_end(box)
     sender.send(end=failures.end_of())
     return 0
-
-
-_served: list[Any] = []
-"""Stores, which live as long as this process."""
-
-
-def _serve_store(spec: LaunchSpec) -> None:
-    """Serve PyTorch's store at MASTER_PORT, on loopback, as torchrun's agent does, for scripts that are only clients of it."""
-    from lockstep.machine.tcp_store import serve  # imports torch
-
-    _served.append(serve(listen("127.0.0.1", spec.master_port), None, spec.config.timeout_s))
 
 
 def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:

@@ -22,8 +22,8 @@ from lockstep.launch.failures import Failure
 _GONE_S = 3.0
 """Silence after which a launcher is no longer waited for at the end of a round."""
 
-_BEATS_A_WORD = 2
-"""Heartbeats per transfer of the words of ``Exchange``."""
+_BEATS_A_WORD = 4
+"""At most one word of ``Exchange`` is said in so many heartbeats: about as often as a launcher looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,8 @@ class Round:
         self._num_nodes = num_nodes
         self._look = look
         self._count = 0
-        self._carried = ""
+        self._said, self._num_said = "", 0  # this node's last word, and how many it has said
+        self._heard: dict[int, bytes] = {}  # by node: the number of the last word that was read
         self._beats: list[tuple[bytes, float]] = []  # of each node: the last, and when it was new
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
@@ -174,24 +175,31 @@ class Round:
     def _beat(self) -> None:
         names = range(self._num_nodes)
         self._count += 1
-        self._client.set(f"beat/{self.number}", str(self._count))
+        if self._count % _BEATS_A_WORD == 0:
+            self._say()
+        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_said}")
         self._note_beats(self._client.multi_get([f"beat/{number}" for number in names]))
         done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
         self.has_stopped = any(value != b"0" for value in done)
         self.num_done = len(done)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self.num_waiting = self._look()
-        if self._count % _BEATS_A_WORD == 0:
-            self._carry()
+        self._hear()
 
-    def _carry(self) -> None:
-        if self.exchange.to_carry != self._carried:
-            self._carried = self.exchange.to_carry
-            self._client.set(f"word/{self.number}", self._carried)
-        hears = self.exchange.hears
-        if hears:
-            words = self._client.multi_get([f"word/{number}" for number in hears])
-            self.exchange.hear(dict(zip(hears, words, strict=True)))
+    def _say(self) -> None:
+        if self.exchange.to_carry != self._said:
+            self._said = self.exchange.to_carry
+            self._num_said += 1
+            self._client.set(f"word/{self.number}", self._said)
+
+    def _hear(self) -> None:
+        """Read the words that are new, by the numbers in the heartbeats: with many nodes, to read all takes long."""
+        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.hears}
+        new = {node: number for node, number in numbers.items() if number and number != self._heard.get(node, b"0")}
+        if new:
+            words = self._client.multi_get([f"word/{node}" for node in new])
+            self.exchange.hear(dict(zip(new, words, strict=True)))
+            self._heard.update(new)
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()

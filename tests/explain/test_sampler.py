@@ -1,0 +1,76 @@
+"""What a black box keeps of a record that is too long for it."""
+
+import time
+
+import pytest
+
+from lockstep.explain import sampler
+from lockstep.explain.black_box import BlackBox, fits, read_box
+from lockstep.explain.frames import MOST_FRAMES
+from lockstep.explain.sampler import Sampler, fail_current, shortened
+from lockstep.explain.script_clock import ScriptClock
+
+TRACEBACK = "line of a traceback\n" * 300
+WINDOWS = tuple([12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 8, "backward": 4}] for n in range(64))
+STEPS = {"num_steps": 640, "newest": [[0.012345, 0.001234]] * 10, "windows": WINDOWS, "places": {}, "on_gpu": False}
+
+
+def frames(length):
+    return [(f"/{'a' * length}/{depth}.py", depth, "call") for depth in range(MOST_FRAMES)]
+
+
+def call_deep(path, depth, act):
+    """Call a function at the end of a stack of so many frames in a file of that name."""
+    names = {"act": act}
+    exec(compile("def call(depth):\n    return call(depth - 1) if depth else act()", path, "exec"), names)
+    return names["call"](depth)
+
+
+@pytest.fixture
+def clock():
+    clock = ScriptClock()
+    clock._windows = WINDOWS
+    yield clock
+    clock.close()
+
+
+def test_a_rank_that_fails_deep_in_a_library_keeps_its_traceback_and_the_innermost_frames(tmp_path, clock):
+    path, library = tmp_path / "boxes" / "rank-0.box", f"/{'library/' * 25}module.py"
+    assert sampler._current is None
+
+    def fail():
+        Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"}, clock=clock)
+        deadline = time.monotonic() + 30
+        while read_box(path) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        fail_current(TRACEBACK)
+
+    call_deep(library, MOST_FRAMES, fail)
+    record = read_box(path)
+    assert record["ended"] == "failed"
+    assert record["error"] == TRACEBACK[-6000:]
+    assert "steps" not in record
+    assert "fail" in [name for _, _, name in record["stack"]]
+    assert [file for file, _, _ in record["stack"]].count(library) >= 10
+
+
+def test_a_rank_with_a_full_history_and_a_deep_stack_still_reports(tmp_path):
+    record = {"stack": frames(400), "recent": [[number, "allreduce"] for number in range(16)], "steps": STEPS}
+    assert not fits(record)
+    short = shortened(record)
+    assert short["steps"] == {**STEPS, "windows": WINDOWS[-16:]}
+    assert short["stack"] == record["stack"][: len(short["stack"])]
+    assert len(short["stack"]) >= 20
+    assert short["recent"] == record["recent"]
+    BlackBox(tmp_path / "rank-0.box").write(short)
+
+
+def test_what_cannot_be_kept_goes_in_the_order_of_its_worth():
+    short = shortened({"stack": frames(1500), "steps": STEPS})
+    assert len(short["stack"]) == 10
+    assert "steps" not in short
+    short = shortened({"stack": frames(400), "steps": STEPS, "error": "ä" * 6000 + ": the end"})
+    assert len(short["stack"]) == 10
+    assert "steps" not in short
+    assert short["error"].endswith("ä: the end")
+    assert fits(short)
