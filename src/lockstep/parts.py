@@ -200,7 +200,7 @@ class Parts:
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
         self.auditor = open_audit(
-            config, world, devices[0], lambda: self.phases.seed, self.collectives, watched, self.sync, self.journal.write
+            config, world, devices, lambda: self.phases.seed, self.collectives, self.sync, self.journal.write
         )
         if self.auditor is not None:
             self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.timeout(90)
 def found(standing_crew):
     """``found(nproc, wrong, ...)``: what every rank was told, and the step."""
 
-    def run(nproc, wrong, task=""):
-        results = standing_crew(nproc, trainings.train_wrongly, wrong, task, shards=4, audit=2, seed=0)
+    def run(nproc, wrong, task="", shards=4):
+        results = standing_crew(nproc, trainings.train_wrongly, wrong, task, shards=shards, audit=2, seed=0)
         assert len(set(results)) == 1, "the ranks were told different things"
         return results[0]
 
@@ -41,12 +41,32 @@ def test_one_flip_in_an_audited_shard_is_found_on_the_rank_that_had_it(found, np
     assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank {choice.owner}")
     headline, status, _ = found(nproc, trainings.Wrong(choice.auditor, when=(2, choice.shard)))
     assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank {choice.auditor}")
+    assert headline.endswith("was wrong once")
 
 
 def test_one_flip_on_a_single_process(found):
     choice = chosen(2, 1)
     headline, status, _ = found(1, trainings.Wrong(0, when=(2, choice.shard)))
     assert (status, headline.split(" (")[0]) == (76, f"step 2, shard {choice.shard}, last.weight: rank 0")
+
+
+@pytest.mark.parametrize("shards", [1, None])
+def test_one_flip_where_the_random_stream_of_the_step_goes_on(found, shards):
+    headline, status, _ = found(1, trainings.Wrong(0, when=(2, 0)), task="dropout", shards=shards)
+    assert (status, headline.split(" (")[0]) == (76, "step 2, shard 0, last.weight: rank 0")
+    assert headline.endswith("was wrong once")
+
+
+def test_a_parameter_is_named_with_its_model(found):
+    headline, _, _ = found(3, trainings.Wrong(1), task="two models")
+    assert ", last.weight of model 2: rank 1 (" in headline
+
+
+def test_a_rank_that_never_repeats_its_result_is_told_from_one_that_is_wrong(found):
+    headline, status, _ = found(3, trainings.Wrong(1, when="by chance"))
+    assert status == AUDIT_STATUS
+    assert "rank 1 (" in headline
+    assert headline.endswith("does not repeat its result")
 
 
 def test_of_two_ranks_that_disagree_again_both_are_named(found):

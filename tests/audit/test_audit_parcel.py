@@ -9,6 +9,7 @@ from lockstep.audit.parcel import Parcel, pack, unpack
 from lockstep.plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(20)
+CPU = torch.device("cpu")
 TABLE = torch.arange(80_000.0).reshape(1000, 80)
 TENSORS = {
     "whole": torch.randn(5, 3),
@@ -27,8 +28,8 @@ TENSORS = {
 
 def sent(value):
     micro = plan_step(1, (8,), 0, 1, 1).micro_steps[0]
-    data = pack(Parcel(runs=[(micro, value)]))
-    [(again, found)] = unpack(data).runs
+    data = pack(Parcel(runs=[(micro, value)]), [CPU])
+    [(again, found)] = unpack(data, [CPU]).runs
     assert again.is_again
     return found, len(data)
 
@@ -57,3 +58,12 @@ def test_what_is_sent_is_a_copy_and_structures_stay():
 def test_what_cannot_be_pickled_is_an_error():
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         sent([lambda: 0])
+
+
+def test_state_that_was_on_a_gpu_arrives_on_a_gpu_and_the_rest_on_the_cpu():
+    values = [{"hidden": torch.ones(2), "seen": torch.zeros(())}, torch.ones(3)]
+    sent = pickle.dumps(Parcel(runs=[], per_shard=values, places=[1, None, 0]))
+    [state, other] = unpack(sent, [torch.device("meta"), torch.device("meta", 1)]).per_shard
+    assert (state["hidden"].device.type, state["seen"].device.type, other.device.type) == ("meta", "cpu", "meta")
+    packed = pickle.loads(pack(Parcel(runs=[], per_shard=values), [CPU]))
+    assert packed.places == [None, None, None]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lockstep.audit.verdict import Computed, judge
+from lockstep.audit.gradient_sums import digest_of
+from lockstep.audit.verdict import Computed, first_difference, judge
 
 pytestmark = pytest.mark.timeout(20)
 A, B, C = ({"the loss": 1, "weight": number} for number in (1, 2, 3))
@@ -12,37 +13,53 @@ def by(rank, sums):
     return Computed(rank=rank, where=f"host-{rank}, cpu", sums=sums)
 
 
-# The first, the second, the judges', and who is wrong.
+# The first, the second, the judges', who is wrong, and what is said of it.
+F, S = by(0, A), by(1, B)
 CASES = {
-    "a third agrees with the auditor": (by(0, A), by(1, B), [by(2, B)], (0,)),
-    "a third agrees with the owner": (by(0, A), by(1, B), [by(2, A)], (1,)),
-    "a third agrees with nobody": (by(0, A), by(1, B), [by(2, C)], ()),
-    "the owner was wrong once": (by(0, A), by(1, B), [by(0, B), by(1, B)], (0,)),
-    "the auditor was wrong once": (by(0, A), by(1, B), [by(0, A), by(1, A)], (1,)),
-    "each of two repeats its own": (by(0, A), by(1, B), [by(0, A), by(1, B)], (0, 1)),
-    "two change their minds": (by(0, A), by(1, B), [by(0, B), by(1, A)], ()),
-    "alone, wrong the first time": (by(0, A), by(0, B), [by(0, B)], (0,)),
-    "alone, wrong the second time": (by(0, A), by(0, B), [by(0, A)], (0,)),
-    "alone, another each time": (by(0, A), by(0, B), [by(0, C)], ()),
+    "all agree with the auditor, and the owner repeats its own": (F, S, [by(2, B), by(0, A), S], (0,), "is wrong"),
+    "all agree with the owner, and the auditor repeats its own": (F, S, [F, by(1, B), by(2, A)], (1,), "is wrong"),
+    "the owner was wrong once, beside a third": (F, S, [by(0, B), by(1, B), by(2, B)], (0,), "was wrong once"),
+    "the auditor was wrong once, beside a third": (F, S, [by(0, A), by(1, A), by(2, A)], (1,), "was wrong once"),
+    "the owner does not repeat its own": (F, S, [by(0, C), by(1, B), by(2, B)], (), "does not repeat its result"),
+    "the auditor does not repeat its own": (F, S, [by(0, A), by(1, C), by(2, A)], (), "does not repeat its result"),
+    "a third agrees with nobody": (F, S, [by(0, A), by(1, B), by(2, C)], (), "another each time"),
+    "the rank that a third agrees with does not repeat": (F, S, [by(0, A), by(1, C), by(2, B)], (), "another each time"),
+    "the owner was wrong once": (F, S, [by(0, B), by(1, B)], (0,), "was wrong once"),
+    "the auditor was wrong once": (F, S, [by(0, A), by(1, A)], (1,), "was wrong once"),
+    "of two, the owner does not repeat its own": (F, S, [by(0, C), by(1, B)], (), "does not repeat its result"),
+    "each of two repeats its own": (F, S, [by(0, A), by(1, B)], (0, 1), "is wrong"),
+    "two change their minds": (F, S, [by(0, B), by(1, A)], (), "another each time"),
+    "alone, wrong the first time": (F, by(0, B), [by(0, B)], (0,), "was wrong once"),
+    "alone, wrong the second time": (F, by(0, B), [by(0, A)], (0,), "was wrong once"),
+    "alone, another each time": (F, by(0, B), [by(0, C)], (), "another each time"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_rank_is_named(case):
-    first, second, again, wrong = CASES[case]
+    first, second, again, wrong, said = CASES[case]
     found = judge(first, second, again, (40, 1, 2))
     assert found.wrong == wrong
     assert (found.step, found.phase, found.shard, found.parameter) == (40, 1, 2, "weight")
     assert found.text.startswith("audit of step 40, shard 2, phase 2: ")
     assert all(f"rank {rank} (host-{rank}, cpu)" in found.text for rank in wrong)
     assert ("WRONG" in found.text) == bool(wrong)
+    assert found.headline.endswith(said)
+    if said == "does not repeat its result":
+        assert f"rank {0 if 'owner' in case else 1} (" in found.headline
+        assert "Kernels that are not deterministic" in found.text
     assert "nothing is saved after it" in found.text
 
 
 def test_the_first_difference_in_the_order_of_the_backward_pass_is_named():
     first, second = {"the loss": 1, "last": 2, "first": 3}, {"the loss": 1, "last": 5, "first": 6}
-    assert judge(by(0, first), by(1, second), [by(2, first)], (1, 0, 0)).parameter == "last"
+    assert judge(by(0, first), by(1, second), [by(0, first), by(1, second), by(2, first)], (1, 0, 0)).parameter == "last"
 
 
 def test_a_parameter_that_has_a_gradient_on_one_rank_only_is_a_difference():
-    assert judge(by(0, A), by(1, {**A, "bias": 4}), [by(2, A)], (1, 0, 0)).parameter == "bias"
+    assert judge(F, by(1, {**A, "bias": 4}), [F, by(1, B), by(2, A)], (1, 0, 0)).parameter == "bias"
+
+
+def test_sums_in_another_order_are_equal():
+    assert digest_of({"last": 1, "first": 2}) == digest_of({"first": 2, "last": 1}) != digest_of({"first": 1, "last": 2})
+    assert first_difference({"last": 1, "first": 2}, {"first": 2, "last": 1}) == "nothing"

@@ -102,6 +102,26 @@ def test_one_shard(unchanged):
     unchanged(trained(), shards=1, accumulate=2, nprocs=(1,))
 
 
+@pytest.mark.parametrize("shards", [1, None])
+def test_a_schedule_that_the_body_of_a_single_shard_steps(standing_crew, shards):
+    plain, audited = (standing_crew(1, trainings.train_and_steer, "schedule", shards=shards, audit=a) for a in (0, 1))
+    assert_same_bits(plain[0], audited)
+
+
+@pytest.mark.parametrize(("how", "what"), [("weights", "parameter '"), ("learning rate", "a learning rate")])
+def test_what_the_body_would_change_twice_is_refused_in_words(standing_crew, how, what):
+    [said] = standing_crew(1, trainings.train_and_steer, how, audit=2)
+    assert said.startswith(what)
+    assert "was changed inside batch.shards in step 2, in which an audit computes a shard once more" in said
+
+
+@pytest.mark.parametrize("shards", [1, None])
+def test_gradients_of_earlier_steps_stay_when_an_audited_step_is_left(standing_crew, shards):
+    [kept] = standing_crew(1, trainings.leave_an_audit, shards=shards, audit=2)
+    assert kept
+    assert all(kept)
+
+
 def test_the_plain_step_of_a_single_device(standing_crew):
     for task in (trained(), whole_steps.train_gan, trainings.train_carelessly):
         [reference] = standing_crew(1, task)

@@ -13,10 +13,14 @@ SCRIPT = """
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
+    class Unreadable:
+        def __reduce__(self):
+            return int, ("x",)
+
     team = lockstep.join(threads=1, progress="off", checkpoint_every=3)
     inputs = torch.randn(48, 4)
-    if "unsendable" in sys.argv:
-        samples = [(row, lambda: 0) for row in inputs]
+    if "unsendable" in sys.argv or "unreadable" in sys.argv:
+        samples = [(row, Unreadable() if "unreadable" in sys.argv else lambda: 0) for row in inputs]
         loader = DataLoader(samples, 8, collate_fn=lambda rows: (torch.stack([row for row, _ in rows]), rows[0][1]))
     else:
         loader = DataLoader(TensorDataset(inputs, inputs), 8)
@@ -53,11 +57,12 @@ def test_a_wrong_rank_ends_the_run_which_is_not_saved_any_more_nor_started_again
     assert not [event for event in events if event["event"] == "end"]
 
 
-def test_samples_that_cannot_be_sent_are_said_and_training_goes_on(run_here):
-    done = run_here(SCRIPT, "--nproc", "2", "--shards", "2", "--audit", "2", "--run-dir", "r", args=["unsendable"])
+@pytest.mark.parametrize("what", ["unsendable", "unreadable"])
+def test_samples_that_cannot_be_sent_are_said_and_training_goes_on(run_here, what):
+    done = run_here(SCRIPT, "--nproc", "2", "--shards", "2", "--audit", "2", "--run-dir", "r", args=[what])
     assert done.returncode == 0, done.stderr
     assert "done after 12" in done.stdout
-    assert "WARNING: nothing is audited, for the samples of shard" in done.stderr
+    assert "WARNING: this shard is not audited, for the samples of shard" in done.stderr
 
 
 def test_without_shards_several_processes_are_refused_with_a_way_out(run_here):

@@ -12,6 +12,7 @@ from tasks import Net, Plain
 from torch.nn import functional
 
 import lockstep
+from lockstep.errors import UsageError
 from lockstep.stopping import AuditFailed
 
 
@@ -87,7 +88,8 @@ def train_wrongly(wrong, task=""):
     length, size = (2, 1) if task == "few samples" else (24 * accumulate, 8)
     loaders = [loader_of("samples", length, size) for _ in range(2)]
     model, optimizer, loader, other = team.prepare(model, optimizer, *loaders)
-    wrong.infect(team, model)
+    twin = team.prepare(Plain()) if task == "two models" else model
+    wrong.infect(team, twin)
     try:
         for _ in team.epochs(4):
             for batch, beside in zip(loader, other, strict=True) if task == "two loaders" else ((b, None) for b in loader):
@@ -96,9 +98,57 @@ def train_wrongly(wrong, task=""):
                         batch.shards, *([beside.shards] if beside else []), strict=False
                     ):
                         inputs = inputs + sum(more[0] for more in others)
-                        team.backward(functional.cross_entropy(model(inputs), targets))
+                        if task == "dropout":
+                            inputs = functional.dropout(inputs)
+                        outputs = model(inputs) + (twin(inputs) if twin is not model else 0)
+                        team.backward(functional.cross_entropy(outputs, targets))
                 optimizer.step()
                 optimizer.zero_grad()
     except AuditFailed as found:
         return found.headline, found.code, team.step
     return None, 0, team.step
+
+
+def train_and_steer(how):
+    """A training that changes what steps act on inside ``batch.shards``, as a single shard may; or the error."""
+    team = lockstep.join()
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader_of("samples", 40, 8))
+    seen = Seen(team)
+    try:
+        for batch in loader:
+            for inputs, targets, indices in batch.shards:
+                loss = functional.cross_entropy(model(inputs), targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
+                if how == "schedule":
+                    schedule.step()
+                elif how == "weights":
+                    next(model.parameters()).data.clamp_(-0.01, 0.01)
+                elif how == "learning rate":
+                    optimizer.param_groups[0]["lr"] *= 0.9
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.step(lr=optimizer.param_groups[0]["lr"])
+    except UsageError as error:
+        return str(error)
+    return seen.result(model, optimizer, schedule)
+
+
+def leave_an_audit():
+    """The gradient that is left of the first step when the second is left while it is audited."""
+    team = lockstep.join()
+    model = Plain()
+    model, loader = team.prepare(model, loader_of("samples", 40, 8))
+    grads = []
+    for batch in loader:
+        for inputs, targets, _ in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            if team.in_audit:
+                break
+        if team.in_audit:
+            break
+        grads = [parameter.grad.clone() for parameter in model.parameters()]
+    return [torch.equal(parameter.grad, grad) for parameter, grad in zip(model.parameters(), grads, strict=True)]

@@ -1,14 +1,18 @@
 """Where the time of a step goes, as runs measure it."""
 
 import re
+import time
 from functools import partial
 
 import pytest
+import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
 from lockstep.cli import runs
 from lockstep.explain.split import bound_of, shares_of
+from lockstep.explain.step_clock import Aside, StepClock
+from lockstep.plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,3 +77,23 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
     (row,) = [line for line in shown if line.startswith("the forward pass and the loss")]
     assert float(re.search(r"([0-9.]+) \(rank 1\)$", row)[1]) >= 20  # ms, and the most of all ranks
     assert any(line.startswith("rank 1 on ") and "the forward pass took it" in line for line in shown)
+
+
+def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
+    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    try:
+        clock.begin_pass(0, 1, 1, 0)
+        clock.begin_step(1)
+        clock.begin_phase(0)
+        time.sleep(0.05)
+        Aside(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
+        Aside(clock).end_shard()
+        seconds = clock.so_far
+        assert seconds["waiting"] >= 0.05
+        assert clock.report()[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])
+    finally:
+        clock.close()
+
+
+class Overlapping:
+    waited_s = 0.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.audit.aside import AsideEngine, NoAccounts
-from lockstep.audit.choice import Choice, choose
-from lockstep.audit.gradient_sums import GradientSums, Sums
+from lockstep.audit.choice import Choice
+from lockstep.audit.gradient_sums import GradientSums, digest_of
 from lockstep.audit.parcel import Parcel, pack, unpack
 from lockstep.audit.verdict import Computed, Verdict, judge
 from lockstep.comm.collectives import Collectives
+from lockstep.data.streams import remember_rng
 from lockstep.errors import DataError
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep, StepPlan
@@ -39,6 +39,9 @@ class _Case:
     choice: Choice
     position: tuple[int, int, int]
     """The step, its phase, and the shard."""
+    restart_rng: Callable[[], None]
+    """Lets the random streams continue from where they were before the phase's shards: each run of the shard begins there if it
+    has no stream of its own (V = 1)."""
     owner_sums: GradientSums = field(default_factory=GradientSums)
     """Of the shard, on its owner."""
     repeat_sums: GradientSums = field(default_factory=GradientSums)
@@ -59,41 +62,37 @@ class Auditor(Listener):
     rank ends with the verdict. Recomputing leaves no trace in gradients, buffers, random streams, values or logs.
 
     Args:
-        every: steps between audits.
-        num_shards: V.
-        seed: returns the root of the run's random streams.
+        choose: what is audited of a step; None: nothing.
         collectives: over all ranks.
-        names: the parameters of all prepared models, with their names.
         buffers: restores buffers after each shard; None: the run does not do that.
         where: this rank's host and device.
+        devices: of this process.
         report: called with the verdict, on every rank.
     """
 
     def __init__(
         self,
-        every: int,
-        num_shards: int,
-        seed: Callable[[], int],
+        choose: Callable[[int, StepPlan], Choice | None],
         collectives: Collectives,
-        names: Mapping[nn.Parameter, str],
         buffers: ShardBuffers | None,
         where: str,
+        devices: Sequence[torch.device],
         report: Callable[[Verdict], None],
     ) -> None:
         self._models: list[nn.Module] = []
+        self._names: dict[nn.Parameter, str] = {}
+        """The parameters of all prepared models."""
         self.per_shard: list[PerShard] = []
         """The states that each shard carries from batch to batch."""
         self.accounts = NoAccounts()
-        self.engine = AsideEngine(names, self._models, buffers)
+        self.engine = AsideEngine(self._names, self._models, buffers)
         self.listeners: Listener = self
         self.has_wrong_result = False
         """Whether an audit has caught a wrong result, after which nothing may be saved."""
-        self._every = every
-        self._num_shards = num_shards
-        self._seed = seed
+        self._choose = choose
         self._collectives = collectives
-        self._names = names
         self._where = where
+        self._devices = devices
         self._report = report
         self._case: _Case | None = None
         self._micro: MicroStep | None = None
@@ -106,22 +105,20 @@ class Auditor(Listener):
         """See Listener."""
         if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
             self._models.append(item)
+            self._names.clear()
+            for number, model in enumerate(self._models, 1):
+                whose = f" of model {number}" if len(self._models) > 1 else ""
+                for name, parameter in model.named_parameters():
+                    self._names.setdefault(parameter, name + whose)
 
     # A phase
 
     def begin_audit(self, step: int, phase: int, plan: StepPlan) -> None:
         """A phase begins. Local."""
+        choice = self._choose(step, plan)
         self._case = None
-        if step % self._every == 0:
-            choice = choose(
-                seed=self._seed(),
-                step=step,
-                every=self._every,
-                num_filled=min(max(plan.sizes), self._num_shards),
-                num_shards=self._num_shards,
-                world_size=self._collectives.size,
-            )
-            self._case = _Case(choice=choice, position=(step, phase, choice.shard))
+        if choice is not None:
+            self._case = _Case(choice=choice, position=(step, phase, choice.shard), restart_rng=remember_rng())
 
     def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Runs:
         """What this rank runs of a batch before its own shards: on the auditor, the audited shard, received from its owner.
@@ -177,20 +174,22 @@ class Auditor(Listener):
         runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
         values = [item.of(shard) for item in self.per_shard] if number == 0 else []
         try:
-            return pack(Parcel(runs=runs, per_shard=values))
+            parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
+            unpack(parcel, self._devices)  # what cannot be unpickled would end the run on the auditor
+            return parcel
         except Exception as error:
             why = f"the samples of shard {shard} cannot be sent to another process: {error!r}"
             if number > 0:
                 raise DataError(f"audit: {why}. Have the loader yield what pickle can, or leave --audit out") from error
             if not self._has_warned:
-                say(f"WARNING: nothing is audited, for {why}")
+                say(f"WARNING: this shard is not audited, for {why}")
             self._has_warned = True
             return b""
 
     def _unpack(self, case: _Case, number: int) -> Runs:
         if number >= len(case.parcels) or not case.parcels[number]:
             return ()
-        parcel = unpack(case.parcels[number])
+        parcel = unpack(case.parcels[number], self._devices)
         if number == 0:
             case.repeat_sums, self._lent = GradientSums(), list(parcel.per_shard)
         return parcel.runs
@@ -208,8 +207,8 @@ class Auditor(Listener):
         """Whether the two results differ. Every rank must call it; it blocks until all have."""
         rank, choice, digests = self._collectives.rank, case.choice, list[int]()
         if case.parcels and case.parcels[0]:
-            digests += [_digest(case.owner_sums.read())] if rank == choice.owner else []
-            digests += [_digest(case.repeat_sums.read())] if rank == choice.auditor else []
+            digests += [digest_of(case.owner_sums.read())] if rank == choice.owner else []
+            digests += [digest_of(case.repeat_sums.read())] if rank == choice.auditor else []
         numbers = [max(digests, default=_NOTHING), max([-number for number in digests], default=_NOTHING)]
         if self._collectives.size > 1:
             numbers = self._collectives.all_reduce(torch.tensor(numbers), "max").tolist()
@@ -267,6 +266,7 @@ class Auditor(Listener):
         self._micro = micro
         if micro.is_again and micro.begins_shard:
             self._swap(micro.shard)
+            case.restart_rng()
         (case.repeat_sums if micro.is_again else case.owner_sums).begin(self._names, micro.part)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
@@ -294,8 +294,3 @@ class Auditor(Listener):
 
     def _swap(self, shard: int) -> None:
         self._lent = [item.swap(shard, value) for item, value in zip(self.per_shard, self._lent, strict=True)]
-
-
-def _digest(sums: Sums) -> int:
-    """62 bits, so that both the digest and its negative fit in an int64."""
-    return int.from_bytes(hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).digest(), "little") >> 2

@@ -37,7 +37,7 @@ class Choice:
     auditor: int
     """The rank that recomputes it: a different one, unless there is only one process."""
     judges: tuple[int, ...]
-    """The ranks that compute it once more if the two differ: a third rank, or both of them if there is no third."""
+    """The ranks that compute it once more if the two differ: both of them, and a third if there is one."""
 
 
 def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int, world_size: int) -> Choice:
@@ -66,5 +66,5 @@ def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int
         shard = draw % num_filled
         owner = next(rank for rank in range(world_size) if shard in block(rank, world_size, num_shards))
     uninvolved = [rank for rank in ranks if rank not in (owner, auditor)]
-    judges = (uninvolved[draw % len(uninvolved)],) if uninvolved else tuple(sorted({owner, auditor}))
-    return Choice(shard=shard, owner=owner, auditor=auditor, judges=judges)
+    third = {uninvolved[draw % len(uninvolved)]} if uninvolved else set()
+    return Choice(shard=shard, owner=owner, auditor=auditor, judges=tuple(sorted({owner, auditor} | third)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -58,6 +59,12 @@ class GradientSums:
             name = _name(*key)
             sums[name] = sums.get(name, 0) + number
         return sums
+
+
+def digest_of(sums: Sums) -> int:
+    """A digest of the sums in any order, since models on several devices have one autograd thread for each: 62 bits, so that
+    both it and its negative fit in an int64."""
+    return int.from_bytes(hashlib.blake2b(repr(sorted(sums.items())).encode(), digest_size=8).digest(), "little") >> 2
 
 
 def _name(part: int, call: int, name: str) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from lockstep.audit.auditor import Auditor
-from lockstep.audit.choice import check_strategy
+from lockstep.audit.choice import Choice, check_strategy, choose
 from lockstep.audit.verdict import Verdict
 from lockstep.comm.collectives import Collectives
 from lockstep.config import RunConfig
-from lockstep.prepare.watched import Watched
+from lockstep.plan.shards import StepPlan
 from lockstep.stopping import say
 from lockstep.sync.protocol import Sync
 from lockstep.world import World
@@ -21,10 +21,9 @@ from lockstep.world import World
 def open_audit(
     config: RunConfig,
     world: World,
-    device: torch.device,
+    devices: Sequence[torch.device],
     seed: Callable[[], int],
     collectives: Collectives,
-    watched: Watched,
     sync: Sync,
     write: Callable[..., Any],
 ) -> Auditor | None:
@@ -33,10 +32,9 @@ def open_audit(
     Args:
         config: the settings, with every default resolved.
         world: which process this is.
-        device: of this process.
+        devices: of this process.
         seed: returns the root of the run's random streams.
         collectives: over all ranks.
-        watched: the prepared objects.
         sync: the run's strategy.
         write: writes an event into the run's journal.
 
@@ -46,7 +44,25 @@ def open_audit(
     if config.audit == 0 or config.trace != "off":  # a trace records every shard itself
         return None
     check_strategy(config.strategy)
-    assert config.shards is not None
+    every, num_shards = config.audit, config.shards
+    assert num_shards is not None
+    if devices[0].type == "cuda" and world.rank == 0 and not torch.are_deterministic_algorithms_enabled():
+        say(
+            "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may compute "
+            "other bits each time, and an audit ends the run if they do"
+        )
+
+    def chosen(step: int, plan: StepPlan) -> Choice | None:
+        if step % every:
+            return None
+        return choose(
+            seed=seed(),
+            step=step,
+            every=every,
+            num_filled=min(max(plan.sizes), num_shards),
+            num_shards=num_shards,
+            world_size=collectives.size,
+        )
 
     def report(verdict: Verdict) -> None:
         write("audit", **verdict.as_json())
@@ -54,12 +70,10 @@ def open_audit(
             say(f"ERROR: {verdict.text}")
 
     return Auditor(
-        config.audit,
-        config.shards,
-        seed,
+        chosen,
         collectives,
-        watched.parameters,
         None if sync.is_plain else sync.buffers,
-        f"{world.host}, {device}",
+        f"{world.host}, {devices[0]}",
+        devices,
         report,
     )

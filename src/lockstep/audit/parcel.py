@@ -26,10 +26,17 @@ class Parcel:
     """Its micro-steps in this step, with their samples."""
     per_shard: Sequence[Any] = ()
     """Its values of each ``team.per_shard``, in the order of their creation."""
+    places: Sequence[int | None] = ()
+    """Where each tensor of ``per_shard`` was, in the order of ``map_tensors``: the number of the process's device; None: on
+    the CPU. (Samples are on the CPU, and moved when the script receives them.)"""
 
 
-def pack(parcel: Parcel) -> bytes:
+def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
     """Serialize a parcel, with its micro-steps marked as those of an audit.
+
+    Args:
+        parcel: without ``places``.
+        devices: of this process.
 
     Raises:
         Exception: something in it cannot be pickled.
@@ -37,21 +44,36 @@ def pack(parcel: Parcel) -> bytes:
     runs = [
         (dataclasses.replace(micro, is_again=True, samples=()), map_tensors(_alone, data)) for micro, data in parcel.runs
     ]
-    return pickle.dumps(Parcel(runs=runs, per_shard=map_tensors(_alone, list(parcel.per_shard))), pickle.HIGHEST_PROTOCOL)
+    places: list[int | None] = []
+
+    def sent(tensor: Tensor) -> Tensor:
+        on_gpu = tensor.device.type != "cpu"
+        places.append(list(devices).index(tensor.device) if on_gpu else None)
+        return _alone(tensor)
+
+    values = map_tensors(sent, list(parcel.per_shard))
+    return pickle.dumps(Parcel(runs=runs, per_shard=values, places=places), pickle.HIGHEST_PROTOCOL)
 
 
-def unpack(data: bytes) -> Parcel:
-    """The parcel that ``pack`` serialized."""
+def unpack(data: bytes, devices: Sequence[torch.device]) -> Parcel:
+    """The parcel that ``pack`` serialized, perhaps on another rank. Tensors of ``per_shard`` that were on a GPU are put on
+    the one of this process's ``devices`` with the same number."""
     parcel: Parcel = pickle.loads(data)
-    return parcel
+    places = iter(parcel.places)
+
+    def received(tensor: Tensor) -> Tensor:
+        place = next(places)
+        return tensor if place is None else tensor.to(devices[place])
+
+    return dataclasses.replace(parcel, per_shard=map_tensors(received, parcel.per_shard))
 
 
 def _alone(tensor: Tensor) -> Tensor:
     """A tensor without the rest of its storage, which pickle would include: a batch may be a view of the whole data set.
     Strides and memory alignment are preserved."""
+    tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
     if tensor.layout != torch.strided or tensor.is_quantized:
         return tensor
-    tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or span > 2 * tensor.numel():  # a column of a large table, say
         return tensor.clone()

@@ -28,17 +28,16 @@ class Verdict:
     parameter: str
     """The first, in the order of the backward pass, whose gradient differs; or the loss."""
     wrong: tuple[int, ...]
-    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if every computation differs."""
+    """The wrong rank; several if it is one of them and cannot be narrowed down; empty if the results do not say that one is."""
     where: tuple[str, ...]
     """Their hosts and devices."""
+    summary: str
     text: str
 
     @property
     def headline(self) -> str:
         """A short summary."""
-        ranks = " or ".join(f"rank {rank} ({where})" for rank, where in zip(self.wrong, self.where, strict=True))
-        what = f"{ranks} is wrong" if ranks else "another each time"
-        return f"step {self.step}, shard {self.shard}, {self.parameter}: {what}"
+        return f"step {self.step}, shard {self.shard}, {self.parameter}: {self.summary}"
 
     def as_json(self) -> dict[str, object]:
         """For the run's journal."""
@@ -62,21 +61,29 @@ _UNLIKE = (
     "deterministic do that, a generator of the script's own, or a value that the loop over batch.shards carries from one shard "
     "to the next (team.per_shard keeps one for each)"
 )
+_ONCE = (
+    "That is a flipped bit, or a kernel that is not deterministic now and then: torch.use_deterministic_algorithms(True) rules "
+    "out the latter"
+)
 
 
 def judge(first: Computed, second: Computed, again: Sequence[Computed], position: tuple[int, int, int]) -> Verdict:
     """Which rank is wrong.
 
+    A rank is accused if all others agree, and it either repeats its own result or agrees with them the second time. One whose
+    results all differ is named, but not accused: kernels that are not deterministic look the same.
+
     Args:
         first: the owner's result, which would have counted.
         second: the auditor's, which differs.
-        again: a third rank's; without a third rank, both ranks' second results, or the only rank's third.
+        again: both ranks' second results, and a third rank's where there is one; or the only rank's third.
         position: the step, its phase, and the shard.
     """
     step, phase, shard = position
     parameter = first_difference(first.sums, second.sums)
+    what = "the loss" if parameter.startswith("the loss") else f"the gradient of {parameter}"
 
-    def verdict(wrong: Sequence[Computed], text: str) -> Verdict:
+    def verdict(wrong: Sequence[Computed], summary: str, text: str) -> Verdict:
         return Verdict(
             step=step,
             phase=phase,
@@ -84,37 +91,45 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
             parameter=parameter,
             wrong=tuple(computed.rank for computed in wrong),
             where=tuple(computed.where for computed in wrong),
+            summary=summary,
             text=f"audit of step {step}, shard {shard}{f', phase {phase + 1}' if phase else ''}: {text}. {_SAVED}.",
         )
 
-    what = "the loss" if parameter.startswith("the loss") else f"the gradient of {parameter}"
-    agree_on_second = all(computed.sums == second.sums for computed in again)
-    agree_on_first = all(computed.sums == first.sums for computed in again)
     if first.rank == second.rank:
-        if not agree_on_first and not agree_on_second:
-            return verdict([], f"{_name(first)} computed {what} three times, with three results, {_UNLIKE}")
-        return verdict([first], f"{_name(first)} is WRONG: it computed {what} three times, and once with another result")
-    if agree_on_first or agree_on_second:
-        wrong, right = (first, second) if agree_on_second else (second, first)
-        third = [computed for computed in again if computed.rank not in (wrong.rank, right.rank)]
-        if third:
-            return verdict([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)} and {_name(third[0])}")
-        return verdict([wrong], f"{_name(wrong)} is WRONG: {what} is another on {_name(right)}, and there too a second time")
-    sums_before = {first.rank: first.sums, second.rank: second.sums}
-    if all(sums_before.get(computed.rank) == computed.sums for computed in again):
-        return verdict(
-            [first, second],
-            f"{_name(first)} or {_name(second)} is WRONG: they differ in {what}, each twice. Only a third could say which one: "
-            "start the run with three processes or more",
-        )
-    by_rank = {computed.rank: computed for computed in (first, second, *again)}
-    ranks = ", ".join(map(_name, by_rank.values()))
-    return verdict([], f"{what} was another each time it was computed, on {ranks}, {_UNLIKE}")
+        name = _name(first)
+        if again[0].sums not in (first.sums, second.sums):
+            return verdict([], "another each time", f"{name} computed {what} three times, with three results, {_UNLIKE}")
+        text = f"{name} was WRONG once: it computed {what} three times, and once with another result. {_ONCE}"
+        return verdict([first], f"{name} was wrong once", text)
+    for suspect, right in ((first, second), (second, first)):
+        others = [computed for computed in again if computed.rank != suspect.rank]
+        if any(computed.sums != right.sums for computed in others):
+            continue
+        name, differs = _name(suspect), f"{what} is another on {_names([right, *others])}"
+        repeated = next(computed.sums for computed in again if computed.rank == suspect.rank)
+        if repeated == right.sums:
+            text = f"{name} was WRONG once: {differs}, and the second time also there. {_ONCE}"
+            return verdict([suspect], f"{name} was wrong once", text)
+        if repeated != suspect.sums:
+            text = f"{name} does not repeat its result: {differs}, and there yet another the second time, {_UNLIKE}"
+            return verdict([], f"{name} does not repeat its result", f"{text}; or its machine fails at random")
+        if len(others) > 1:
+            text = f"{name} is WRONG: {differs}, and there the same a second time"
+            return verdict([suspect], f"{name} is wrong", text)
+        either = f"{_name(first)} or {_name(second)}"
+        text = f"{either} is WRONG: they differ in {what}, each twice. Only a third could say which one: start the run with"
+        return verdict([first, second], f"{either} is wrong", f"{text} three processes or more")
+    text = f"{what} differs, and its results do not agree when it is computed again, on {_names([first, second, *again])}"
+    return verdict([], "another each time", f"{text}, {_UNLIKE}")
 
 
 def first_difference(first: Sums, second: Sums) -> str:
     """The first name, in the order of the backward pass, whose sums differ or that only one of them has."""
-    return next(name for name in (*first, *second) if first.get(name) != second.get(name))
+    return next((name for name in (*first, *second) if first.get(name) != second.get(name)), "nothing")
+
+
+def _names(results: Sequence[Computed]) -> str:
+    return " and ".join({computed.rank: _name(computed) for computed in results}.values())
 
 
 def _name(computed: Computed) -> str:

@@ -13,7 +13,7 @@ import enum
 import functools
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -96,6 +96,15 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
     """A context after which all streams continue as if nothing had been reseeded or drawn inside."""
+    restore = remember_rng()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def remember_rng() -> Callable[[], None]:
+    """Returns a function that lets all streams continue from where they are now."""
     cpu = torch.default_generator.get_state()
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = _gpus or (torch.cuda.current_device(),) if on_gpu else ()
@@ -103,12 +112,13 @@ def preserve_rng() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     array = None if numpy is None else numpy.random.get_state()
     plain = random.getstate()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         torch.default_generator.set_state(cpu)
         for gpu, state in zip(gpus, states, strict=True):
             torch.cuda.set_rng_state(state, gpu)
         if numpy is not None:
             numpy.random.set_state(array)
         random.setstate(plain)
+
+    return restore

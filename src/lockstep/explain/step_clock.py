@@ -238,14 +238,15 @@ class StepClock(Listener):
 
 
 class Aside(Listener):
-    """Counts micro-steps that an audit computes once more, which the others are not told of."""
+    """Counts micro-steps that an audit computes once more, which the others are not told of, and what comes before them since
+    the phase began: waiting for their samples, which their owner sends."""
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Listener."""
-        self._clock.spent_on(SCRIPT)
+        self._clock.spent_on(WAITING)
         self._clock.activity = "in an audit"
 
     def end_shard(self) -> None:

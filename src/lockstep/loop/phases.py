@@ -130,6 +130,8 @@ class Phases:
                 self.was_left = self.step
             self._sync.drop()
             self._watched.before_backward()
+            if self._auditor is not None:
+                self._auditor.drop()  # the gradients of what it has had computed once more
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -229,6 +231,8 @@ class Phases:
         course = self._course
         if micro.is_again and self._auditor is not None:
             course = self._course = self._auditor
+            if micro.begins_shard:
+                self._watched.begin_again()
         course.accounts.begin_shard(micro)
         course.engine.begin_shard(micro)
         course.listeners.begin_shard(micro)
@@ -240,8 +244,10 @@ class Phases:
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
-        course = self._course
+        course, micro = self._course, self.micro
         self._watched.end_shard(self.step, course.accounts.num_calls)
+        if self.is_again and micro is not None and micro.ends_shard:
+            self._watched.check_again(self.step)
         course.accounts.end_shard()
         course.engine.end_shard()
         course.listeners.end_shard()

@@ -140,9 +140,13 @@ class Preparation:
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
-            idle_in_replay(item, "step", lambda: self._loop.is_replaying or self.is_measured)
+            idle_in_replay(item, "step", self._stands_still)
         self.keep(item)
         return item
+
+    def _stands_still(self) -> bool:
+        """Whether a step of a schedule, which a single shard may take, does not count."""
+        return self._loop.is_replaying or self.is_measured or self._loop.phases.is_again
 
     def _prepare_model(self, model: nn.Module) -> Any:
         if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.comm.dtensors import is_dtensor
+from lockstep.digest import bit_sums
 from lockstep.errors import ModelError, UsageError
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
@@ -41,6 +42,7 @@ class Watched:
         self._marked: list[nn.Parameter] = []
         """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._before: Any = None
+        self._before_again: Any = None
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
         """Add a model."""
@@ -112,6 +114,31 @@ class Watched:
         raise UsageError(
             f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): it "
             "would act once a shard. Call it once a step, after the loop over batch.shards."
+        )
+
+    def begin_again(self) -> None:
+        """An audit computes a shard once more: record what that must leave alone, with a single shard too."""
+        self._before_again = self._contents()
+
+    def _contents(self) -> tuple[list[int], list[Any]]:
+        # Changes through ``.data`` have no version. This reads all weights, which is little beside a shard.
+        return bit_sums(list(self.parameters)), self._snapshot()[2]
+
+    def check_again(self, step: int) -> None:
+        """Check that it did.
+
+        Raises:
+            UsageError: weights or a learning rate were changed.
+        """
+        sums, rates = self._contents()
+        if (sums, rates) == self._before_again:
+            return
+        pairs = zip(self.parameters.values(), sums, self._before_again[0], strict=True)
+        what = next((f"parameter {name!r}" for name, now, before in pairs if now != before), "a learning rate")
+        raise UsageError(
+            f"{what} was changed inside batch.shards in step {step}, in which an audit computes a shard once more: it would be "
+            "changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "
+            "(Embedding(max_norm=...) changes its weight in the forward pass.)"
         )
 
     def before_backward(self) -> None:
@@ -209,8 +236,8 @@ def _guard_method(target: Any, name: str, guard: Callable[[str], None], kind: st
 
 
 def idle_in_replay(target: Any, name: str, is_replaying: Callable[[], bool]) -> None:
-    """Replace a method by one that does nothing while the script repeats what it did before an interruption: the state is
-    restored from the checkpoint. Nor does it act after the end of a finished run."""
+    """Replace a method by one that does nothing while the script repeats what it did: for an audit, or before an interruption,
+    since the state is restored from the checkpoint. Nor does it act after the end of a finished run."""
     act = getattr(target, name)
 
     def idle(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,23 @@
+"""What is said when an audited run starts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lockstep.audit.opening import open_audit
+from lockstep.config import RunConfig
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_gpu_kernels_that_may_not_be_deterministic_are_said_once(capfd, monkeypatch, device, rank, is_deterministic):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_deterministic)
+    config = RunConfig(strategy="exact", shards=2, audit=5)
+    world, sync = SimpleNamespace(rank=rank, host="a"), SimpleNamespace(is_plain=True)
+    assert open_audit(config, world, [torch.device(device)], lambda: 0, None, sync, None) is not None
+    warns = (device, rank, is_deterministic) == ("cuda:0", 0, False)
+    assert ("torch.use_deterministic_algorithms(True)" in capfd.readouterr().err) == warns
