@@ -162,6 +162,11 @@ def test_a_job_on_two_nodes_has_the_answer_of_one_process_and_says_what_does_not
     )
     assert "lockstep: the job has 2 GPUs on host0, and the run is on the CPU" in said
     assert "lockstep: 2 cores for each process, and 2 loader workers beside it" in said
+    # Any step of a job is taken again by one process, without Slurm.
+    [run_dir] = re.findall(r"^weights \w+ by \d in (.*)$", said, flags=re.MULTILINE)
+    command = [sys.executable, "-m", "lockstep.cli.main", "replay", run_dir, "--step", "20"]
+    replayed = subprocess.run(command, cwd=jobs.directory, capture_output=True, text=True)
+    assert "EQUAL to the run, to the bit" in replayed.stdout, replayed.stdout + replayed.stderr
 
 
 # There is no apptainer here. This takes its place on the command line, writes down what it was given, and runs the program.

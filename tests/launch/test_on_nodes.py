@@ -406,6 +406,10 @@ def test_a_node_that_is_told_to_go_leaves_the_run_saved_and_the_others_go_on_fro
     assert len(steps) == 8 * 8 * 2  # each shard's part of each step: no step was done twice
     assert {size for _, size, _ in steps} == {1, 2}
     assert read_weights(first.out) == alone(8, shards=2)
+    # Any step of a run whose nodes came and went is taken again by one process.
+    command = [sys.executable, "-m", "lockstep.cli.main", "replay", *map(str, (tmp_path / "runs").iterdir()), "--step", "40"]
+    replayed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "EQUAL to the run, to the bit" in replayed.stdout, replayed.stdout + replayed.stderr
 
 
 @pytest.mark.long

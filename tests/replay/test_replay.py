@@ -111,15 +111,37 @@ def test_a_data_set_that_has_changed_is_named_as_the_cause(bench):
     assert "the data set has changed since" in done.out, done.all
 
 
-def test_another_version_of_pytorch_is_said(bench, healthy):
-    journal = healthy / "events.jsonl"
-    text = journal.read_text()
-    try:
-        journal.write_text(text.replace(f'"torch": "{torch.__version__}"', '"torch": "1.2.3"'))
-        done = bench.replay(healthy, "--step", 4)
-    finally:
-        journal.write_text(text)
+@pytest.fixture
+def edited(healthy):
+    """``edited(file, old, new)``: a file of the healthy run says something else, for one test."""
+    before = {}
+
+    def edit(name, old, new):
+        path = healthy / name
+        before[path] = path.read_text()
+        assert old in before[path]
+        path.write_text(before[path].replace(old, new))
+
+    yield edit
+    for path, text in before.items():
+        path.write_text(text)
+
+
+def test_another_version_of_pytorch_and_number_of_threads_are_said(bench, healthy, edited):
+    edited("events.jsonl", f'"torch": "{torch.__version__}"', '"torch": "1.2.3"')
+    done = bench.replay(healthy, "--step", 4)
     assert f"torch is {torch.__version__} here, and was 1.2.3 in the run" in done.out, done.all
+    edited("events.jsonl", '"threads": 1', '"threads": 7')
+    done = bench.replay(healthy, "--step", 4)
+    assert "threads is 1 here, and was 7 in the run" in done.out, done.all
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_run_of_a_gpu_is_not_replayed_without_one(bench, healthy, edited):
+    edited("birth.json", '"device": "cpu"', '"device": "cuda"')
+    done = bench.replay(healthy, "--step", 4)
+    assert done.status != 0
+    assert "was trained on a GPU, and this machine has none" in done.err, done.all
 
 
 def test_a_run_without_a_digest_journal_is_replayed_and_not_called_equal(bench):
