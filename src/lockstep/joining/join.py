@@ -119,9 +119,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         opened = open_store(config, world)
         world = opened.world
         devices, transport = _choose(config, world, opened.host)
-        situation = _situation(world, devices[0].type)
         if config.tuned is not None:
-            tuned, notice = fit(read_tuned(Path(config.tuned)), situation, config.tuned)
+            tuned, notice = fit(read_tuned(Path(config.tuned)), _situation(world, devices[0].type), config.tuned)
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         open_group(opened, transport, devices)
@@ -133,7 +132,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(context, trackers=trackers)
         if environment.tune is not None:
-            context = dataclasses.replace(context, tuning=(Path(environment.tune), situation))
+            tuning = Path(environment.tune), _situation(world, devices[0].type)
+            context = dataclasses.replace(context, tuning=tuning)
         if config.tuned is not None:
             context = dataclasses.replace(context, tuned=tuned, notices=[*context.notices, notice])
         if request is not None:
