@@ -184,7 +184,7 @@ class Loop:
         self.phases.check_outside("the next step")
         self.phases.end_step()
         self._num_in_pass += 1
-        self._listeners.tick(self.step)
+        self._listeners.tick(self.phases.step)
 
     # Between passes
 

@@ -107,11 +107,13 @@ class Saver(Listener):
             self._rehearse()
         if self._writer.has_results:
             self._read_results()
-        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=self._stop_request())
+        stop_request = 0 if self._stop_watch.received is None else self._stop_request()
+        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=stop_request)
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
-        self._retry_best()
+        if self._best_job is not None:
+            self._retry_best()
 
     def ask(self) -> None:
         """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""
