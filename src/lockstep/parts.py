@@ -290,6 +290,7 @@ class Parts:
             "phase": phases.num_done,
             "shard": shard,
             "activity": self.clock.activity,
+            "apart": not phases.in_phase and self.clock.activity != LOADING,
             "split": self.clock.so_far,
             "pass": None if headway is None else headway.as_json(),
         }

@@ -97,6 +97,11 @@ class Phases:
         return self._plan is not None
 
     @property
+    def in_phase(self) -> bool:
+        """Whether a loop over ``batch.shards`` is running."""
+        return self._batch is not None
+
+    @property
     def position(self) -> tuple[int, int]:
         """The step and shard at hand."""
         return self.step, 0 if self.micro is None else self.micro.shard
