@@ -83,7 +83,6 @@ class StepClock(Listener):
         """The same, when the ranks last met."""
         self._exposed_s = 0.0
         """Of the phase at hand: waited for the others within backward passes."""
-        self._num_samples = 0
         self._rows: Sequence[Sequence[float]] = ()
         self._busy_s = 0.0
         self._now = perf_counter()
@@ -155,11 +154,7 @@ class StepClock(Listener):
 
     begin_phase = _ends(SCRIPT, _IN_SCRIPT)
 
-    def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
-        self._num_samples += micro.num_samples
-        self.spent_on(COPY)
-        self.activity = "in the forward pass"
+    received = _ends(COPY, "in the forward pass")
 
     before_backward = _ends(FORWARD, "in the backward pass")
 
@@ -184,7 +179,7 @@ class StepClock(Listener):
             waiting_s = min(met_s, max(0.0, max(busy) - self._busy_s))
             self._move(COMMUNICATION, WAITING, waiting_s)
             self._tell(self._rows, busy)
-        self._begin_phase()
+            self._begin_phase()
         self.activity = _IN_SCRIPT
 
     before_optimizer = _ends(SCRIPT, _IN_OPTIMIZER)
@@ -214,8 +209,12 @@ class StepClock(Listener):
 
     # What the ranks tell each other
 
-    def report(self) -> list[float]:
-        """This rank is ready to meet the others: what it was busy with since they last met. Local."""
+    def report(self, num_samples: int) -> list[float]:
+        """This rank is ready to meet the others: what it was busy with since they last met. Local.
+
+        Args:
+            num_samples: those that it has had in the phase.
+        """
         self.spent_on(SCRIPT)
         now, before = self._seconds, self._at_meeting
         data = now[DATA] - before[DATA]
@@ -223,7 +222,7 @@ class StepClock(Listener):
         backward = now[BACKWARD] - before[BACKWARD]
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
-        return [float(self._num_samples), data, forward, backward, script, self._busy_s]
+        return [float(num_samples), data, forward, backward, script, self._busy_s]
 
     def computed(self) -> None:
         """This rank has waited for its GPU, which runs behind the script. Local."""
@@ -235,7 +234,7 @@ class StepClock(Listener):
 
     def _begin_phase(self) -> None:
         self._at_meeting = list(self._seconds)
-        self._exposed_s, self._num_samples, self._rows = 0.0, 0, ()
+        self._exposed_s, self._rows = 0.0, ()
 
 
 class Aside(Listener):

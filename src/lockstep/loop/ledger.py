@@ -64,8 +64,9 @@ class Clock(Protocol):
     def computed(self) -> None:
         """This rank has waited until its device had computed the values of the phase."""
 
-    def report(self) -> list[float]:
-        """Some numbers, as many on every rank: it is about to meet the others."""
+    def report(self, num_samples: int) -> list[float]:
+        """Some numbers, as many on every rank: it is about to meet the others, and has had so many samples since the phase
+        began."""
 
     def reported(self, rows: Sequence[Sequence[float]]) -> None:
         """Those of all ranks."""
@@ -91,7 +92,7 @@ class Ledger:
         self._most = most_micro_steps
         self._foreseen: dict[int, _Foreseen] = {}
         self._page = _Page()
-        self._index = 0
+        self._index = self._num_samples = 0
         self._added: list[tuple[str, Any, float | None]] = []
         """Names, values and weights of the current micro-step."""
         self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
@@ -115,9 +116,11 @@ class Ledger:
         self._form = self._foreseen[phase]
         self._page = _Page()
         self._added, self._on_device = [], []
+        self._num_samples = 0
 
     def begin_shard(self, micro: MicroStep) -> None:
         """Begin a micro-step."""
+        self._num_samples += micro.num_samples
         self._index, self.num_calls, self.weight = micro.index, 0, float(micro.num_samples)
 
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
@@ -214,7 +217,7 @@ class Ledger:
         form = self._form
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._most)
-        busy = self._clock.report()
+        busy = self._clock.report(self._num_samples)
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes)), *busy]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):

@@ -218,7 +218,8 @@ class Phases:
         self._carried = detach_grads(self._watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
-        self._watched.begin_phase()
+        if self._watched.is_strict:
+            self._watched.begin_phase()
         self._listeners.begin_phase(self.num_done)
         if self.auditor is not None:
             self.auditor.begin_audit(self.step, self.num_done, batch.plan)
@@ -257,7 +258,8 @@ class Phases:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
-        self._watched.check_unchanged(self.step)
+        if self._watched.is_strict:
+            self._watched.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
         self._watched.unscale()
@@ -315,12 +317,14 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        self._watched.before_backward()
+        if self._watched.marked:
+            self._watched.before_backward()
         run: Callable[..., None] = course.engine.backward
         for precision in self._watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(self._watched.scale(loss), call, factor, options)
-        self._watched.after_backward()
+        if self._watched.marked:
+            self._watched.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:

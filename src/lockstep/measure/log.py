@@ -135,7 +135,7 @@ class MetricLog(Listener):
 
     def tick(self, step: int) -> None:
         """See Listener. Exchanges, if it is time, and does not wait."""
-        if self._world_size == 1 and not self.is_behind:
+        if self._world_size == 1 and not self._closed and not self._under_way:
             return
         if self._world_size == 1 and self._on_cpu():
             self._write_alone()

@@ -87,7 +87,9 @@ class Saver(Listener):
         self._journal = journal
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
-        self._pace = Pace("off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1)
+        self._pace = Pace(
+            "off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1
+        )
         self._writer = Writer(store)
         self._staging, self._staging_of_best = Staging(), Staging()
         self._touching: threading.Thread | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -49,7 +49,8 @@ class Unprepared(Listener):
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
         """Schedules, averages and scalers that have not acted since they were found, with their progress."""
-        self._judged: WeakSet[Optimizer] = WeakSet()
+        self._judged: dict[int, ref[Optimizer]] = {}
+        """By id, which another optimizer may have later."""
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
@@ -66,9 +67,10 @@ class Unprepared(Listener):
         Raises:
             UsageError: its gradients may be scaled, or have overflowed.
         """
-        if optimizer in self._judged:
+        known = self._judged.get(id(optimizer))
+        if known is not None and known() is optimizer:
             return
-        self._judged.add(optimizer)
+        self._judged[id(optimizer)] = ref(optimizer)
         name = type(optimizer).__name__
         if self._scales_loss and id(optimizer) not in _ids_in(self._prepared):
             raise UsageError(

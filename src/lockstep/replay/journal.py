@@ -87,7 +87,8 @@ class DigestJournal(Listener):
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See Listener."""
-        self._micro = micro
+        if self._micro is None:
+            self._micro, self._samples, self._contents, self._losses = micro, 0, [], []
         self._samples = zlib.crc32(_as_bytes(micro.samples), self._samples)
         if self._is_due:
             self._contents.append(digest(data))
@@ -107,11 +108,7 @@ class DigestJournal(Listener):
         """See Listener."""
         if self._micro is not None:
             self._noted += self._entry(self._micro)
-            self._forget()
-
-    def _forget(self) -> None:
-        """Forget the micro-step at hand."""
-        self._micro, self._samples, self._contents, self._losses = None, 0, [], []
+            self._micro = None
 
     def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
         """The fields of the micro-step at hand."""
@@ -131,7 +128,7 @@ class DigestJournal(Listener):
 
     def drop(self) -> None:
         """See Listener."""
-        self._forget()
+        self._micro = None
         del self._noted[self._num_safe :]
         self._gradients = []
 
