@@ -135,8 +135,9 @@ class NodeAgent:
             while not self._is_over():
                 time.sleep(_MONITOR_S)
         finally:
-            if self.has_workers:
-                self._end_workers()
+            if self._workers is not None and self._workers.is_running:
+                self._workers.stop(signal.SIGINT, at_once=True)
+                self._workers.wait()
             self._in_round.close()
 
     def _begin(self) -> None:
@@ -346,11 +347,6 @@ class NodeAgent:
                 causes[0].exit_status or 1,
             )
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
-
-    def _end_workers(self) -> None:
-        assert self._workers is not None
-        self._workers.stop(signal.SIGINT, at_once=True)
-        self._workers.wait()
 
     def leave(self) -> None:
         """The last that this node does. Whoever keeps the store waits until those have left who may still ask it."""

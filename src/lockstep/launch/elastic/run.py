@@ -131,8 +131,7 @@ class _Launch:
         heartbeat = self._heartbeat = Heartbeat(connection)
         agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
-        kind = StaticRendezvous if self._nodes.node_rank is not None else DynamicRendezvous
-        rendezvous = kind(connection)
+        rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
         agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:
             agent.run()
