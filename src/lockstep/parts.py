@@ -161,7 +161,8 @@ class Parts:
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
         self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
-        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        is_audited = config.audit > 0 and config.trace == "off"
+        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain, is_audited=is_audited)
 
         self.steps = steps = Steps()
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
