@@ -23,10 +23,10 @@ from lockstep.doctor import loader, processes
 from lockstep.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.doctor.table import examine
 from lockstep.errors import LockstepError
-from lockstep.launch.function import share_server, stop_server
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
+from lockstep.launch.server import drop_server
 
 _EPILOG = """
 \b
@@ -102,11 +102,10 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             findings, speaks = _with_other_processes(situation, findings)
         else:
             progress.started(processes.NAME)
-            share_server()
             # Two are enough to exchange something.
             exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
             findings.append(processes.CHECK.examine(exchange))
-            stop_server()
+            drop_server()
         if script is not None and speaks:
             program = [*(["-m"] if options.is_module else []), script, *args]
             progress.started(f"{loader.NAME} of {script}")
