@@ -150,7 +150,7 @@ def dealt(session, sizes=(8,), num_shards=2, data=None):
     batches = [
         data or (torch.ones(micro.num_samples, 3), {"y": torch.ones(micro.num_samples)}) for micro in plan.micro_steps
     ]
-    return SimpleNamespace(latest=(plan, batches), fold=None)
+    return SimpleNamespace(largest=(plan, batches), fold=None)
 
 
 def test_shards_of_one_process_are_first_run_as_one_and_then_batches_are_joined():
@@ -160,7 +160,7 @@ def test_shards_of_one_process_are_first_run_as_one_and_then_batches_are_joined(
     assert (change.name, change.how) == ("micro-batches of 8 samples, now 4", "--shards 1")
     assert change.alters.startswith("the order of sums")
     with change.made():
-        plan, data = windows.fold.fold([windows.latest])
+        plan, data = windows.fold.fold([windows.largest])
     assert (plan.sizes, [micro.num_samples for micro in plan.micro_steps]) == ((8,), [8])
     assert (data[0][0].shape, data[0][1]["y"].shape) == ((8, 3), (8,))
     assert windows.fold is None
@@ -176,9 +176,12 @@ def test_each_of_several_processes_keeps_its_shards_in_larger_batches():
     (change,) = micro_batches(session, windows)
     assert (change.name, change.how) == ("micro-batches of 4 samples, now 2", "batch_size=16")
     with change.made():
-        plan, data = windows.fold.fold([windows.latest] * 2)
+        plan, data = windows.fold.fold([windows.largest] * 2)
     assert (plan.sizes, [micro.shard for micro in plan.micro_steps]) == ((16,), [2, 3])
     assert [len(inputs) for inputs, _ in data] == [4, 4]
+    small = dealt(session, sizes=(3,), num_shards=4).largest
+    with change.made():
+        assert windows.fold.fold([windows.largest, small]) == small, "shards without samples stay so, on every rank"
 
 
 def test_a_micro_batch_that_would_not_fit_is_not_tried_and_the_largest_that_fits_is_said(monkeypatch):

@@ -30,8 +30,8 @@ _LEAST_GROWTH = 1 << 20
 
 def micro_batches(session: Session, windows: Windows) -> list[Change]:
     """Micro-batches of all of this process's shards, if one process has several; else of two steps; and twice as many, ..."""
-    assert windows.latest is not None
-    plan, data = windows.latest
+    assert windows.largest is not None
+    plan, data = windows.largest
     config, world_size = session.config, session.world_size
     if not data:
         return []
@@ -109,12 +109,12 @@ class _Sizes:
         samples may differ in length."""
         plan, data = deals[-1]
         session, times = self._session, len(deals)
-        if not data:
-            return plan, data
         if self._joins:
             micro_steps = plan.micro_steps
             merged = plan_step(plan.number, (times * sum(plan.sizes),), 0, 1, 1)
             return merged, [_repeated(data[0], times * len(micro_steps))]
+        if plan.sizes[0] < self._num_shards:  # the last one of a pass, of which some shards have nothing
+            return deals[-1]
         merged = plan_step(plan.number, (times * plan.sizes[0],), session.rank, session.world_size, self._num_shards)
         return merged, [_repeated(part, times) for part in data]
 

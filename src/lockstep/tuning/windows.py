@@ -103,8 +103,8 @@ class Windows:
         self._epoch = 0
         self._next_step = 1
         self._compares = False
-        self.latest: Deal | None = None
-        """The step that was taken last."""
+        self.largest: Deal | None = None
+        """The step of the script's own with the most samples so far."""
         self.fold: Fold | None = None
         """What makes one step of several of the loader's; None: they stay as they are. Times of steps are divided by their
         number."""
@@ -126,7 +126,9 @@ class Windows:
 
     def numbered(self, deal: Deal) -> Deal:
         """The same deal, numbered as the next step of the run."""
-        plan, data = self.latest = deal
+        plan, data = deal
+        if self.fold is None and (self.largest is None or plan.num_samples > self.largest[0].num_samples):
+            self.largest = deal
         number, self._next_step = self._next_step, self._next_step + 1
         micro_steps = [dataclasses.replace(micro, step=number) for micro in plan.micro_steps]
         return dataclasses.replace(plan, number=number, micro_steps=micro_steps), data
