@@ -114,7 +114,7 @@ def measure(case: Case, swept: list[Setting], rounds: int, say: Callable[[str], 
                   {"best": best, "tuned": tuned, "own": own}.items()}  # fmt: skip
     timings = harness.interleave(contenders, rounds, say)
     middle = {name: statistics.median(values) for name, values in timings.items()}
-    ratio = middle["best"] / middle["tuned"]
+    ratio = round(middle["best"] / middle["tuned"], 4)
     return {
         "best": best,
         "tuned": tuned,
