@@ -33,7 +33,7 @@ def run(name, *options, timeout=100):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("compare", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
+NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
@@ -55,6 +55,17 @@ def test_a_benchmark_ends_in_one_json_object(name):
 def test_the_benchmark_of_a_browser_ends_in_one_json_object(require):
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")
     check_result("report_opening", run("report_opening", "--quick", "--rounds", "2"))
+
+
+@pytest.mark.long
+@pytest.mark.longest
+def test_false_differences_of_six_runs_are_counted_in_one_json_object():
+    done = run("compare", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["benchmark"], result["better"], result["runs"], result["comparisons"]) == ("compare", "lower", 6, 1)
+    assert result["false_differences"] in (0, 1)
+    assert result["half_width"] > 0
 
 
 @pytest.mark.long

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+# (digits.py: tests/docs/test_docs.py, whose pages show the command.)
 SCRIPTS = ("lora.py", "streaming.py", "contrastive.py")
-LONGEST = ("digits.py", "transformer.py", "gan.py", "fine_tuning.py")
+LONGEST = ("transformer.py", "gan.py", "fine_tuning.py")
 BRIEFLY = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume")
 
 
