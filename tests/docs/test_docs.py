@@ -188,7 +188,7 @@ def test_a_session_of_the_documentation_runs_as_written_and_ends_with_equal_dige
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     digests = re.findall(r"^[0-9a-f]{64}(?=  )", done.stdout, flags=re.MULTILINE)
