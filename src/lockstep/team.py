@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -333,7 +332,7 @@ class Team(Collectives):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close_at_exit)
+        self._parts.at_exit.cancel()
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         # After a failure the other ranks may be gone, or never arrive.

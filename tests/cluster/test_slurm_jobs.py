@@ -356,6 +356,22 @@ def test_one_job_a_node_each_with_its_number_may_start_in_any_order_and_the_firs
 
 
 @pytest.mark.long
+def test_several_tasks_that_each_start_lockstep_run_are_refused_and_one_is_not(slurm_cluster, tmp_path):
+    (tmp_path / "alone.py").write_text("import lockstep\nprint('trained as', lockstep.join().world_size, flush=True)\n")
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--shards", "2", "alone.py"]
+    run = slurm_cluster.slurm.run
+    several = run(["srun", "--nodes=2", "--ntasks=2", *command], cwd=tmp_path, check=False)
+    assert several.returncode != 0
+    assert "srun has started this command 2 times, and each would start a training of its own" in several.stderr
+    assert not (tmp_path / "runs").exists()
+    one = run(["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", *command], cwd=tmp_path)
+    assert one.stdout.count("trained as 2") == 2
+    # The script of a job with several tasks is started once.
+    allocated = run(["salloc", "--nodes=1", "--ntasks=2", *command], cwd=tmp_path)
+    assert allocated.stdout.count("trained as 2") == 2
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("session", SESSIONS, ids=range(len(SESSIONS)))
 def test_the_commands_of_the_page_about_slurm_run_as_written(slurm_cluster, tmp_path, session):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

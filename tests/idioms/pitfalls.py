@@ -11,6 +11,9 @@ HEAD = """\
 
 <!-- Written by tests/idioms/pitfalls.py from tests/idioms/table.py: change the table, and run it. -->
 
+The rule: **inside `batch.shards` a process sees its own shards; outside, every process does the same with the same numbers.**
+Values leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, a model's buffers, or a collective outside.
+
 How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms, each linked to its script and run by a test.
 
 | scripts | outcome |
@@ -20,12 +23,7 @@ How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms
 | {num_refused} | **refused**, with an error that says what to write instead |
 | {num_documented} | run and **differ** |
 
-Weights, buffers, gradients, optimizer states and returned numbers are compared. An idiom that ends without an error, differs,
-and is not listed here is a bug.
-
-The rule: **inside `batch.shards` a process sees its own shards; outside, every process does the same with
-the same numbers.** Values leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, a model's
-buffers, or a collective outside. Below, *inside* and *outside* mean `batch.shards`."""
+An idiom that differs without an error and is not listed here is a bug. Below, *inside* and *outside* mean `batch.shards`."""
 REFUSED_HEAD = """
 ## What is refused
 
@@ -59,7 +57,7 @@ def page():
     ]
     errors = {row.name: error(row) for row in refused}
     for words in dict.fromkeys(errors.values()):
-        whats = ";<br>".join(link(row) for row in refused if errors[row.name] == words)
+        whats = ", ".join(link(row, " inside" * words.startswith("`NAME")) for row in refused if errors[row.name] == words)
         lines.append(f"| {whats} | {words} |")
     lines.append(DOCUMENTED_HEAD)
     lines += [f"- {link(row)}. {row.promise.why}" for row in documented]
@@ -68,7 +66,7 @@ def page():
         proven = [row for row in of_group if isinstance(row.promise, Equal)]
         if proven:
             lines += [f"### {group[0].upper()}{group[1:]}", ""]
-            lines += [";\n".join(f"{link(row)}{'†' if row.promise.plain else ''}" for row in proven), ""]
+            lines += [",\n".join(f"{link(row)}{'†' if row.promise.plain else ''}" for row in proven), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -78,9 +76,10 @@ def error(row):
     return f"`{words}`{'' if row.promise.alone else ' *(several)*'}"
 
 
-def link(row):
-    """What the script does, with the way to it."""
-    return f"[{row.what}](../tests/idioms/scripts/{row.name}.py)"
+def link(row, left_out=""):
+    """What the script does, without its article and how its row says it, with the way to it."""
+    what = re.sub(r"^(an?|the) ", "", row.what).removesuffix(left_out)
+    return f"[{what}](../tests/idioms/scripts/{row.name}.py)"
 
 
 if __name__ == "__main__":

@@ -258,7 +258,7 @@ def _script(run: Run) -> str:
         return NOTHING
     path = Path(run.script)
     here = Path.cwd()
-    return shlex.join([str(path.relative_to(here) if path.is_relative_to(here) else path), *run.args])
+    return run.command(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 _COLUMNS = (

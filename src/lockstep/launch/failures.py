@@ -70,6 +70,8 @@ class Failure:
     """Whether the same program, started again, could only fail like this again."""
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
+    is_of_all: bool = False
+    """All ranks end with it together, so that the one that tells it is not to blame: its message says who is."""
     waited: str = ""
     """Who waited for whom when this rank timed out, and what those did (``watching``)."""
     remark: str = ""
@@ -152,6 +154,7 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
         kind="wrong result",
         message=error.headline,
         would_recur=True,
+        is_of_all=True,
         exit_status=AUDIT_STATUS,
     )
 
@@ -282,6 +285,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
+    rest = [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
     if rest:
         lines = [
             f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
@@ -300,7 +304,9 @@ def _beside(first: str, later: str) -> str:
 
 
 def headline(first: Failure, nproc: int) -> str:
-    """One line: which rank was the first, and how."""
+    """One line: which rank was the first, and how; or what has ended all."""
+    if first.is_of_all:
+        return first.summary()
     how = "ended first" if first.ended_early else "failed"
     return f"rank {first.rank} of {nproc} on {first.host} {how}: {first.summary()}"
 

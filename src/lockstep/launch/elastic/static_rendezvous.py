@@ -13,6 +13,7 @@ from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.waiter import StoppedError
+from lockstep.launch.supervise import SAVING_GRACE_S
 
 
 class StaticRendezvous(NodeRendezvous):
@@ -56,7 +57,11 @@ class StaticRendezvous(NodeRendezvous):
     def _arrive(self, store: Store) -> None:
         me = Claim.of_this_process()
         expected, mine = "", me.to_json()
-        waiter = self._connection.waiter("End the launchers of the other nodes, and start all again.", hints=False)
+        # Of a node that comes back at once the others notice only now that it was lost, and then their processes have to end.
+        patience_s = self._connection.lost_s + SAVING_GRACE_S
+        waiter = self._connection.waiter(
+            "End the launchers of the other nodes, and start all again.", patience_s, hints=False
+        )
         while True:
             # A launcher that was started again comes to the rendezvous that the others have come to by now.
             self._number = max(self._number, int(store.add("rendezvous", 0)))
