@@ -1,4 +1,4 @@
-"""``lockstep tune``: find the loader settings with which a script's steps wait least for their data."""
+"""``lockstep tune``: find the loader settings with which a script waits least for data."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _EPILOG = """
 \b
 Examples:
   lockstep tune train.py
-      one process: how many loader workers, and is it worth it?
+      for one process
   lockstep tune --nproc 4 train.py --epochs 9
       for a run of four processes, with the script's own arguments
   lockstep run --tuned train.tuned.json train.py
-      a run with the settings that were found
+      use the settings that were found
 
-SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
-that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
-most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
+SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
+ready, and its loader without steps, with one worker. From these times follow the settings to try, three at most, each beside
+the script's own. They are written only if they are clearly faster in three comparisons.
 
-They are loader workers, prefetch and pinned memory, which do not change the answer of a run by a bit. They belong to this
-script, its number of processes, and this number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
+The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
+processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
 
-What makes steps quicker but changes the last bits of the answer (threads, the memory format of convolutions) is tried and put
-back, and proposed apart: it belongs to the birth of a run.
+Settings that speed up steps but change the last bits of the answer (threads, the memory format of convolutions) are measured
+and proposed separately, never applied: they are fixed when a run is first started.
 
 Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
 Ctrl-C.
@@ -74,14 +74,14 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where the settings are written.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
+    help="File to write the settings to.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.05),
     default=0.5,
     metavar="SECONDS",
-    help="Time for which steps are timed under each setting, each time, in seconds; more on a noisy machine.  [default: 0.5]",
+    help="Time to measure each setting for, in seconds; more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--limit",
@@ -94,7 +94,7 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float, limit_s: float, **values: Any) -> None:
-    """Find the settings of SCRIPT's loader with which its steps wait least for their data, and confirm them.
+    """Find the loader settings with which SCRIPT waits least for data, and confirm that they help.
 
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
     """
