@@ -32,6 +32,7 @@ from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, As
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
+from lockstep.loop.at_exit import AtExit
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
@@ -161,7 +162,8 @@ class Parts:
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
         self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
-        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        is_audited = config.audit > 0 and config.trace == "off"
+        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain, is_audited=is_audited)
 
         self.steps = steps = Steps()
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
@@ -205,7 +207,8 @@ class Parts:
         )
         if self.auditor is not None:
             self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
-        active.append(self.auditor)
+        self.at_exit = AtExit()
+        active += [self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)

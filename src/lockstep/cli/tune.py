@@ -1,4 +1,4 @@
-"""``lockstep tune``: find the loader settings with which a script's steps wait least for their data."""
+"""``lockstep tune``: find the loader settings with which a script waits least for data."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _EPILOG = """
 \b
 Examples:
   lockstep tune train.py
-      one process: how many loader workers, and is it worth it?
+      for one process
   lockstep tune --nproc 4 train.py --epochs 9
       for a run of four processes, with the script's own arguments
   lockstep run --tuned train.tuned.json train.py
-      a run with the settings that were found
+      use the settings that were found
 
-SCRIPT really trains meanwhile, in a temporary run directory; whatever else it writes stays. It is timed on batches
-that are there already, its loader without a step and with one worker; from that follow the settings that are tried, three at
-most, each beside the present ones. The settings are written only if they are clearly faster, in three comparisons.
+SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
+ready, and its loader without steps, with one worker. From these times follow the settings to try, three at most, each beside
+the script's own. They are written only if they are clearly faster in three comparisons.
 
-They are loader workers, prefetch and pinned memory, which do not change the answer of a run by a bit. They belong to this
-script, its number of processes, and this number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
+The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
+processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
 
-What alters the answer (threads, channels_last, 16-bit precision, larger micro-batches, torch.compile) is tried after that
-and put back, and proposed apart with the words to write: --tuned applies none of it. torch.compile comes last, as it may
-take minutes: --propose compile gives it the time.
+Settings that speed up steps but alter the answer (threads, channels_last, 16-bit formats, micro-batches, torch.compile)
+are tried after that, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
+minutes: --propose compile gives it the time.
 
 Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
 Ctrl-C.
@@ -67,22 +67,22 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where the settings are written.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
+    help="File to write the settings to.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.05),
     default=0.5,
     metavar="SECONDS",
-    help="Time for which steps are timed under each setting, each time, in seconds; more on a noisy machine.  [default: 0.5]",
+    help="Time to measure each setting for, in seconds; more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--propose",
     "proposed",
     callback=lambda _context, _param, names: _chosen(names),
     metavar="NAMES",
-    help=f"Which changes of the answer to try, with commas between: {', '.join(PROPOSALS)}; or none.  "
-    f"[default: all, for as long as the whole takes {_WITHIN_S:.0f} s at most]",
+    help=f"Changes that alter the answer to try, separated by commas: {', '.join(PROPOSALS)}; or none.  "
+    f"[default: all that can be tried within {_WITHIN_S:.0f} s of the start]",
 )
 @click.option(
     "--limit",
@@ -101,7 +101,7 @@ def command(
     proposed: tuple[str, ...] | None,
     **values: Any,
 ) -> None:
-    """Find the settings of SCRIPT's loader with which its steps wait least for their data, and confirm them.
+    """Find the loader settings with which SCRIPT waits least for data, and confirm that they help.
 
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
     """
