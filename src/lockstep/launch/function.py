@@ -34,31 +34,31 @@ def launch(
     bind: str = "none",
     **settings: Any,
 ) -> list[T]:
-    """Run ``fn(*args)`` in each of ``nproc`` new processes; returns what each returned, by rank.
+    """Run ``fn(*args)`` in each of ``nproc`` new processes, and return their results in rank order.
 
-    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first
-    call takes the seconds that importing torch takes; the fork server then stays, and later calls start at once.
+    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first call
+    waits for the import of torch, which takes seconds; the fork server then stays, and later calls start at once.
 
     Args:
         fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
             ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
-        nproc: Number of processes; None: one for each CUDA GPU (or so many as
-            ``devices_per_process`` says), or one.
-        max_restarts: How many times all processes are started again, at most, when one has failed. Standard error tells of
-            each time.
+        nproc: Number of processes; None: one per CUDA GPU (or per
+            ``devices_per_process`` GPUs); without GPUs, one.
+        max_restarts: Maximum number of times that all processes are restarted after one has failed. Each restart is reported
+            on standard error.
         bind: ``cores`` binds each process, and its loader workers, to cores of its own, on one NUMA node if possible;
-            ``numa`` to a whole node; ``auto`` does what fits the machine; ``none`` nothing. Standard error tells of it.
+            ``numa`` to a whole node; ``auto`` chooses by the machine; ``none`` does not bind. It is reported on standard error.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
-        ConfigError: a setting cannot be meant; nothing was started.
-        UsageError: ``fn`` cannot reach other processes, or the calling script does not guard its main part.
-        LaunchError: a process failed, and no restart was left; the message holds the first failure
-            whole. All processes are gone.
-        KeyboardInterrupt: Ctrl-C; all processes are gone.
-        SystemExit: this process, or one of the others, got SIGTERM or SIGUSR1, and the run has saved itself: its code is
-            ``lockstep.stopping.REQUEUE_STATUS``. (If this process handles these signals itself, they are left to it.)
+        ConfigError: a setting is invalid; nothing was started.
+        UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ == "__main__":``.
+        LaunchError: a process failed, and no restart was left; the message has the first failure in full. All
+            processes have ended.
+        KeyboardInterrupt: Ctrl-C; all processes have ended.
+        SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the code is 75
+            (``lockstep.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
     """
     if worker.importing_caller:
         raise UsageError(
