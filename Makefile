@@ -2,7 +2,7 @@
 
 PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
-JOBS ?= 2#                files of tests that run at a time (they mostly wait for processes to start); 0: one, as pytest does it
+JOBS ?=#                  files of tests that run at a time (2 of make test, 4 of make test-all); 0: one, as pytest does it
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all REPEATS=5
 DEMO_ARGS ?= --methods single,exact,ddp,fsdp --nproc 2# options of the comparison in make demo
 N ?=#                     rounds of make soak and make soak-cluster
@@ -45,13 +45,14 @@ demo: $(STAMP) ## train examples/digits.py with four methods in turns: a table, 
 	$(VENV)/bin/lockstep compare $(DEMO_ARGS) examples/digits.py
 
 test: $(STAMP) ## the tests, without the long ones and those that need a GPU
-	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
+	$(PYTEST) -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
 
 long: $(STAMP) ## the same, and note those that take over a second in tests/long.txt: make test leaves them out from then on
 	$(MAKE) test ARGS="--note-long $(ARGS)"
 
+# Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit.
 test-all: $(STAMP) ## the tests, with the long ones
-	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
 	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)

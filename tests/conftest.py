@@ -30,6 +30,8 @@ LIMIT_S = 1.0
 LONG = Path(__file__).with_name("long.txt")
 """Tests that took longer than that in ``make test``, one id a line: long as if they were marked. ``make long`` adds to it."""
 
+SLOWEST = "test_slurm_jobs.py"  # of the files in tests/cluster
+
 _outliving_tests: set[int] = set()
 _ran_on_gpu: set[str] = set()
 _took_s: Counter[str] = Counter()
@@ -191,8 +193,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out
 def pytest_collection_modifyitems(config, items):
-    """Give slow machines their time. Long files come first, for the last one ends alone; those of tests/cluster, all long,
-    mostly wait: they are spread, so that another computes beside each."""
+    """Give slow machines their time, and let files come in the order of ``in_order``."""
     listed = set(LONG.read_text().splitlines())
     if config.option.collectonly and config.args_source is config.ArgsSource.TESTPATHS:
         gone = sorted(listed - {item.nodeid for item in items})
@@ -206,14 +207,29 @@ def pytest_collection_modifyitems(config, items):
         limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)
         item.add_marker(pytest.mark.timeout(SLOWER * limit_s), append=False)
         files.setdefault(item.path, []).append(item)
-    waiting = [path for path in files if path.parent.name == "cluster"]
-    short = [path for path in files if not any(item.get_closest_marker("long") for item in files[path])]
-    waiting.sort(key=lambda path: path.name != "test_slurm_jobs.py")  # the longest of all
-    order = [path for path in files if path not in (*waiting, *short)] + [path for path in short if path not in waiting]
-    gap = len(order) * 2 // 3 // max(1, len(waiting))  # none comes last, when there is nothing left to compute
-    for number, path in enumerate(waiting):
-        order.insert(number * (gap + 1), path)
-    items[:] = [item for path in order for item in files[path]]
+    items[:] = [item for path in in_order(files) for item in files[path]]
+
+
+def in_order(files):
+    """The costliest file first, for the last one ends alone. Those of tests/cluster mostly wait: they are spread over the first
+    two thirds of what there is to compute, the longest first."""
+    costs_s = {path: sum(map(about_s, items)) for path, items in files.items()}
+    by_cost = sorted(files, key=costs_s.__getitem__, reverse=True)
+    waiting = sorted((path for path in by_cost if path.parent.name == "cluster"), key=lambda path: path.name != SLOWEST)
+    computing = [path for path in by_cost if path not in waiting]
+    gap_s, before_s = sum(costs_s[path] for path in computing) * 2 / 3 / max(1, len(waiting)), 0.0
+    num_waiting = len(waiting)
+    for path in computing:
+        while waiting and before_s >= gap_s * (num_waiting - len(waiting)):
+            yield waiting.pop(0)
+        yield path
+        before_s += costs_s[path]
+    yield from waiting
+
+
+def about_s(item):
+    """What a test takes of the processor, seen from its marks."""
+    return 20.0 if item.get_closest_marker("longest") else 3.0 if item.get_closest_marker("long") else 0.3
 
 
 def pytest_runtest_setup(item):

@@ -16,26 +16,32 @@ import socket
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 NUMBER = struct.Struct("i")
+COMM = Path("/proc/self/comm")
+
+
+NAME = "nursery"
+"""Of the process that launchers are forked from, and of those that wait for them, as the kernel shows it."""
 
 
 class Nursery:
-    """The process that launchers are forked from."""
+    """The process that launchers are forked from. ``popen`` starts it, elsewhere if that is not ``subprocess.Popen``."""
 
-    def __init__(self):
+    def __init__(self, popen=subprocess.Popen):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            self._process = popen(
+                command, cwd="/", stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
         self.pid = self._process.pid
 
-    def start(self, words, *, cwd, stdout, stderr):
-        """``lockstep run`` with these words, and this process's environment."""
+    def start(self, words, *, cwd, stdout, stderr, env=None):
+        """``lockstep run`` with these words, and this process's environment, to which ``env`` is added."""
         ours, theirs = os.pipe()
-        asked = json.dumps({"words": words, "cwd": str(cwd), "environ": dict(os.environ)})
+        asked = json.dumps({"words": words, "cwd": str(cwd), "environ": {**os.environ, **(env or {})}})
         socket.send_fds(self._socket, [asked.encode()], [theirs, stdout.fileno(), stderr.fileno()])
         os.close(theirs)
         return Launched(ours)
@@ -63,7 +69,8 @@ class Launched:
         if self.returncode is None:
             if not select.select([self._pipe], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("lockstep run", timeout)
-            [self.returncode] = NUMBER.unpack(os.read(self._pipe, NUMBER.size))
+            told = os.read(self._pipe, NUMBER.size)  # nothing: it was killed with all that there was around it
+            self.returncode = NUMBER.unpack(told)[0] if told else -signal.SIGKILL
             os.close(self._pipe)
         return self.returncode
 
@@ -73,6 +80,9 @@ class Launched:
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
 
 class Child:
@@ -104,6 +114,7 @@ def main(control):
     """Fork launchers until nobody can ask any more. Only they return, with nothing on their stack."""
     from lockstep.launch import serve
 
+    COMM.write_text(NAME)
     atexit.register(serve._leave)  # before what torch registers, as in a fork server
     for name in (
         *serve.PRELOAD,
@@ -142,6 +153,7 @@ def begin(asked, pipe, stdout, stderr):
         os.write(pipe, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])))
         os._exit(0)
     os.close(pipe)
+    COMM.write_text("python")
     os.setsid()
     for fd, target in ((stdout, 1), (stderr, 2)):
         os.dup2(fd, target)
@@ -169,7 +181,8 @@ def run(server, end):
         serve.main(end.detach())
     handle = launch_server.ForkServer.__new__(launch_server.ForkServer)
     handle._process, handle._socket, handle._next_key, handle.is_ready = Child(server), end, 0, False
-    launch_server._early, launch_server.start_early = handle, lambda: None
+    handle.serves_calls = False
+    launch_server._kept, launch_server.start_early = handle, lambda: handle
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     importlib.import_module("lockstep.cli.main").main()
 

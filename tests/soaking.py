@@ -20,6 +20,7 @@ from pathlib import Path
 
 VICTIM = Path(__file__).with_name("recovery") / "victim.py"
 KINDS = ("samples", "generator", "stream", "bookmarked", "ready")
+RUN = [sys.executable, "-m", "lockstep.cli.main", "run"]
 SHARDS = 4
 EPOCHS, NUM_SAMPLES, STEPS = 3, 203, 39
 TIMEOUT_S = 60.0
@@ -30,11 +31,11 @@ def options(directory: Path, timeout_s: float) -> dict[str, object]:
     return {"shards": SHARDS, "threads": 1, "checkpoint_every": 3, "timeout_s": timeout_s, "run_dir": str(directory / "run")}
 
 
-def command(nproc: int, settings: dict[str, object], *more: str) -> list[str]:
-    """``lockstep run``, without its script."""
+def run_options(nproc: int, settings: dict[str, object], *more: str) -> list[str]:
+    """The options of ``lockstep run``, which stand before the script."""
     names = {"timeout_s": "timeout"}
     listed = [word for name, value in settings.items() for word in (f"--{dashed(names.get(name, name))}", str(value))]
-    return [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc", str(nproc), "--progress", "off", *listed, *more]
+    return ["--nproc", str(nproc), "--progress", "off", *listed, *more]
 
 
 def dashed(name: str) -> str:
@@ -145,7 +146,7 @@ def undisturbed(kind: str, nproc: int) -> dict:
     """The last words of a run that nobody disturbs."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        asked = [*command(nproc, options(directory, 25)), *script(kind)]
+        asked = [*RUN, *run_options(nproc, options(directory, 25)), *script(kind)]
         env = {**os.environ, **Notes(directory).environment(0, 0)}
         done = subprocess.run(asked, env=env, cwd=name, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         found = words(done.stdout)

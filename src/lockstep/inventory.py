@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -63,6 +64,8 @@ class History:
     """Time of the last event, in seconds since 1970."""
     has_ended: bool = False
     """Whether the last launch reached the end of the script."""
+    args: tuple[str, ...] | None = None
+    """The script's arguments in the last launch; None: not recorded."""
     ended_at: int | None = None
     """The last step of the last launch that reached the end of the script; None: none did."""
 
@@ -81,6 +84,9 @@ class Run:
     """Problems found, in sentences."""
     script: str | None = None
     args: tuple[str, ...] = ()
+    """The script's, in the first launch: a later launch with the same ones finds this run by itself."""
+    last_args: tuple[str, ...] | None = None
+    """Those of the last launch, which may have been given others and this directory; None: not recorded."""
     shards: int | None = None
     step: int | None = None
     """The last step known to have been taken."""
@@ -96,6 +102,13 @@ class Run:
         """The name of its directory."""
         return self.path.absolute().name
 
+    def command(self, script: str) -> str:
+        """The script, by this name, with its arguments: of the first launch and, if they were others, of the last."""
+        first = shlex.join([script, *self.args])
+        if self.last_args in (None, self.args):
+            return first
+        return f"{first} (last with {shlex.join(self.last_args) or 'none'})"
+
     def as_json(self) -> dict[str, Any]:
         """A JSON object for other programs."""
         saved = self.checkpoint
@@ -107,6 +120,7 @@ class Run:
             "holder": self.holder,
             "script": self.script,
             "args": list(self.args),
+            "last_args": list(self.args if self.last_args is None else self.last_args),
             "shards": self.shards,
             "step": self.step,
             "checkpoint": None
@@ -197,6 +211,7 @@ def read_run(path: Path) -> Run:
         step=max(steps, default=None),
         checkpoint=saved,
         world_sizes=tuple(history.world_sizes),
+        last_args=history.args,
         ran_s=history.ran_s if history.world_sizes else None,
         **fields,
     )
@@ -304,6 +319,8 @@ def _read_journal(path: Path, remarks: list[str]) -> History:
                     tail.clear()
                     began_s = _number(event.get("time_s"))
                     history.world_sizes.append(_whole(event.get("world_size")))
+                    args = event.get("args")
+                    history.args = tuple(map(str, args)) if isinstance(args, list) else None
                 tail.append(line)
         close_launch()
     except OSError as error:

@@ -33,6 +33,7 @@ from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, As
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
+from lockstep.loop.at_exit import AtExit
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
@@ -48,6 +49,7 @@ from lockstep.measure.shaped import About
 from lockstep.measure.steps import Steps
 from lockstep.measure.tracking import Trackers, outlets_for
 from lockstep.precision import find_precision
+from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
@@ -69,7 +71,7 @@ from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.tuning.probe import measure
-from lockstep.tuning.session import open_session
+from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.world import World
 
@@ -161,7 +163,8 @@ class Parts:
         self.precision = find_precision(config.precision)
         scaling = LossScaling(devices[0].type) if self.precision.scales_loss else None
         self.sync = make_sync(config.strategy, config, config.shards, transport, devices)
-        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        is_audited = config.audit > 0 and config.trace == "off"
+        watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain, is_audited=is_audited)
 
         self.steps = steps = Steps()
         display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
@@ -205,7 +208,8 @@ class Parts:
         )
         if self.auditor is not None:
             self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
-        active.append(self.auditor)
+        self.at_exit = AtExit()
+        active += [self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
@@ -220,7 +224,8 @@ class Parts:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
-        self.session = open_session(context.tuning, self.clock, self.collectives, devices[0])
+        trained = Trained(config=config, watched=watched, device=devices[0])
+        self.session = open_session(context.tuning, self.clock, self.collectives, trained)
         self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
@@ -320,7 +325,7 @@ class Parts:
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
         if self.session is not None:
-            self.session.models += [item for item in objects if isinstance(item, torch.nn.Module)]
+            self.session.models += [item for item in prepared if isinstance(item, PreparedModel)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -38,7 +37,9 @@ class Team(Collectives):
         self.device = parts.devices[0]
         """The first of ``devices``, to which batches are moved."""
         self.run_dir = parts.context.run_dir
+        """Directory of the run."""
         self.num_shards = parts.phases.num_shards
+        """Number of shards that each global batch is split into."""
         self._parts = parts
         self._loop = parts.loop
         self._phases = parts.phases
@@ -53,12 +54,12 @@ class Team(Collectives):
 
     @property
     def local_rank(self) -> int:
-        """This process's, on its host."""
+        """Rank of this process among those on its host."""
         return self._parts.world.local_rank
 
     @property
     def world_size(self) -> int:
-        """How many processes the run has now."""
+        """Number of processes of the run."""
         return self._parts.world.world_size
 
     @property
@@ -139,8 +140,8 @@ class Team(Collectives):
 
     @property
     def in_audit(self) -> bool:
-        """Whether an audit has the running shard computed once more, so that it does not count: for code inside
-        ``batch.shards`` that counts or writes by itself."""
+        """Whether an audit is computing this shard a second time. Code inside ``batch.shards`` that keeps counts of its own, or
+        writes files, should skip them then."""
         return self._phases.is_again
 
     def per_shard(self, name: str, start: Any) -> PerShard:
@@ -186,7 +187,7 @@ class Team(Collectives):
 
     @property
     def step(self) -> int:
-        """Number of the current step, from 1; outside of loops that of the last one, which is the number of steps taken."""
+        """Number of the current step, from 1; outside of loops, the number of steps taken."""
         return self._loop.step
 
     @property
@@ -261,10 +262,10 @@ class Team(Collectives):
     def evaluate(
         self, model: nn.Module | Sequence[nn.Module], loader: Iterable[Any], metrics: Sequence[Any] = ()
     ) -> Evaluation:
-        """Evaluate on all processes, with the result of a single one: see ``Evaluation``. Every rank must call it.
+        """Evaluate on all processes, with the same result as on one: see ``Evaluation``. Every rank must call it.
 
         Args:
-            model: one or several, set to evaluation mode inside the block.
+            model: a model or several, which are in evaluation mode inside the block.
             loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
             metrics: objects for ``Evaluation.update``; needed if a process may get no batch.
         """
@@ -331,7 +332,7 @@ class Team(Collectives):
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close_at_exit)
+        self._parts.at_exit.cancel()
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         # After a failure the other ranks may be gone, or never arrive.

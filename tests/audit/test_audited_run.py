@@ -52,6 +52,10 @@ def test_a_wrong_rank_ends_the_run_which_is_not_saved_any_more_nor_started_again
     assert done.stderr.count(f"lockstep: ERROR: audit of step {found['step']}, shard {found['shard']}: rank 1 (") == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert "restart 1" not in done.stdout + done.stderr
+    # Whoever has told the launcher first is not to blame, and all ranks have ended with the same.
+    assert f"wrong result: step {found['step']}, shard {found['shard']}, bias: rank 1 (" in done.stderr
+    assert " failed: " not in done.stderr
+    assert "failed after it" not in done.stderr
     saved = [int(path.name.split("-")[1]) for path in (tmp_path / "r" / "checkpoints").glob("step-*")]
     assert max(saved) < found["step"]
     assert not [event for event in events if event["event"] == "end"]

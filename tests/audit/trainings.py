@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy
@@ -12,7 +13,7 @@ from tasks import Net, Plain
 from torch.nn import functional
 
 import lockstep
-from lockstep.errors import UsageError
+from lockstep.errors import ModelError, UsageError
 from lockstep.stopping import AuditFailed
 
 
@@ -135,6 +136,17 @@ def train_and_steer(how):
     except UsageError as error:
         return str(error)
     return seen.result(model, optimizer, schedule)
+
+
+def prepare_clipping():
+    """What is said of a model with ``max_norm`` when it is prepared."""
+    team = lockstep.join()
+    model = torch.nn.Sequential(OrderedDict(words=torch.nn.Embedding(4, 2, max_norm=1.0)))
+    try:
+        team.prepare(model)
+    except ModelError as error:
+        return str(error)
+    return "prepared"
 
 
 def leave_an_audit():

@@ -12,6 +12,7 @@ import pytest
 from cluster import Cluster, missing
 from cluster.host import kill
 from cluster.slurm import missing as slurm_missing
+from host_nurseries import HostNurseries
 
 GRACE_S = 5.0  # for what is on its way out when a test ends
 
@@ -31,6 +32,13 @@ def _slurm_cluster(require, outlives_tests):
     with Cluster(hosts=2, slurm=True, gpus=4) as cluster:
         outlives_tests(cluster.pid)
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def nurseries(_cluster, outlives_tests):
+    """``nurseries.start(host, words, ...)``: ``lockstep run`` on a host of ``cluster``, without the time that imports take."""
+    with contextlib.closing(HostNurseries(outlives_tests)) as made:
+        yield made
 
 
 @contextlib.contextmanager

@@ -20,9 +20,10 @@ from pathlib import Path
 from random import Random
 
 import soaking
-from cluster import Cluster, Command
+from cluster import Cluster
 from cluster.host import kill
 from cluster_fixtures import wait_until_empty
+from host_nurseries import HostNurseries, LaunchedOnHost
 from soaking import STEPS
 
 PORT = "29500"
@@ -116,10 +117,18 @@ class Round(soaking.Round):
     """One run on two hosts of a cluster, and what becomes of it when ``most`` blows at most are dealt to it."""
 
     def __init__(
-        self, seed: int, directory: Path, *, cluster: Cluster, kinds: tuple[str, ...] = soaking.KINDS, most: int = 3
+        self,
+        seed: int,
+        directory: Path,
+        *,
+        cluster: Cluster,
+        nurseries: HostNurseries,
+        kinds: tuple[str, ...] = soaking.KINDS,
+        most: int = 3,
     ) -> None:
         super().__init__(seed, directory, kinds)
         self._cluster = cluster
+        self._nurseries = nurseries
         self._launches = plan(self.random, most)
         self.numbers = itertools.count()
         """For launches: notes of a later one have a larger number."""
@@ -128,7 +137,7 @@ class Round(soaking.Round):
         """To its end; returns the last words."""
         for launch in self._launches:
             self.story.append(str(launch))
-            said = Launched(self, self._cluster, launch).run()
+            said = Launched(self, self._cluster, self._nurseries, launch).run()
             if said is not None:
                 return said
         self.wrong.append("it did not come to its end, although nothing was done to the last launch")
@@ -138,12 +147,13 @@ class Round(soaking.Round):
 class Launched:
     """One launch: its launchers, and what is done to them."""
 
-    def __init__(self, of: Round, cluster: Cluster, launch: Launch) -> None:
+    def __init__(self, of: Round, cluster: Cluster, nurseries: HostNurseries, launch: Launch) -> None:
         self._round = of
         self._cluster = cluster
+        self._nurseries = nurseries
         self._number = next(of.numbers)
         self._launch = launch
-        self._launchers: dict[int, Command] = {}  # that of each host; the newest, where there was more than one
+        self._launchers: dict[int, LaunchedOnHost] = {}  # that of each host; the newest, where there was more than one
         self._outputs: list[Path] = []
         self._deadline = time.monotonic() + END_S
 
@@ -174,16 +184,16 @@ class Launched:
             where = []
         one, launch = self._round, self._launch
         settings = soaking.options(one.directory, WAIT_S) | {"max_restarts": launch.restarts}
-        asked = [*soaking.command(launch.nprocs[number], settings, *where), *soaking.script(one.kind, launch.step_s)]
+        words = [*soaking.run_options(launch.nprocs[number], settings, *where), *soaking.script(one.kind, launch.step_s)]
         path = one.directory / f"output-{self._number}-{len(self._outputs)}-host{number}"
         with path.open("w") as out:
-            self._launchers[number] = self._cluster.hosts[number].start(
-                asked,
+            self._launchers[number] = self._nurseries.start(
+                self._cluster.hosts[number],
+                words,
                 env=one.notes.environment(self._number, launch.workers),
                 cwd=one.directory,
-                stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=subprocess.STDOUT,
+                stderr=out,
             )
         self._outputs.append(path)
 
@@ -278,8 +288,8 @@ class Launched:
 
 def main() -> int:
     asked = soaking.read_arguments(__doc__, rounds=50, every=1)
-    with Cluster(hosts=2) as cluster:
-        return soaking.soak(asked, functools.partial(Round, cluster=cluster))
+    with Cluster(hosts=2) as cluster, contextlib.closing(HostNurseries()) as nurseries:
+        return soaking.soak(asked, functools.partial(Round, cluster=cluster, nurseries=nurseries))
 
 
 if __name__ == "__main__":

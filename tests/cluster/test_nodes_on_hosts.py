@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -30,13 +31,13 @@ def until(condition, timeout_s=60.0):
 
 
 class Node:
-    """The launcher on one host."""
+    """The launcher on one host, which ``start`` starts."""
 
-    def __init__(self, host, directory, command):
+    def __init__(self, host, directory, start):
         self.host = host
         self._paths = [directory / f"{host.name}-{time.monotonic_ns()}.{name}" for name in ("out", "err")]
         with self._paths[0].open("w") as out, self._paths[1].open("w") as err:
-            self.process = host.start(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            self.process = start(cwd=directory, stdout=out, stderr=err)
 
     @property
     def out(self):
@@ -55,15 +56,15 @@ class Node:
 
 
 @pytest.fixture
-def node(cluster, tmp_path):
+def node(cluster, nurseries, tmp_path):
     """``node(n, source, *options, args=())``: ``lockstep run`` on host n, of a script that all hosts see."""
     nodes = []
 
     def start(number, source, *options, args=(), name="script.py"):
         path = tmp_path / name
         path.write_text(textwrap.dedent(source))
-        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(path), *map(str, args)]
-        nodes.append(Node(cluster.hosts[number], tmp_path, command))
+        host, words = cluster.hosts[number], [*options, str(path), *map(str, args)]
+        nodes.append(Node(host, tmp_path, partial(nurseries.start, host, words)))
         return nodes[-1]
 
     yield start
@@ -96,12 +97,13 @@ def known():
 
 
 @pytest.fixture
-def alone(node, known):
+def alone(node, cluster, known):
     """``alone()``: the weights of one process that nobody disturbs."""
 
     def train():
         if not known:
-            one = node(2, TRAIN, "--fresh", "--shards", "4", "--run-dir", "alone", args=(EPOCHS, 0))
+            is_on = next(number for number, host in enumerate(cluster.hosts) if host.pid)
+            one = node(is_on, TRAIN, "--fresh", "--shards", "4", "--run-dir", "alone", args=(EPOCHS, 0))
             assert one.wait() == 0, one.err
             known["weights"] = read_weights(one.out)
         return known["weights"]
@@ -350,10 +352,10 @@ def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(TRAIN).replace("lockstep.join()", "lockstep.join(shards=4)"))
     where = ("--nnodes", "2", "--master-addr", "host0", "--master-port", PORT)
     command = (sys.executable, "-m", "torch.distributed.run", *where)
-    nodes = [
-        Node(cluster.hosts[number], tmp_path, [*command, "--node-rank", str(number), "script.py", str(EPOCHS), "0"])
-        for number in (0, 1)
-    ]
+    nodes = []
+    for number, host in enumerate(cluster.hosts[:2]):
+        words = [*command, "--node-rank", str(number), "script.py", str(EPOCHS), "0"]
+        nodes.append(Node(host, tmp_path, partial(host.start, words, stdin=subprocess.DEVNULL)))
     until(lambda: all("weights" in each.out for each in nodes), 90)
     # All workers end at once. torchrun's own launchers wait for each other's end, one of them now and then for minutes.
     launchers = {each.process for each in nodes}

@@ -44,7 +44,9 @@ weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.pa
 team.print(f"weights {weights} by {team.world_size} in {team.run_dir}")
 """
 EPOCHS, STEPS = 10, 80
-WHOLE = ("--nodes", "2", "--ntasks-per-node", "2", "--cpus-per-task", "2", "--shards", "4")
+ONE_EACH = ("--nodes", "2", "--cpus-per-task", "2", "--shards", "4", "--threads", "1")
+"""A process on each node: what takes most of the processor is their imports, and what is done to jobs is done to nodes."""
+TWO_EACH = (*ONE_EACH, "--ntasks-per-node", "2")
 
 
 class Jobs:
@@ -118,10 +120,10 @@ def undisturbed(tmp_path_factory):
     return re.search(r"^weights (\w+) by 1", done.stdout, flags=re.MULTILINE)[1]
 
 
-def check_whole(jobs, job, undisturbed):
+def check_whole(jobs, job, undisturbed, nproc=2):
     """The job did every step once, and its answer is that of one process."""
     assert jobs.steps() == list(range(1, STEPS + 1)), jobs.output(job)
-    assert jobs.weights(job) == (undisturbed, 4)
+    assert jobs.weights(job) == (undisturbed, nproc)
 
 
 @pytest.mark.parametrize("text", ["a[1-3,07-09],b", "host[0-1]", "r[1-2]n[08-10],login,x[5]", "gpu-a-[001-012,100]", "n1"])
@@ -153,9 +155,9 @@ def test_what_the_cluster_does_not_have_is_said_before_submission(jobs, options,
 
 @pytest.mark.long
 def test_a_job_on_two_nodes_has_the_answer_of_one_process_and_says_what_does_not_fit(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--gpus-per-node", "2", "--workers", "2", "--job-name", "train")
+    job = jobs.submit(*TWO_EACH, "--gpus-per-node", "2", "--workers", "2", "--job-name", "train")
     jobs.ends(job)
-    check_whole(jobs, job, undisturbed)
+    check_whole(jobs, job, undisturbed, nproc=4)
     said = jobs.output(job)
     assert re.search(
         r"rank 0 serves the rendezvous store.* it listens at host0:\d+ \([\d.]+, eth0\)\. It has no password", said
@@ -221,20 +223,20 @@ def test_what_runs_a_container_gets_the_directory_the_gpus_and_the_program(jobs,
 
 @pytest.mark.long
 def test_a_job_that_is_asked_to_make_room_comes_again_and_goes_on_although_it_was_to_begin_anew(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", pace_s=0.4)
+    job = jobs.submit(*TWO_EACH, "--fresh", pace_s=0.4)
     jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scancel", "--signal=USR1", str(job)])
     jobs.wait_for_output("is saved after step", job)
     jobs.hurry()
     jobs.ends(job)
     assert "Restarts=1" in jobs.slurm.run(["scontrol", "show", "job", str(job)]).stdout
-    check_whole(jobs, job, undisturbed)
+    check_whole(jobs, job, undisturbed, nproc=4)
 
 
 @pytest.mark.long
 @pytest.mark.longest
 def test_a_job_that_is_cancelled_is_saved_first_and_comes_again_only_when_it_is_submitted_again(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    job = jobs.submit(*ONE_EACH, pace_s=0.4)
     jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scancel", str(job)])
     jobs.ends(job, "CANCELLED")
@@ -242,14 +244,14 @@ def test_a_job_that_is_cancelled_is_saved_first_and_comes_again_only_when_it_is_
     time.sleep(8)  # a requeued one would be back
     assert jobs.slurm.job_state(job) == "CANCELLED"
     jobs.hurry()
-    second = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    second = jobs.submit(*ONE_EACH, pace_s=0.4)
     jobs.ends(second)
     check_whole(jobs, second, undisturbed)
 
 
 @pytest.mark.long
 def test_a_job_that_is_requeued_by_others_loses_nothing(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    job = jobs.submit(*ONE_EACH, pace_s=0.4)
     jobs.wait_for_steps(5, job)
     jobs.slurm.run(["scontrol", "requeue", str(job)])
     jobs.wait_for_output("is saved after step", job)
@@ -262,7 +264,7 @@ def test_a_job_that_is_requeued_by_others_loses_nothing(jobs, undisturbed):
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--time", "2", "--signal", "USR1@20", pace_s=4.0)
+    job = jobs.submit(*ONE_EACH, "--time", "2", "--signal", "USR1@20", pace_s=4.0)
     jobs.wait_for_output("SIGUSR1 received", job, timeout_s=150)
     jobs.wait_for_output("is saved after step", job)
     jobs.hurry()
@@ -273,7 +275,7 @@ def test_a_job_whose_time_is_up_comes_again_until_it_is_done(jobs, undisturbed):
 @pytest.mark.longest
 @pytest.mark.long
 def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", pace_s=0.4)
+    job = jobs.submit(*ONE_EACH, pace_s=0.4)
     jobs.wait_for_steps(10, job)
     jobs.slurm.stop_controller()
     seen = len(jobs.steps())
@@ -294,14 +296,14 @@ def test_a_job_goes_on_while_the_controller_restarts_and_its_node_is_drained(job
 @pytest.mark.longest
 @pytest.mark.long
 def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_else(slurm_cluster, jobs, undisturbed):
-    job = jobs.submit(*WHOLE, "--threads", "1", "--fresh", "--checkpoint-every", "10", pace_s=0.4)
+    job = jobs.submit(*ONE_EACH, "--fresh", "--checkpoint-every", "10", pace_s=0.4)
     jobs.wait_for_steps(35, job)
     slurm_cluster.hosts[1].kill()
     jobs.slurm.wait_for_job(job, "PENDING", timeout_s=60)
     slurm_cluster.hosts[1].revive()
     jobs.hurry()
     jobs.ends(job)
-    assert jobs.weights(job) == (undisturbed, 4)
+    assert jobs.weights(job) == (undisturbed, 2)
     repeated = len(jobs.steps()) - STEPS
     assert sorted(set(jobs.steps())) == list(range(1, STEPS + 1))
     assert repeated <= 30, "that much at most lies between a step and the checkpoint before it that was written"
@@ -311,18 +313,18 @@ def test_a_lost_node_costs_the_steps_since_the_newest_checkpoint_and_nothing_els
 @pytest.mark.longest
 def test_tasks_of_an_array_on_the_same_nodes_are_runs_of_their_own_and_each_goes_on_with_its_own(jobs):
     options = ("--nodes", "2", "--cpus-per-task", "2", "--shards", "2", "--threads", "1", "--job-name", "train")
-    array = jobs.submit(*options, "--array", "0-2", "--output", "train-%a.out", pace_s=0.4)
-    for task in range(3):
+    array = jobs.submit(*options, "--array", "0-1", "--output", "train-%a.out", pace_s=0.4)
+    for task in range(2):
         jobs.wait_for_steps(10, task, task)
-    for task in (2, 0):  # the last one comes back first
+    for task in (1, 0):  # the last one comes back first
         jobs.slurm.run(["scancel", "--signal=USR1", f"{array}_{task}"])
         jobs.wait_for_output("is saved after step", task)
     jobs.hurry()
-    for task in range(3):
+    for task in range(2):
         jobs.until(lambda task=task: "weights" in jobs.output(task), "weights", task)
         assert jobs.steps(task) == list(range(1, STEPS + 1)), jobs.output(task)
-    assert len({jobs.weights(task) for task in range(3)}) == 3
-    assert len({re.search(r" in (\S*runs/\S+)", jobs.output(task))[1] for task in range(3)}) == 3
+    assert len({jobs.weights(task) for task in range(2)}) == 2
+    assert len({re.search(r" in (\S*runs/\S+)", jobs.output(task))[1] for task in range(2)}) == 2
     jobs.until(lambda: not jobs.slurm.run(["squeue", "--noheader"]).stdout, "an empty queue", 0)
 
 
@@ -351,6 +353,22 @@ def test_one_job_a_node_each_with_its_number_may_start_in_any_order_and_the_firs
     assert [process.wait(60) for process in started] == [0, 0], [(tmp_path / name).read_text() for name in "01"]
     for rank in (0, 1):
         assert f"rank {rank} on host{rank}: 2.0" in (tmp_path / f"{rank}").read_text()
+
+
+@pytest.mark.long
+def test_several_tasks_that_each_start_lockstep_run_are_refused_and_one_is_not(slurm_cluster, tmp_path):
+    (tmp_path / "alone.py").write_text("import lockstep\nprint('trained as', lockstep.join().world_size, flush=True)\n")
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--shards", "2", "alone.py"]
+    run = slurm_cluster.slurm.run
+    several = run(["srun", "--nodes=2", "--ntasks=2", *command], cwd=tmp_path, check=False)
+    assert several.returncode != 0
+    assert "srun has started this command 2 times, and each would start a training of its own" in several.stderr
+    assert not (tmp_path / "runs").exists()
+    one = run(["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", *command], cwd=tmp_path)
+    assert one.stdout.count("trained as 2") == 2
+    # The script of a job with several tasks is started once.
+    allocated = run(["salloc", "--nodes=1", "--ntasks=2", *command], cwd=tmp_path)
+    assert allocated.stdout.count("trained as 2") == 2
 
 
 @pytest.mark.long

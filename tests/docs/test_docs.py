@@ -58,29 +58,36 @@ team.barrier()
 """
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
-    "compare examples/digits.py": ("digits.py", "digits.py --epochs 1"),
-    "verify examples/digits.py": ("verify", "verify --world-sizes 1,2 --no-resume --launchers local"),
+    "compare examples/digits.py": ("compare examples/digits.py", "compare --rounds 1 examples/digits.py --epochs 1"),
+    "verify examples/digits.py": (
+        "verify examples/digits.py",
+        "verify --world-sizes 1,2 --no-resume --launchers local examples/digits.py --epochs 1",
+    ),
+    "verify examples/digits.py --epochs 1": ("verify", "verify --world-sizes 1,2 --no-resume --launchers local"),
     "compare --methods single,single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,"
     "single+bf16-true --threads 1 examples/digits.py --epochs 2": (
         "single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,single+bf16-true --threads 1 "
         "examples/digits.py --epochs 2",
-        "single+16-true,single+bf16-mixed --threads 1 examples/digits.py --epochs 1",
+        "single+16-true,single+bf16-mixed --rounds 1 --threads 1 examples/digits.py --epochs 1",
     ),
 }
 # Left out of CI: over a minute each, and parts of them run in other tests.
-LONGEST = re.compile(
-    r"(verify|compare) examples/digits\.py|compare --methods single,single\+16|imagenet\.py --multiprocessing-distributed"
-)
+LONGEST = re.compile(r"(verify|compare) examples/digits\.py|compare --methods single,single\+16")
 # These need no shell and no process of their own. (The sessions, and tests/cli, start the command itself.)
 WARM = re.compile(r"lockstep run (?!.*horovod)[\w ./:=-]+")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
+# It runs, beside others with the same answer, in tests/outside/test_same_result.py.
+SPAWNING = "lockstep run imagenet.py --multiprocessing-distributed --world-size 1 --rank 0 --dist-url tcp://127.0.0.1:23456"
 # mpirun does not like to be run by root, and these say that it may.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def commands():
-    """Each command with the page that shows it; not those of the table of examples, which has a test of its own."""
+    """Each command with the page that shows it, and one of those that are the same when made small.
+
+    Not those of the table of examples, which has a test of its own.
+    """
     in_table = set(re.findall(r"`([^`]+)`", (ROOT / "examples" / "README.md").read_text()))
     found = {}
     for page in PAGES:
@@ -90,7 +97,12 @@ def commands():
                     found.setdefault(re.sub(r"\s{2,}#.*", "", line[2:]).strip(), page.name)
     for command in sorted(commands_of_methods() - ON_GPUS):
         found.setdefault(command, "methods.md")
-    return {command: page for command, page in found.items() if command not in in_table}
+    by_run = {as_run(command): (command, page) for command, page in found.items() if command not in (*in_table, SPAWNING)}
+    return dict(by_run.values())
+
+
+def as_run(command):
+    return command.replace(*SMALLER.get(command.removeprefix("lockstep "), ("", "")))
 
 
 def commands_of_methods():
@@ -102,7 +114,7 @@ def commands_of_methods():
 
 def marked(command, page):
     slow = page not in ("README.md", "launching.md") or "examples/" in command or OUTSIDE.search(command)
-    marks = [pytest.mark.long, pytest.mark.timeout(300)] if slow else [pytest.mark.timeout(90)]
+    marks = [pytest.mark.long, pytest.mark.timeout(1000)] if slow else [pytest.mark.timeout(90)]
     if LONGEST.search(command):
         marks.append(pytest.mark.longest)
     return pytest.param(command, marks=marks, id=command)
@@ -126,14 +138,14 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
         done = command_here(command, env=environ)
     else:
         done = subprocess.run(
-            command.replace(*SMALLER.get(command.removeprefix("lockstep "), ("", ""))),
+            as_run(command),
             shell=True,
             cwd=tmp_path,
             env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=900,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     if command == "lockstep compare examples/digits.py":
@@ -176,7 +188,7 @@ def test_a_session_of_the_documentation_runs_as_written_and_ends_with_equal_dige
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     digests = re.findall(r"^[0-9a-f]{64}(?=  )", done.stdout, flags=re.MULTILINE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
-SHOWN = dict(re.findall(r"<!-- (lockstep [^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
+SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
 COMMAND = [sys.executable, "-m", "lockstep"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|slow|unused)\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
@@ -27,7 +27,7 @@ def plain(text):
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sources = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    for name, source in zip(("faults.py", "plain.py", "slow.py", "unused.py"), sources, strict=True):
+    for name, source in zip(("faults.py", "plain.py", "unused.py"), sources, strict=True):
         (tmp_path / name).write_text(source)
     return tmp_path
 
@@ -55,7 +55,7 @@ def test_a_slow_rank(where):
     assert plain(SHOWN[command])[0] in [line.removeprefix("[rank N] ") for line in plain(run(command))]
 
 
-def test_a_stuck_rank(where):
+def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(where):
     command = "lockstep run --nproc 3 faults.py --stuck-rank 1"
     with Path("said").open("w") as said:
         process = subprocess.Popen([*COMMAND, *command.split()[1:]], stdout=said, stderr=said)
@@ -68,22 +68,22 @@ def test_a_stuck_rank(where):
         assert [line for line in plain(SHOWN[command]) if line not in printed] == []
         stacks = plain(run("lockstep stacks runs/faults-1"))
         assert [line for line in plain(SHOWN["lockstep stacks runs/faults-1"]) if line not in stacks] == []
+        os.kill(int(re.search(r"rank 1 on \S+ \(pid (\d+)\)", Path("said").read_text())[1]), signal.SIGKILL)
+        assert process.wait(60) == 128 + signal.SIGKILL
+        printed = plain(Path("said").read_text())
+        assert [line for line in plain(SHOWN["kill -KILL"]) if line not in printed] == []
     finally:
-        os.kill(process.pid, signal.SIGINT)
-        process.wait()
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+            process.wait()
 
 
-def test_a_script_that_knows_nothing_of_lockstep(where):
+def test_a_slow_and_then_stuck_rank_of_a_script_that_knows_nothing_of_lockstep(where):
     command = "lockstep run --nproc 3 plain.py"
     done = subprocess.run([*COMMAND, *command.split()[1:]], capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     printed = plain(done.stdout + done.stderr)
     assert [line for line in plain(SHOWN[command]) if line not in printed] == []
-
-
-def test_a_slow_rank_of_such_a_script(where):
-    command = "lockstep run --nproc 3 slow.py"
-    assert plain(SHOWN[command])[0] in plain(run(command))
 
 
 def test_an_error_in_words(where):

@@ -40,7 +40,7 @@ def test_the_walk_from_a_spike_to_its_sample_runs_as_written(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=140,
+            timeout=600,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         said += plain(done.stdout + done.stderr)

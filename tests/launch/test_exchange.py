@@ -123,8 +123,8 @@ def rounds(monkeypatch):
     for each in rounds:
         hear = each.exchange.hear
         each.exchange.hear = lambda words, hear=hear: (parsed.append(dict(words)), hear(words))
-    machines = [Machine(host=f"node{number}", address="127.0.0.1", first_rank=number, num_ranks=1) for number in range(2)]
-    start = Start(number=0, used=0, master_port=1)
+    machines = [Machine(host=f"node{number}", address="127.0.0.1", num_ranks=1) for number in range(2)]
+    start = Start(used=0, master_port=1)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda each: each.begin(machines[each.number], None if each.number else start), rounds))
     return rounds, parsed

@@ -1,26 +1,66 @@
 """What the caller's environment says of another launcher: refused where several trainings would come of it, else said."""
 
 import pytest
+from slurm_variables import ALONE, JOB, TASK
 
 from lockstep.errors import ConfigError
-from lockstep.launch.surroundings import check_surroundings as check
+from lockstep.launch.surroundings import check_surroundings
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "1"}
 HOROVOD = {"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}
+SUBMITIT = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1", "SUBMITIT_LOCAL_NTASKS": "4"}
 
 
-@pytest.mark.parametrize(("environ", "launcher"), [(MPI, "mpirun"), (MPICH, "mpirun"), (HOROVOD, "horovodrun")])
-def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher):
-    with pytest.raises(ConfigError, match=rf"{launcher} has started this command 4 times.*{launcher} -np 4 python SCRIPT"):
-        check(environ, on_nodes=False)
+def check(environ, *, on_nodes=False, run_dir=None, is_typed=False):
+    return check_surroundings(environ, on_nodes=on_nodes, run_dir=run_dir, is_typed=is_typed)
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "otherwise"),
+    [
+        (MPI, "mpirun", "mpirun -np 4 python SCRIPT"),
+        (MPICH, "mpirun", "mpirun -np 4 python SCRIPT"),
+        (HOROVOD, "horovodrun", "horovodrun -np 4 python SCRIPT"),
+        (TASK, "srun", "srun --ntasks=4 python SCRIPT"),
+        (SUBMITIT, "submitit", "python SCRIPT"),
+    ],
+)
+def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher, otherwise):
+    with pytest.raises(ConfigError, match=rf"{launcher} has started this command 4 times.*SCRIPT, once; or {otherwise}"):
+        check(environ)
     assert check(environ, on_nodes=True) is None
-    alone = {name: "1" if name.endswith("SIZE") else "0" for name in environ}
-    assert check(alone, on_nodes=False) is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        *({name: "1" if name.endswith("SIZE") else "0" for name in environ} for environ in (MPI, MPICH, HOROVOD)),
+        {**SUBMITIT, "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0", "SUBMITIT_LOCAL_NTASKS": "1"},
+        ALONE,
+        {**ALONE, "SLURM_ARRAY_TASK_ID": "3"},
+        JOB,  # the batch script itself, or what one types after salloc, however many tasks the job has
+    ],
+)
+def test_one_that_it_has_started_once_is_not(environ):
+    assert check(environ) is None
+
+
+@pytest.mark.parametrize(("run_dir", "is_apart"), [("runs/sweep-3", True), ("3/run", True), ("runs/sweep-13", False)])
+def test_tasks_whose_runs_have_directories_of_their_own_may_train_apart(run_dir, is_apart):
+    if is_apart:
+        assert check(TASK, run_dir=run_dir).startswith("the environment says rank 3 of 4, which is not used")
+    else:
+        with pytest.raises(ConfigError, match="for a training in each task, --run-dir with the task's number"):
+            check(TASK, run_dir=run_dir)
+
+
+def test_a_command_that_somebody_types_in_the_terminal_of_several_tasks_is_alone_there():
+    assert check(TASK, is_typed=True).startswith("the environment says rank 3 of 4, which is not used")
 
 
 def test_ranks_of_somebody_else_are_said_to_be_left_out():
-    said = check({"RANK": "1", "WORLD_SIZE": "2"}, on_nodes=False)
+    said = check({"RANK": "1", "WORLD_SIZE": "2"})
     assert said.startswith("the environment says rank 1 of 2, which is not used")
     assert "--node-rank" in said
 
@@ -35,4 +75,4 @@ def test_ranks_of_somebody_else_are_said_to_be_left_out():
     ],
 )
 def test_nothing_is_said_where_nobody_else_is_or_a_worker_launches(environ):
-    assert check(environ, on_nodes=False) is None
+    assert check(environ) is None

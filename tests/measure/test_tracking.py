@@ -75,12 +75,15 @@ def package(tmp_path):
 
 @pytest.fixture
 def train(run_script, monkeypatch, tmp_path):
-    def call(*options, join="", args=(), site=None):
+    def call(*options, join="", args=(), site=None, closes=True):
+        script = (
+            SCRIPT if closes else SCRIPT.replace("with lockstep.join({join}) as team", "if team := lockstep.join({join})")
+        )
         with monkeypatch.context() as patch:
             if site is not None:
                 patch.setenv("PYTHONPATH", str(site), prepend=":")
             own = ("--nproc", "2", "--run-dir", "run", "--checkpoint-every", "6", "--log-every", "3", "--progress", "off")
-            return run_script(SCRIPT.replace("{join}", join), *own, *options, args=args)
+            return run_script(script.replace("{join}", join), *own, *options, args=args)
 
     return call
 
@@ -197,6 +200,13 @@ def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
     assert outlet.told == expected
 
 
+def test_a_tracker_is_finished_before_its_library_ends_also_where_the_script_closes_nothing(train, package, tmp_path):
+    library = RECORDER.replace("random.seed(1)", "__import__('atexit').register(note, 'exit')")
+    done = train("--track", "recorder", site=package(library), closes=False)
+    assert done.returncode == 0, done.stderr
+    assert [call["what"] for call in recorded(tmp_path)][-3:] == ["log", "finish", "exit"]
+
+
 def test_what_was_told_is_read_from_the_journal(tmp_path):
     journal = EventWriter(tmp_path)
     for step in (1, 2, 7, 3):  # launches before this one may have come further than the last
@@ -211,7 +221,7 @@ def test_what_was_told_is_read_from_the_journal(tmp_path):
 def test_weights_and_biases_offline(train, require, monkeypatch, tmp_path):
     require("wandb", None if importlib.util.find_spec("wandb") else "wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    done = train("--track", "wandb")
+    done = train("--track", "wandb", closes=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     (number,) = json.loads((tmp_path / "run" / "trackers.json").read_text()).values()

@@ -67,7 +67,7 @@ def start(here):
             input=stdin or "",
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=400,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return sorted(done.stdout.splitlines())

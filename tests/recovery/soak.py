@@ -53,7 +53,7 @@ class Round(soaking.Round):
         asked = soaking.script(self.kind, step_s)
         env = {**os.environ, **self.notes.environment(launch, workers)}
         if launcher == "lockstep":
-            asked = [*soaking.command(nproc, settings, *restarts), *asked]
+            asked = [*soaking.RUN, *soaking.run_options(nproc, settings, *restarts), *asked]
         else:
             env["LOCKSTEP_SETTINGS"] = json.dumps(settings)
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]

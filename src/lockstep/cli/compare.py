@@ -75,12 +75,12 @@ Examples:
 def command(
     task: Task, here: Machine, out: Path, method_names: str | None, nproc: str | None, rounds: int, fresh: bool
 ) -> None:
-    """Run SCRIPT with ARGS with several methods, in turns, and compare them.
+    """Run SCRIPT with ARGS with several methods in turn, and compare them.
 
     Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
-    a sentence per row: whether it is faster or slower by noise only, and what limits it. The directory of --out receives the
-    same as report.html, comparison.png and results.json, and the directory and output of every run.
+    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives the same as
+    report.html, comparison.png and results.json, and the directory and output of every run.
 
     The same command resumes a comparison that was interrupted.
 

@@ -16,25 +16,25 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.findings import show, situation_of
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
+from lockstep.cli.options import command_of_script, given
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
 from lockstep.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.doctor.table import examine
 from lockstep.errors import LockstepError
-from lockstep.launch.function import share_server, stop_server
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
+from lockstep.launch.server import drop_server
 
 _EPILOG = """
 \b
 Examples:
   lockstep doctor
-      this machine, and the exchange between two of its processes
+      this machine, and communication between two processes on it
   lockstep doctor --nproc 4 --run-dir /data/run1
-      for four processes, and a run in that directory
+      for a run of four processes in that directory
   lockstep doctor train.py --epochs 1
       also: does the loader of train.py keep up?
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
@@ -42,14 +42,14 @@ Examples:
   lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
       on host0; on the other machine, with --node-rank 1
   srun --nodes 2 --ntasks-per-node 1 lockstep doctor
-      all machines of a Slurm job, and between them
+      all machines of a Slurm job, and the links between them
   lockstep run --preflight --nproc 4 train.py
-      the same for this machine, before training; no start after a failure
+      the same for this machine, then the run, unless a check fails
 
-All options of lockstep run are accepted, so that its command line can be examined with one word changed. SCRIPT really runs,
-in a temporary run directory; whatever else it writes stays.
+All options of lockstep run are accepted: take its command line, and write doctor in place of run. SCRIPT really runs, in a
+temporary run directory; files that it writes elsewhere stay.
 
-Exit status: 0 if all is well or there are warnings, 1 after a failure, 2 if the arguments are invalid, 130 after Ctrl-C.
+Exit status: 0 if no check failed (warnings do not count), 1 if one did, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
 _START_S = _RENDEZVOUS_S = 60.0
@@ -60,16 +60,7 @@ _SHOWN = (
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
-@click.command(
-    "doctor",
-    cls=ShortHelp,
-    kinds=(LaunchOptions, RunConfig),
-    shown=_SHOWN,
-    epilog=_EPILOG,
-    context_settings=CONTEXT_OF_SCRIPTS,
-    options_metavar="[OPTIONS]",
-)
-@options_from(LaunchOptions, RunConfig)
+@command_of_script("doctor", shown=_SHOWN, epilog=_EPILOG, needs_script=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
 @click.option(
     "--seconds",
@@ -78,13 +69,11 @@ _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
     metavar="SECONDS",
     help="Time for which steps of SCRIPT are measured, in seconds.  [default: 5]",
 )
-@click.argument("script", required=False)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: float, **values: Any) -> int:
-    """Examine this machine, or several together, before they train; with SCRIPT, also whether its loader keeps up.
+    """Check whether this machine, or several together, can train; with SCRIPT, also whether its loader keeps up.
 
-    Each check answers one question: ok; warn, it works but slowly or not for long; fail, a run will not work. Every answer has
-    the values that were found, and a remedy.
+    The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it will not work), with the
+    values found and a remedy.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
     began_s = time.monotonic()
@@ -102,11 +91,10 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             findings, speaks = _with_other_processes(situation, findings)
         else:
             progress.started(processes.NAME)
-            share_server()
             # Two are enough to exchange something.
             exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
             findings.append(processes.CHECK.examine(exchange))
-            stop_server()
+            drop_server()
         if script is not None and speaks:
             program = [*(["-m"] if options.is_module else []), script, *args]
             progress.started(f"{loader.NAME} of {script}")

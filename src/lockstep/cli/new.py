@@ -20,8 +20,8 @@ NAME = "train.py"
 def command(directory: Path) -> None:
     """Write train.py, a script to start from, into DIR (default: here), and say what to do next.
 
-    It trains a small classifier in some seconds, on any number of processes, and needs nothing but PyTorch. Its data, model and
-    loss are there to be replaced. A file that exists is never overwritten.
+    It trains a small classifier in seconds, on any number of processes, and needs nothing but PyTorch. Replace its data, model
+    and loss with your own. An existing file is never overwritten.
     """
     path = directory / NAME
     text = (resources.files("lockstep.cli") / "template" / NAME).read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ Examples:
   lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
       stop in the loop's body, with that shard's batch
 
-The run is only read; what is taken again goes to replays/RUN-step-N. With --json, what the script prints goes there too.
+The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
 Exit status: 0 if the replay's digests are the run's (without shards=, if they are equal up to rounding), 1 if not, 2 for a
 step that cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.

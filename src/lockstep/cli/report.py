@@ -49,10 +49,10 @@ Examples:
   lockstep report verification
       the results of lockstep verify
   lockstep report runs/train-1 && xdg-open runs/train-1/report.html
-      look at it; on a machine without a screen, copy that one file
+      open it; from a machine without a screen, copy that one file
 
-The file needs no network and nothing beside it, and stays below a megabyte however long the run was. It can be made while the
-run is active: that changes nothing but the file.
+The file is self-contained, loads nothing from the network, and stays below a megabyte however long the run was. Reports on
+active runs are possible, and do not disturb them.
 """
 
 
@@ -66,7 +66,7 @@ run is active: that changes nothing but the file.
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a run, a comparison or a verification as one HTML page, to look at and to pass on.
+    """Write a report on a run, a comparison or a verification: one HTML file.
 
     PATH is a directory of one of these kinds (default: the run in ./runs that was active last):
 

@@ -18,7 +18,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep run train.py --epochs 3
-      one process per GPU, or one in all
+      one process per GPU, or a single one
   lockstep run --nproc-per-node 2 --shards 8 train.py
       two processes, and the same answer on any number up to 8
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train

@@ -85,7 +85,7 @@ def command(
 
     \b
     States:
-      running      it is running, in the process named
+      running      active, in the process shown
       finished     its script has ended
       interrupted  stopped or failed; it can be resumed from its newest checkpoint
       failed       stopped or failed before its first checkpoint
@@ -93,7 +93,7 @@ def command(
 
     \b
     Columns:
-      step         the last step known to have been taken
+      step         the last step recorded
       saved        the step of its newest checkpoint, its age and its size
       launches     number of launches, and of processes (4 → 2: first 4, then 2)
       best         the best metric given to team.best()
@@ -258,7 +258,7 @@ def _script(run: Run) -> str:
         return NOTHING
     path = Path(run.script)
     here = Path.cwd()
-    return shlex.join([str(path.relative_to(here) if path.is_relative_to(here) else path), *run.args])
+    return run.command(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 _COLUMNS = (

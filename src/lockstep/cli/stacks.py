@@ -24,14 +24,14 @@ Examples:
   lockstep stacks runs/train-2
       who waits, who is missing, and where in the code
   lockstep stacks
-      what `lockstep run` has started here, also of unchanged torchrun scripts
+      every rank on this machine, unchanged torchrun scripts included
   watch lockstep stacks runs/train-2
       the same every two seconds
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
       for other programs
 
-The run is not disturbed: each rank writes twice a second what its main thread does into RUN_DIR/blackbox. The newest record
-outlives the process, so a rank that was killed can be asked as well.
+The run is not disturbed: twice a second each rank writes what its main thread is doing to RUN_DIR/blackbox. The newest record
+outlives the process, so killed ranks are shown, too.
 """
 
 
@@ -44,8 +44,8 @@ outlives the process, so a rank that was killed can be asked as well.
 def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
-    Without RUN_DIR: of what `lockstep run` has started on this machine, and that still runs. Ranks that do the same at the same
-    line of code are shown together. The stack is that of each rank's main thread, outermost call first.
+    Without RUN_DIR: every rank that `lockstep run` has started on this machine. Ranks that do the same at the same line of
+    code are shown together. The stack is that of each rank's main thread, outermost call first.
     """
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")

@@ -26,14 +26,14 @@ _EPILOG = """
 \b
 Examples:
   lockstep watch
-      the run in ./runs that was active last, until it ends, or Ctrl-C
+      the run in ./runs that was active last, until it ends or Ctrl-C
   lockstep watch runs/train-2
-      that one, from any machine that sees the directory
+      another run, on any machine that sees its directory
   lockstep watch --once >> notes.txt
       one frame
 
-It reads the run's journal and what each rank writes about itself twice a second: nothing is written, and no process is asked.
-Where ranks wait, `lockstep stacks` shows at which line.
+It only reads files of the run directory, which every rank updates twice a second. lockstep stacks shows the line of code at
+which each rank is.
 """
 
 
@@ -51,8 +51,8 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
     """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,
     the last events and the last checkpoint.
 
-    Without RUN: the run in ./runs that was active last; so too of another directory of runs. It ends with the run, or on
-    Ctrl-C, with status 0.
+    RUN may also be a directory of runs (default: ./runs), of which the most recently active one is shown. The command ends
+    with the run, or on Ctrl-C, with status 0.
     """
     console = open_console()
     watched = Watched(find_run(RUNS if directory is None else directory))

@@ -50,12 +50,12 @@ class Collectives:
 
     @property
     def rank(self) -> int:
-        """This process's, within the group."""
+        """Rank of this process within the group."""
         return self._rank
 
     @property
     def size(self) -> int:
-        """How many processes there are in the group."""
+        """Number of processes in the group."""
         return len(self._ranks)
 
     @property

@@ -4,12 +4,13 @@ The path itself is never touched. Beside it, in the directory ``PATH.lockstep``:
 
 ``rank-R``         what rank R says while it waits, as JSON
 ``store-SESSION``  PyTorch's FileStore of one run
-``lock-SESSION``   held by the run's rank 0 for as long as it lives
+``lock-SESSION``   empty, and held by the run's rank 0 for as long as it lives
 
 What is found there may be of a run that was killed, with other ranks, even under the same names. So nobody believes anything
 but an answer to a question of its own. Each rank writes down a number that it has just drawn. Rank 0 draws a name for this
-session, and repeats all numbers that it reads. A rank that finds its own number repeated knows that rank 0 lives, and repeats
-the session's name; once all have done that, rank 0 knows that they live. The session's store is new, so it holds nothing old.
+session, which begins with its host's, and repeats all numbers that it reads. A rank that finds its own number repeated knows
+that rank 0 lives, and repeats the session's name; once all have done that, rank 0 knows that they live. The session's store is
+new, so it holds nothing old.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class SharedFile:
 
     def _call_together(self) -> None:
         waiter = self._waiter
-        session = self._session = secrets.token_hex(8)
-        self._lock(session)
+        session = self._session = f"{socket.gethostname()}-{secrets.token_hex(8)}"
+        self._lock()
         told: dict[str, str] | None = None
         while True:
             notes = {rank: note for rank in range(waiter.world_size) if (note := self._read(rank))}
@@ -197,12 +198,15 @@ class SharedFile:
             self._directory.rmdir()
         self._unlock()
 
-    def _lock(self, session: str) -> None:
-        # By hand: it must not be closed before this process ends, or leaves.
-        self._lock_fd = os.open(self._directory / f"{_LOCK}{session}", os.O_CREAT | os.O_RDWR, 0o600)
-        os.write(self._lock_fd, socket.gethostname().encode())
-        with contextlib.suppress(OSError):  # a file system without locks: then nothing is ever cleared up
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(self) -> None:
+        path = self._directory / f"{_LOCK}{self._session}"
+        while self._lock_fd is None:
+            # By hand: it must not be closed before this process ends, or leaves.
+            self._lock_fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            with contextlib.suppress(OSError):  # a file system without locks: then nothing is ever cleared up
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            if not path.exists():  # another rank 0 has taken it for abandoned, before it was held
+                self._unlock()
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
@@ -212,11 +216,11 @@ class SharedFile:
     def _remove_abandoned(self) -> None:
         """Remove what is left of runs whose rank 0 has died on this machine. (A lock may not be seen from another one.)"""
         for lock in self._directory.glob(f"{_LOCK}*"):
-            with contextlib.suppress(OSError), lock.open("rb") as file:
-                if file.read().decode(errors="replace") != socket.gethostname():
-                    continue
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lock.unlink(missing_ok=True)
+            host, _, _ = lock.name.removeprefix(_LOCK).rpartition("-")
+            if host == socket.gethostname():
+                with contextlib.suppress(OSError), lock.open("rb") as file:  # it is held, or gone
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock.unlink(missing_ok=True)
         for store in self._directory.glob(f"{_STORE}*"):  # a lock is there before its store, and goes after it
             if not store.with_name(store.name.replace(_STORE, _LOCK, 1)).exists():
                 store.unlink(missing_ok=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import inspect
-import multiprocessing
 import secrets
 import sys
 from collections.abc import Callable
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -141,16 +138,15 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         assert config.threads is not None
         use_threads(config.threads)
         on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        team = Team(Parts(config, world, devices, transport, context, on_terminal))
+        parts = Parts(config, world, devices, transport, context, on_terminal)
+        team = Team(parts)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
         close_group()
         raise
     _joined = team
     _num_joined += 1
-    atexit.register(team.close_at_exit)
-    if multiprocessing.parent_process() is not None:  # multiprocessing children do not run atexit callbacks
-        Finalize(None, team.close_at_exit, exitpriority=100)
+    parts.at_exit.call(team.close_at_exit)
     return team
 
 

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
@@ -53,8 +53,9 @@ class Failure:
     """The end of one worker that did not end well."""
 
     rank: int
-    host: str
-    time_s: float
+    host: str = field(default_factory=socket.gethostname)
+    time_s: float = field(default_factory=time.time)
+    """When it ended, or this was seen, in seconds since 1970."""
     kind: str
     """Name of the exception's type, ``SystemExit`` or of the signal; empty if it ended without a word."""
     message: str
@@ -70,6 +71,8 @@ class Failure:
     """Whether the same program, started again, could only fail like this again."""
     ended_early: bool = False
     """It did not fail by itself: its program ended well, while other ranks still needed it."""
+    is_of_all: bool = False
+    """All ranks end with it together, so that the one that tells it is not to blame: its message says who is."""
     waited: str = ""
     """Who waited for whom when this rank timed out, and what those did (``watching``)."""
     remark: str = ""
@@ -86,16 +89,14 @@ class Failure:
 class End:
     """That a worker's program has ended well."""
 
-    time_s: float
     how: str
+    time_s: float = field(default_factory=time.time)
 
 
 def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
     """A failure by an exception; to be called in the worker, when it was caught, with what puts cryptic errors in words."""
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
-        time_s=time.time(),
         kind=type(error).__qualname__,
         message=_NOISE.sub("", _message(error)),
         text=traceback_of(error),
@@ -134,8 +135,6 @@ def from_exit(rank: int, code: object) -> Failure:
         message, status = _message(code), 1
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
-        time_s=time.time(),
         kind="SystemExit",
         message=message,
         text=message if "\n" in message.strip() else "",
@@ -147,11 +146,10 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
     """A failure by an audit, which has printed its verdict already; to be called in the worker."""
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
-        time_s=time.time(),
         kind="wrong result",
         message=error.headline,
         would_recur=True,
+        is_of_all=True,
         exit_status=AUDIT_STATUS,
     )
 
@@ -181,8 +179,6 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
         text = _without_ours(fault.read_text(encoding="utf-8", errors="replace")) if fault.exists() else ""
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
-        time_s=time.time(),
         kind=kind,
         message=message,
         text=text,
@@ -195,7 +191,6 @@ def from_early_end(rank: int, end: End) -> Failure:
     """A worker whose program ended well, and too early for the others."""
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
         time_s=end.time_s,
         kind="",
         message=f"{end.how}, while other ranks still needed it. All ranks must take the same steps, and end together",
@@ -207,7 +202,6 @@ def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
     """A worker that somebody has stopped, and that the launcher kills for it."""
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
         time_s=time.time() - stopped_s,
         kind="stopped",
         message=(
@@ -230,7 +224,7 @@ def end_of(error: SystemExit | None = None) -> End:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
-    return End(time_s=time.time(), how=how)
+    return End(how=how)
 
 
 def early_end(
@@ -282,6 +276,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
+    rest = [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
     if rest:
         lines = [
             f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
@@ -300,7 +295,9 @@ def _beside(first: str, later: str) -> str:
 
 
 def headline(first: Failure, nproc: int) -> str:
-    """One line: which rank was the first, and how."""
+    """One line: which rank was the first, and how; or what has ended all."""
+    if first.is_of_all:
+        return first.summary()
     how = "ended first" if first.ended_early else "failed"
     return f"rank {first.rank} of {nproc} on {first.host} {how}: {first.summary()}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
 import pickle
@@ -19,16 +18,12 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
-from lockstep.launch.server import ForkServer, put_back, take_server
+from lockstep.launch.server import keep_server, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.stopping import SIGNALS, Stopped, is_left_alone
 
 T = TypeVar("T")
-
-_server: ForkServer | None = None
-_is_shared = False
-"""Whether it is the command line's, which knows what else it is to import."""
 
 
 def launch(
@@ -39,31 +34,31 @@ def launch(
     bind: str = "none",
     **settings: Any,
 ) -> list[T]:
-    """Run ``fn(*args)`` in each of ``nproc`` new processes; returns what each returned, by rank.
+    """Run ``fn(*args)`` in each of ``nproc`` new processes, and return their results in rank order.
 
-    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first
-    call takes the seconds that importing torch takes; the fork server then stays, and later calls start at once.
+    Each process is a rank of one run, as under ``lockstep run``: ``fn`` calls ``lockstep.join()`` and trains. The first call
+    waits for the import of torch, which takes seconds; the fork server then stays, and later calls start at once.
 
     Args:
         fn: A function that can be imported (from a module, or from the script that calls ``launch`` under
             ``if __name__ == "__main__":``). One typed into a notebook, a lambda or a closure needs ``cloudpickle``.
         args: Its arguments. They and the results are pickled.
-        nproc: Number of processes; None: one for each CUDA GPU (or so many as
-            ``devices_per_process`` says), or one.
-        max_restarts: How many times all processes are started again, at most, when one has failed. Standard error tells of
-            each time.
+        nproc: Number of processes; None: one per CUDA GPU (or per
+            ``devices_per_process`` GPUs); without GPUs, one.
+        max_restarts: Maximum number of times that all processes are restarted after one has failed. Each restart is reported
+            on standard error.
         bind: ``cores`` binds each process, and its loader workers, to cores of its own, on one NUMA node if possible;
-            ``numa`` to a whole node; ``auto`` does what fits the machine; ``none`` nothing. Standard error tells of it.
+            ``numa`` to a whole node; ``auto`` chooses by the machine; ``none`` does not bind. It is reported on standard error.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
-        ConfigError: a setting cannot be meant; nothing was started.
-        UsageError: ``fn`` cannot reach other processes, or the calling script does not guard its main part.
-        LaunchError: a process failed, and no restart was left; the message holds the first failure
-            whole. All processes are gone.
-        KeyboardInterrupt: Ctrl-C; all processes are gone.
-        SystemExit: this process, or one of the others, got SIGTERM or SIGUSR1, and the run has saved itself: its code is
-            ``lockstep.stopping.REQUEUE_STATUS``. (If this process handles these signals itself, they are left to it.)
+        ConfigError: a setting is invalid; nothing was started.
+        UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ == "__main__":``.
+        LaunchError: a process failed, and no restart was left; the message has the first failure in full. All
+            processes have ended.
+        KeyboardInterrupt: Ctrl-C; all processes have ended.
+        SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the code is 75
+            (``lockstep.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
     """
     if worker.importing_caller:
         raise UsageError(
@@ -80,7 +75,7 @@ def launch(
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     signals = [number for number in SIGNALS if is_left_alone(number)]
     with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
-        server = _ready_server()
+        server = take_server([str(Path(entry).absolute()) for entry in sys.path if entry])
         spec = LaunchSpec(
             program=call,
             nproc=count,
@@ -90,8 +85,11 @@ def launch(
             max_restarts=max_restarts,
             binding=binding,
         )
-        outcome = run_workers(spec, server, plan, interrupts)
-        if server.is_alive() and not _is_shared:
+        try:
+            outcome = run_workers(spec, server, plan, interrupts)
+        finally:
+            keep_server(server)
+        if server.is_alive() and server.serves_calls:
             server.warm()  # for the next call
         if outcome.failures:
             raise restarts.last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
@@ -102,39 +100,6 @@ def launch(
     if outcome.stopped_by is not signal.SIGINT:
         signal.raise_signal(outcome.stopped_by)  # it does now what it would have done before
     raise KeyboardInterrupt
-
-
-def stop_server() -> None:
-    """End the fork server that ``launch`` keeps for its next call. (It ends with this process anyway.)"""
-    global _server, _is_shared
-    if _server is not None:
-        _server.close()
-    _server, _is_shared = None, False
-
-
-def share_server() -> None:
-    """Have ``launch`` use the command line's server, which has begun to import torch. ``return_server`` ends that."""
-    global _server, _is_shared
-    if _server is None:
-        _server, _is_shared = take_server(), True
-
-
-def return_server() -> None:
-    """Leave the server to the command line again."""
-    global _server, _is_shared
-    if _server is not None and _server.is_alive():
-        put_back(_server)
-        _server, _is_shared = None, False
-
-
-def _ready_server() -> ForkServer:
-    global _server
-    if _server is None:
-        atexit.register(stop_server)
-    if _server is None or not _server.is_alive():
-        stop_server()
-        _server = ForkServer([str(Path(entry).absolute()) for entry in sys.path if entry])
-    return _server
 
 
 def _result(private_dir: str, rank: int) -> Any:

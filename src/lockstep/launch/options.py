@@ -44,13 +44,13 @@ class LaunchOptions:
     preflight: bool = option(
         False,
         group=PROCESSES,
-        help="First examine this machine as lockstep doctor does, in a few seconds; after a failure nothing is started.",
+        help="Check this machine first, as lockstep doctor does, in a few seconds; do not start if a check fails.",
     )
     pass_local_rank: str = option(
         "auto",
         group=PROCESSES,
         metavar=one_of(PASS_LOCAL_RANK),
-        help="Pass the local rank to the script by this option. auto: if its source defines one of the two.  [default: auto]",
+        help="Pass the local rank to the script as this option. auto: if the script defines one of the two.  [default: auto]",
     )
     spawns: str = option(
         "auto",

@@ -35,27 +35,30 @@ def private_directory() -> Iterator[str]:
 def live_launches() -> dict[int, Path]:
     """The private directories of this user's launches on this machine whose launcher lives, by its process id."""
     directories = {}
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError, ValueError):
-                if not entry.name.startswith(_PREFIX) or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                    continue
-                host, _, pid = Path(entry.path, _LOCK).read_text().partition("\n")
-                if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
-                    directories[int(pid)] = Path(entry.path)
+    for path in _own_directories(tempfile.gettempdir()):
+        with contextlib.suppress(OSError, ValueError):
+            host, _, pid = (path / _LOCK).read_text().partition("\n")
+            if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
+                directories[int(pid)] = path
     return directories
 
 
 def remove_abandoned(parent: str) -> None:
     """Remove the private directories in ``parent`` whose launcher no longer lives. What cannot be removed is left."""
+    for path in _own_directories(parent):
+        with contextlib.suppress(OSError):  # gone meanwhile, without a lock file, or its lock is held
+            _remove_if_abandoned(path)
+
+
+def _own_directories(parent: str) -> Iterator[Path]:
+    """Those of this user whose name is that of a private directory."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if not entry.name.startswith(_PREFIX):
-                continue
-            with contextlib.suppress(OSError):  # gone meanwhile, without a lock file, or its lock is held
-                is_mine = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-                if is_mine and entry.is_dir(follow_symlinks=False):
-                    _remove_if_abandoned(Path(entry.path))
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                    if is_own and entry.is_dir(follow_symlinks=False):
+                        yield Path(entry.path)
 
 
 def _remove_if_abandoned(path: Path) -> None:

@@ -112,9 +112,7 @@ class Source:
             return None if any(map(_may_serve, stores)) else f"TCPStore in {self.path}, line {stores[0].lineno}"
         for source in (self, *self._imported(root, about=b"torchft")):
             for node in ast.walk(source.tree):
-                imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                imported += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-                if any(name.partition(".")[0] == "torchft" for name in imported):
+                if any(name.partition(".")[0] == "torchft" for name in _modules_of(node)):
                     return f"torchft in {source.path}, line {getattr(node, 'lineno', 0)}"
         return None
 
@@ -127,16 +125,13 @@ class Source:
 
         Only the time of a start depends on it.
         """
-        sources = (self, *self._imported(root, about=b"optim"))
-        return any(_OPTIM.search(source.path.read_bytes()) for source in sources)
+        return any(_OPTIM.search(source.path.read_bytes()) for source in (self, *self._imported(root, about=b"optim")))
 
     def set_before_torch(self, variable: str) -> str | None:
         """The constant that the script assigns to an environment variable before it imports torch; None: it assigns none."""
         value = None
         for node in self.tree.body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.partition(".")[0] == "torch" for name in names):
+            if any(name.partition(".")[0] == "torch" for name in _modules_of(node)):
                 return value
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 targets = [ast.unparse(target) for target in node.targets]
@@ -169,17 +164,7 @@ class Source:
 
     def _packages(self, root: Path) -> set[str]:
         """The first names of what it imports from elsewhere than ``root``."""
-        names = {
-            name.partition(".")[0]
-            for node in ast.walk(self.tree)
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom) and not node.level
-                else []
-            )
-        }
+        names = {name.partition(".")[0] for node in ast.walk(self.tree) for name in _modules_of(node)}
         return {name for name in names if not (root / name).is_dir() and not (root / f"{name}.py").is_file()}
 
     def _calls(self) -> list[tuple[ast.Call, str]]:
@@ -223,6 +208,13 @@ class Source:
                 path = base.joinpath(*module.split("."))
                 yield path.with_name(path.name + ".py")
                 yield path / "__init__.py"
+
+
+def _modules_of(node: ast.AST) -> list[str]:
+    """The full names of the modules that this very node imports; none if they are relative."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:

@@ -3,25 +3,42 @@ of one, else said."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 
 from lockstep.errors import ConfigError
 from lockstep.world import read_environment
 
-_STARTS_COMMANDS = ("mpirun", "horovodrun")
-_OTHERS = ("env", "slurm", "submitit")
+_STARTS_COMMANDS = {
+    "mpirun": "mpirun -np {number} python SCRIPT",
+    "horovodrun": "horovodrun -np {number} python SCRIPT",
+    "slurm": "srun --ntasks={number} python SCRIPT, where lockstep.join() reads the ranks from Slurm",
+    "submitit": "python SCRIPT in each of submitit's tasks",
+}
+"""Launchers that start this command several times, and how they start the processes of one training."""
+_NAMES = {"slurm": "srun"}
 
 
-def check_surroundings(environ: Mapping[str, str] | None = None, *, on_nodes: bool) -> str | None:
+def check_surroundings(
+    environ: Mapping[str, str] | None = None,
+    *,
+    on_nodes: bool,
+    run_dir: str | None = None,
+    is_typed: bool | None = None,
+) -> str | None:
     """What the user should know of another launcher, which has started this command; None: nothing. (In a worker of lockstep's
     or torchrun's a script may well launch another.)
 
     Args:
         environ: of the command; None: this process's.
         on_nodes: whether this is one machine's part of a launch on several.
+        run_dir: the directory that was given for the run; None: none was.
+        is_typed: whether standard input is a terminal (None: look): of the tasks of ``srun --pty bash`` one has it, and is the
+            only one in which somebody types commands.
 
     Raises:
-        ConfigError: it has started this command several times, and each would be a training by itself.
+        ConfigError: it has started this command several times, and each would be a training by itself, in the same files.
     """
     if on_nodes:
         return None
@@ -30,17 +47,18 @@ def check_surroundings(environ: Mapping[str, str] | None = None, *, on_nodes: bo
     except ConfigError:  # half of what a launcher would set: by hand, and not used here
         return None
     launcher, number = world.launcher, world.world_size
-    if number == 1:
+    if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
-    if launcher in _STARTS_COMMANDS:
+    is_typed = os.isatty(0) if is_typed is None else is_typed
+    is_apart = is_typed or str(world.rank) in re.findall(r"\d+", run_dir or "")
+    if launcher in _STARTS_COMMANDS and not is_apart:
+        name, otherwise = _NAMES.get(launcher, launcher), _STARTS_COMMANDS[launcher].format(number=number)
         raise ConfigError(
-            f"{launcher} has started this command {number} times, and each would start a training of its own, in the same "
-            f"files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT; or {launcher} -np "
-            f"{number} python SCRIPT. (For a launcher on each machine give --nnodes.)"
+            f"{name} has started this command {number} times, and each would start a training of its own, in the same files. "
+            f"Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; or {otherwise}. "
+            "(For a launcher on each machine give --nnodes; for a training in each task, --run-dir with the task's number.)"
         )
-    if launcher in _OTHERS:
-        return (
-            f"the environment says rank {world.rank} of {number}, which is not used: the processes of this command are a "
-            "training of their own, with ranks from 0. For several machines there are --nnodes and --node-rank."
-        )
-    return None
+    return (
+        f"the environment says rank {world.rank} of {number}, which is not used: the processes of this command are a "
+        "training of their own, with ranks from 0. For several machines there are --nnodes and --node-rank."
+    )

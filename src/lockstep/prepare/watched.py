@@ -25,9 +25,10 @@ class Watched:
         num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
         scaling: scales the loss, if the precision requires it.
         is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
+        is_audited: whether some shards are computed once more.
     """
 
-    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
+    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool, is_audited: bool = False) -> None:
         self.model_precisions: list[ModelPrecision] = []
         """Those of prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
@@ -40,13 +41,20 @@ class Watched:
         self.is_strict = num_shards > 1
         """Whether changes inside ``batch.shards`` are refused."""
         self._is_plain = is_plain
+        self._is_audited = is_audited
         self.marked: list[nn.Parameter] = []
         """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._before: Any = None
         self._before_again: Any = None
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
-        """Add a model."""
+        """Add a model.
+
+        Raises:
+            ModelError: it changes its weights in the forward pass, and the run is audited.
+        """
+        if self._is_audited:
+            _check_repeatable(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
         first = next(model.parameters())
@@ -65,6 +73,14 @@ class Watched:
     def add_schedule(self, schedule: LRScheduler) -> None:
         """Add a schedule."""
         self._schedules.append(schedule)
+
+    def scale_by(self, scaling: LossScaling | None) -> None:
+        """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
+        if self._scaling is not None:
+            self._scaling.detach()
+        self._scaling = scaling
+        for optimizer in self._optimizers if scaling is not None else ():
+            scaling.attach(optimizer)  # type: ignore[union-attr]
 
     def scale(self, loss: Tensor) -> Tensor:
         """The scaled loss for the backward pass."""
@@ -277,3 +293,13 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
         else:
             cast.register_buffer(str(number), tensor)
     return cast
+
+
+def _check_repeatable(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ModelError(
+                f"{name or 'the model'} is {type(module).__name__}(max_norm={module.max_norm:g}), which changes its weight in "
+                "the forward pass: an audit, which computes a shard once more, would change it twice. Leave max_norm out, and "
+                "clip the rows after the loop over batch.shards; or leave --audit out"
+            )

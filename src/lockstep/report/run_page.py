@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ def run_page(record: RunRecord) -> Page:
 
 
 def _command(run: Run) -> str:
-    return "" if run.script is None else shlex.join([run.script, *run.args])
+    return "" if run.script is None else run.command(run.script)
 
 
 def _warnings(record: RunRecord) -> Iterator[str]:

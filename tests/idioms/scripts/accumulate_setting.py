@@ -1,4 +1,4 @@
-"""`accumulate=3`, with a shorter last step."""
+"""`accumulate=3`, partial end."""
 
 import torch
 from torch import nn

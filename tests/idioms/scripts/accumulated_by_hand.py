@@ -1,4 +1,4 @@
-"""Accumulation by hand over two batches."""
+"""Accumulation by hand."""
 
 import torch
 from torch import nn

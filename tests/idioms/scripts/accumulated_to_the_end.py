@@ -1,4 +1,4 @@
-"""Accumulation by hand over three batches, partial end."""
+"""Accumulation by hand, partial end."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""ActNorm, initialized in its own phase."""
+"""ActNorm, initialized in a phase."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Adagrad with learning-rate decay."""
+"""Adagrad, rate decay."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Adam with AMSGrad, weight decay."""
+"""Adam with AMSGrad."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Adaptive gradient clipping (AGC)."""
+"""Adaptive clipping (AGC)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer unfrozen and added mid-run."""
+"""`add_param_group` mid-run."""
 
 import torch
 from torch import nn

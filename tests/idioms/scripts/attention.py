@@ -1,4 +1,4 @@
-"""A transformer layer with dropout and a causal mask."""
+"""A transformer layer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Augmentation with torch, numpy and random."""
+"""Augmentation."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The same in loader workers."""
+"""Augmentation in loader workers."""
 
 import random
 

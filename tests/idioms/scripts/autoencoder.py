@@ -1,4 +1,4 @@
-"""A variational autoencoder with KL annealing."""
+"""A variational autoencoder."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""AveragedModel, prepared."""
+"""AveragedModel."""
 
 import torch
 from torch import nn

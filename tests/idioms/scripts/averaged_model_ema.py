@@ -1,4 +1,4 @@
-"""AveragedModel (EMA, buffers), unprepared, every second step."""
+"""AveragedModel, unprepared."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The previous batch again, as a phase."""
+"""The previous batch again."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A CNN with BatchNorm."""
+"""BatchNorm."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""BatchNorm in evaluation mode after the first epoch."""
+"""BatchNorm frozen after an epoch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`next(iter(loader))`, whose iterator is not kept."""
+"""`next(iter(loader))`, iterator not kept."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Accumulation over more and more steps."""
+"""Growing accumulation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The weights of the lowest training loss, restored."""
+"""Best weights restored."""
 
 import copy
 

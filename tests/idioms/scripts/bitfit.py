@@ -1,4 +1,4 @@
-"""BitFit: only biases learn."""
+"""BitFit."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`break` before the shards: the step does not count."""
+"""`break` before the shards (no step)."""
 
 import torch
 from torch import nn

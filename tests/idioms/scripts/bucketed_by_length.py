@@ -1,4 +1,4 @@
-"""Length buckets, padded by `collate_fn`."""
+"""Length buckets."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""`next()` on an iterator, restarted."""
+"""`next()`."""
 
 import torch
 from torch import nn

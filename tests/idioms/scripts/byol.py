@@ -1,4 +1,4 @@
-"""BYOL, with growing momentum."""
+"""BYOL."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Center loss, with its own optimizer."""
+"""Center loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""DINO: the center averaged over the global batch."""
+"""DINO."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing with dropout (`use_reentrant=False`)."""
+"""Activation checkpointing."""
 
 import torch
 from torch import nn

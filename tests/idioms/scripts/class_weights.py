@@ -1,4 +1,4 @@
-"""Class weights from each global batch, in a first phase."""
+"""Class weights from each batch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""AutoClip: clipping at a quantile of past norms."""
+"""AutoClip."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.compile` (aot_eager) before `prepare`."""
+"""`torch.compile` before `prepare`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A confusion matrix, summed outside."""
+"""A confusion matrix."""
 
 import torch
 from torch import nn

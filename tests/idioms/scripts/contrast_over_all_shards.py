@@ -1,4 +1,4 @@
-"""Contrast over the global batch, in two phases."""
+"""Contrast over the global batch."""
 
 import torch
 from torch import nn

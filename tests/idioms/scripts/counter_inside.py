@@ -1,4 +1,4 @@
-"""A learning rate that follows samples counted inside."""
+"""A rate that follows samples counted inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Cross-validation in one run."""
+"""Cross-validation."""
 
 import torch
 from torch import nn

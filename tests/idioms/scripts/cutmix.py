@@ -1,4 +1,4 @@
-"""Cutmix within a shard."""
+"""Cutmix."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""CycleGAN: two loaders, toggled `requires_grad`."""
+"""A CycleGAN."""
 
 import torch
 from torch import nn

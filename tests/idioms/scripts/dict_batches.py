@@ -1,4 +1,4 @@
-"""Batches that are dicts, with strings."""
+"""Batches that are dicts."""
 
 import torch
 from torch import nn

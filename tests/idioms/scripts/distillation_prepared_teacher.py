@@ -1,4 +1,4 @@
-"""A prepared teacher with BatchNorm, in evaluation mode."""
+"""A prepared teacher with BatchNorm."""
 
 import torch
 from torch import nn

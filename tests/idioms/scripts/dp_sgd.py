@@ -1,4 +1,4 @@
-"""Differential privacy: per-sample clipping, noise."""
+"""Differential privacy (DP-SGD)."""
 
 import torch
 from torch import nn

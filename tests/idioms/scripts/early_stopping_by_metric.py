@@ -1,4 +1,4 @@
-"""Early stopping by evaluation accuracy."""
+"""Early stopping by accuracy."""
 
 import torch
 from torch import nn

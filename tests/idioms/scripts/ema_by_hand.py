@@ -1,4 +1,4 @@
-"""EMA of the weights by hand, in a copy of the model."""
+"""EMA by hand."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""EMA in a `copy.deepcopy` of the prepared model."""
+"""EMA in a `copy.deepcopy`."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""EMA in a dict, with weights pulled towards it."""
+"""EMA in a dict."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Averaged weights swapped in for evaluation."""
+"""Averages swapped in for evaluation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Embedding rows renormalized by hand."""
+"""Embedding rows renormalized."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An endless generator over the loader."""
+"""An endless generator."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`try`/`except` around a step, on all processes."""
+"""`try`/`except` around a step."""
 
 import torch
 from torch import nn

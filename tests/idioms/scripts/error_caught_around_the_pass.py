@@ -1,4 +1,4 @@
-"""`try`/`except` around the pass over the shards."""
+"""`try`/`except` around the pass."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An error caught in `backward`: partial gradients count, as in PyTorch."""
+"""An error caught in `backward` (partial gradients count)."""
 
 import torch
 from torch import nn

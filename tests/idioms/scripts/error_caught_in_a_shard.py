@@ -1,4 +1,4 @@
-"""`try`/`except`/`continue` inside (out of memory)."""
+"""`try`/`except`/`continue` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Evaluation with a plain DataLoader."""
+"""A plain DataLoader for evaluation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An evolution strategy, without gradients."""
+"""An evolution strategy."""
 
 import torch
 from torch import nn

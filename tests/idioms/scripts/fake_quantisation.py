@@ -1,4 +1,4 @@
-"""Quantization-aware training, ranges in buffers."""
+"""Quantization-aware training."""
 
 import torch
 from torch import nn

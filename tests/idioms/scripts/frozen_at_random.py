@@ -1,4 +1,4 @@
-"""Parameters frozen at random each step."""
+"""Parameters frozen at random."""
 
 import random
 

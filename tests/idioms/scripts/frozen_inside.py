@@ -1,4 +1,4 @@
-"""A layer frozen inside, by the loss of a shard."""
+"""A layer frozen inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`functional_call` of the prepared model."""
+"""`functional_call`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A Trainer class with callbacks."""
+"""A Trainer class."""
 
 import torch
 from torch import nn

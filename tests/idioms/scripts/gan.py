@@ -1,4 +1,4 @@
-"""A GAN in the classic order."""
+"""A GAN."""
 
 import torch
 from torch import nn

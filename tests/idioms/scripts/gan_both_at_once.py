@@ -1,4 +1,4 @@
-"""A GAN with both losses from one forward pass."""
+"""A GAN, one forward pass."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A GAN with noise drawn in the shards."""
+"""A GAN, noise drawn inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Embeddings gathered inside (`team.all_gather`)."""
+"""`team.all_gather` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradient norms logged by hand."""
+"""Gradient norms logged."""
 
 import torch
 from torch import nn

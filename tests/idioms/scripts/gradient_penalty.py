@@ -1,4 +1,4 @@
-"""A penalty on input gradients (`create_graph`)."""
+"""A penalty on input gradients."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""PCGrad: a phase per task, gradients projected."""
+"""PCGrad."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Gradients saved, restored as a mean of two steps."""
+"""Gradients saved and restored."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A buffer that grows with every forward pass."""
+"""A buffer that grows."""
 
 import torch
 from torch import nn

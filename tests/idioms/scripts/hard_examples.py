@@ -1,4 +1,4 @@
-"""Online hard example mining within a shard."""
+"""Hard example mining within a shard."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Hard example mining over the global batch."""
+"""Hard example mining, global."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Hidden state carried between batches (`team.per_shard`)."""
+"""Hidden state in `team.per_shard`."""
 
 import torch
 from torch import nn

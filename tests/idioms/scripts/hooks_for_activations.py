@@ -1,4 +1,4 @@
-"""A forward hook for an activation penalty."""
+"""An activation penalty (forward hook)."""
 
 import torch
 from torch import nn

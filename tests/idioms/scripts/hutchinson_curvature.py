@@ -1,4 +1,4 @@
-"""AdaHessian: Hutchinson's curvature estimate."""
+"""AdaHessian."""
 
 import torch
 from torch import nn

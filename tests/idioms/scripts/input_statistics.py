@@ -1,4 +1,4 @@
-"""Running input statistics and an integer sample counter."""
+"""Running input statistics."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`itertools.islice` over the loader."""
+"""`itertools.islice`."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A learning rate that follows the last shard's loss."""
+"""A rate that follows the last shard's loss."""
 
 import torch
 from torch import nn

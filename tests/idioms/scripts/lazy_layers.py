@@ -1,4 +1,4 @@
-"""Lazy layers, initialized before `prepare`."""
+"""Lazy layers."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""L-BFGS, with the shards in its closure."""
+"""L-BFGS."""
 
 import torch
 from torch import nn

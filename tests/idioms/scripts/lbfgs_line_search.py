@@ -1,4 +1,4 @@
-"""L-BFGS with strong Wolfe line search."""
+"""L-BFGS with line search."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Detection: lists of tensors of different sizes."""
+"""Lists of tensors (detection)."""
 
 import torch
 from torch import nn

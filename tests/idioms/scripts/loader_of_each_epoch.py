@@ -1,4 +1,4 @@
-"""A new loader with larger batches each epoch."""
+"""A new loader each epoch."""
 
 import torch
 from torch import nn

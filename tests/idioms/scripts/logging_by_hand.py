@@ -1,4 +1,4 @@
-"""A CSV file and `logging` on rank 0."""
+"""`logging` and CSV on rank 0."""
 
 import logging
 

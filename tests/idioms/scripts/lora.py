@@ -1,4 +1,4 @@
-"""LoRA by hand."""
+"""LoRA."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A fixed loss scale by hand."""
+"""A fixed loss scale."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A loss module with a buffer, part of the model."""
+"""A loss module in the model."""
 
 import torch
 from torch import nn

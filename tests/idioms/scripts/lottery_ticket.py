@@ -1,4 +1,4 @@
-"""Lottery ticket: weights rewound behind a mask."""
+"""A lottery ticket."""
 
 import copy
 

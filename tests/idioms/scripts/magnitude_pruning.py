@@ -1,4 +1,4 @@
-"""Gradual magnitude pruning."""
+"""Magnitude pruning."""
 
 import torch
 from torch import nn

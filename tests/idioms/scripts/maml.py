@@ -1,4 +1,4 @@
-"""MAML with `functional_call` in each shard."""
+"""MAML."""
 
 import torch
 from torch import nn

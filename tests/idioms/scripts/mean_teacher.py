@@ -1,4 +1,4 @@
-"""Mean teacher: an EMA model used inside the shards."""
+"""A mean teacher."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Torchmetrics: updated in the shards, synchronized outside."""
+"""Torchmetrics."""
 
 import torch
 import torchmetrics

@@ -1,4 +1,4 @@
-"""A mixture of experts, some without tokens."""
+"""A mixture of experts."""
 
 import torch
 from torch import nn

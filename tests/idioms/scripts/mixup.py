@@ -1,4 +1,4 @@
-"""Mixup within a shard."""
+"""Mixup."""
 
 import numpy as np
 import torch

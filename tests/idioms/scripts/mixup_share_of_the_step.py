@@ -1,4 +1,4 @@
-"""Mixup with one coefficient a step, label smoothing."""
+"""Mixup, one coefficient a step."""
 
 import numpy as np
 import torch

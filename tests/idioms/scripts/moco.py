@@ -1,4 +1,4 @@
-"""MoCo: the queue filled outside, with all keys."""
+"""MoCo, its queue filled outside."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Muon with AdamW (a list of optimizers)."""
+"""Muon with AdamW."""
 
 import torch
 from torch import nn

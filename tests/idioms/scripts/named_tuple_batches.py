@@ -1,4 +1,4 @@
-"""Samples that are named tuples."""
+"""Named tuples."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""A whole second loader inside each step, as phases."""
+"""A second loader inside each step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Dead neurons reinitialized at random."""
+"""Dead neurons reinitialized."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Overfitting one batch in one step."""
+"""Overfitting one batch."""
 
 import torch
 from torch import nn

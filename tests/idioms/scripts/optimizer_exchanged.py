@@ -1,4 +1,4 @@
-"""An unprepared optimizer instead, mid-run."""
+"""An optimizer exchanged mid-run."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An optimizer step inside the backward pass (hooks)."""
+"""An optimizer step in backward hooks."""
 
 import torch
 from torch import nn

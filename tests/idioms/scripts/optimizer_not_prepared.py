@@ -1,4 +1,4 @@
-"""An unprepared optimizer (warns: not in checkpoints)."""
+"""An unprepared optimizer."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The script's own `torch.autocast` (bfloat16)."""
+"""The script's own `torch.autocast`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Custom autograd functions: gradient reversal, straight-through."""
+"""Custom autograd functions."""
 
 import torch
 from torch import nn

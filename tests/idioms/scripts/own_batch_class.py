@@ -1,4 +1,4 @@
-"""A custom batch class with `to()`."""
+"""A custom batch class."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Noise from an own generator, outside."""
+"""An own generator, outside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The script's own GradScaler, with clipping."""
+"""The script's own GradScaler."""
 
 import torch
 from torch import nn

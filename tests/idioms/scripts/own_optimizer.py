@@ -1,4 +1,4 @@
-"""A custom optimizer class (Lion)."""
+"""A custom optimizer (Lion)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.manual_seed` before the model and every step."""
+"""`torch.manual_seed` every step."""
 
 import torch
 from torch import nn

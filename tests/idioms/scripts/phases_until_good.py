@@ -1,4 +1,4 @@
-"""Phases repeated until the loss is low enough."""
+"""Phases until the loss is low."""
 
 import torch
 from torch import nn

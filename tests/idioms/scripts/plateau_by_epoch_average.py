@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau, unprepared, on `loader.averages`."""
+"""ReduceLROnPlateau by `loader.averages`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau on an evaluation loss."""
+"""ReduceLROnPlateau by evaluation loss."""
 
 import torch
 from torch import nn

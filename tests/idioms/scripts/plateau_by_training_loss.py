@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau on each step's training loss."""
+"""ReduceLROnPlateau by training loss."""
 
 import torch
 from torch import nn

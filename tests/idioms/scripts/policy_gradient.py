@@ -1,4 +1,4 @@
-"""REINFORCE with a moving baseline."""
+"""REINFORCE."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Pretraining, then fine-tuning on other data."""
+"""Pretraining, then fine-tuning."""
 
 import torch
 from torch import nn

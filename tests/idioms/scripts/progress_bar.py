@@ -1,4 +1,4 @@
-"""A progress bar around the loader."""
+"""A progress bar."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Prompt tuning of an unprepared frozen model."""
+"""Prompt tuning."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.nn.utils.prune` before `prepare`."""
+"""`torch.nn.utils.prune`."""
 
 import torch
 from torch import nn

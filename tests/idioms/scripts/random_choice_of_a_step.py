@@ -1,4 +1,4 @@
-"""One of two losses drawn each step."""
+"""A loss drawn each step."""
 
 import random
 

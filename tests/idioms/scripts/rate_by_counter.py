@@ -1,4 +1,4 @@
-"""The learning rate set by hand from a counter."""
+"""The learning rate from a counter."""
 
 import torch
 from torch import nn

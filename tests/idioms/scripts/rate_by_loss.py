@@ -1,4 +1,4 @@
-"""The learning rate set from the loss and at random."""
+"""The learning rate from the loss."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A generator of batches instead of a loader."""
+"""A generator instead of a loader."""
 
 import torch
 from torch import nn

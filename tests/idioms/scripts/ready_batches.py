@@ -1,4 +1,4 @@
-"""A list of ready-made batches instead of a DataLoader."""
+"""A list of ready-made batches."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An LSTM over packed sequences."""
+"""An LSTM."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Counters in `team.register`."""
+"""`team.register`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Reptile: several inner steps on a batch."""
+"""Reptile."""
 
 import torch
 from torch import nn

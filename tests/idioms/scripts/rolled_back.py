@@ -1,4 +1,4 @@
-"""Rollback of model and optimizer when the loss jumps."""
+"""Rollback when the loss jumps."""
 
 import copy
 

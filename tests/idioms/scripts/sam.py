@@ -1,4 +1,4 @@
-"""SAM: a second pass at perturbed weights."""
+"""SAM."""
 
 import torch
 from torch import nn

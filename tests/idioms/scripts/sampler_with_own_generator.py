@@ -1,4 +1,4 @@
-"""Shuffling with an own `torch.Generator`."""
+"""A sampler's own `torch.Generator`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`torch.save` on rank 0, read by all after a barrier."""
+"""`torch.save` on rank 0."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""OneCycleLR, prepared, stepped every step."""
+"""OneCycleLR."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An unprepared warm-up, then a schedule by epoch."""
+"""An unprepared warm-up."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A penalty on weight gradients (double backward)."""
+"""A penalty on weight gradients."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Two backward calls in each shard."""
+"""Two backward calls."""
 
 import torch
 from torch import nn

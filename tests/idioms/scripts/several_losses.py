@@ -1,4 +1,4 @@
-"""Several losses, logged separately."""
+"""Several losses."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Values with their own weights, in two phases."""
+"""Values with weights of their own."""
 
 import torch
 from torch import nn

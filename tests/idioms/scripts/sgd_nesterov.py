@@ -1,4 +1,4 @@
-"""SGD with Nesterov momentum, weight decay."""
+"""SGD, Nesterov, weight decay."""
 
 import torch
 from torch import nn

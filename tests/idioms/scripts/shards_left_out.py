@@ -1,4 +1,4 @@
-"""`continue` inside: that shard adds nothing to the sum."""
+"""`continue` inside (adds nothing to the sum)."""
 
 import torch
 from torch import nn

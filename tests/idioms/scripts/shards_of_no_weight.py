@@ -1,4 +1,4 @@
-"""Weight 0 for shards without valid targets (NaN mean)."""
+"""Weight 0 without valid targets."""
 
 import torch
 from torch import nn

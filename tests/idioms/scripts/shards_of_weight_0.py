@@ -1,4 +1,4 @@
-"""`weight=0`: the mean is over the other shards."""
+"""`weight=0` (a mean over the others)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A shorter second loader, restarted when empty."""
+"""A shorter second loader, restarted."""
 
 import torch
 from torch import nn

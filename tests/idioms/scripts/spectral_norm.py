@@ -1,4 +1,4 @@
-"""Spectral norm, which changes buffers."""
+"""Spectral norm."""
 
 import torch
 from torch import nn

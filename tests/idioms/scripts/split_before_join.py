@@ -1,4 +1,4 @@
-"""`random_split` before `join`, differing by rank."""
+"""Unseeded `random_split` before `join`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Steps skipped for large or non-finite gradients."""
+"""Steps skipped for large gradients."""
 
 import torch
 from torch import nn

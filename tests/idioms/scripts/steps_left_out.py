@@ -1,4 +1,4 @@
-"""`continue` before the shards: batches skipped."""
+"""`continue` before the shards."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The same, with shuffle buffer and augmentation."""
+"""A stream with shuffle buffer."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""TensorBoard's SummaryWriter on rank 0."""
+"""SummaryWriter on rank 0."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A summed loss divided by `batch.num_samples`."""
+"""A loss divided by `batch.num_samples`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""SVRG: a full-gradient pass, then two-phase steps."""
+"""SVRG."""
 
 import torch
 from torch import nn

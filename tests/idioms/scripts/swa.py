@@ -1,4 +1,4 @@
-"""SWA: SWALR, `update_bn` at the end."""
+"""SWA with `update_bn`."""
 
 import torch
 from torch import nn

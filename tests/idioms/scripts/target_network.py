@@ -1,4 +1,4 @@
-"""Q-learning with a target network."""
+"""Q-learning."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""`team.log` inside and outside."""
+"""`team.log`."""
 
 import torch
 from torch import nn

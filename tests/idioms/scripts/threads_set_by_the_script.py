@@ -1,4 +1,4 @@
-"""`torch.set_num_threads` before the loop."""
+"""`torch.set_num_threads`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Tied embedding and output weights."""
+"""Tied weights."""
 
 import torch
 from torch import nn

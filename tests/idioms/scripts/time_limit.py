@@ -1,4 +1,4 @@
-"""A time limit agreed on by `team.any`."""
+"""A time limit by `team.any`."""
 
 import time
 

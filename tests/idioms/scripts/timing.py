@@ -1,4 +1,4 @@
-"""Step times printed on rank 0."""
+"""Step times printed."""
 
 import time
 

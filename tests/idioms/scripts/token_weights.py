@@ -1,4 +1,4 @@
-"""A mean over tokens, weighted by their number."""
+"""A mean over tokens."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Top-k gradients, the rest kept."""
+"""Top-k gradients."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A triplet loss within a shard."""
+"""A triplet loss."""
 
 import torch
 from torch import nn

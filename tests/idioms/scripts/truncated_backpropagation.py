@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time."""
+"""Truncated backpropagation."""
 
 import torch
 from torch import nn

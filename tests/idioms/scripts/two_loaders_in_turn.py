@@ -1,4 +1,4 @@
-"""Two tasks a step: a phase for each of two loaders."""
+"""Two loaders, a phase each."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Two optimizers, one every second step."""
+"""Two optimizers in turn."""
 
 import torch
 from torch import nn

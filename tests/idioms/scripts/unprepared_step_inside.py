@@ -1,4 +1,4 @@
-"""`step()` of an unprepared optimizer inside."""
+"""An unprepared `optimizer.step()` inside."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A layer that is never used."""
+"""An unused layer."""
 
 import torch
 from torch import nn

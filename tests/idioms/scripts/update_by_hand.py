@@ -1,4 +1,4 @@
-"""No optimizer: weights updated by hand."""
+"""Weights updated by hand."""
 
 import torch
 from torch import nn

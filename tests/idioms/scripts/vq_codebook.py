@@ -1,4 +1,4 @@
-"""VQ-VAE with its codebook as a buffer."""
+"""A VQ-VAE's codebook."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Weight norm (`parametrizations`)."""
+"""Weight norm."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A weight soup of all epochs."""
+"""A weight soup."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sampler weights that follow each sample's loss."""
+"""Sampler weights that follow losses."""
 
 import torch
 from torch import nn

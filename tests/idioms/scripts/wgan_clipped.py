@@ -1,4 +1,4 @@
-"""WGAN: clipped critic, several critic steps."""
+"""A WGAN."""
 
 import torch
 from torch import nn

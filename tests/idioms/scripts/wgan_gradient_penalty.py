@@ -1,4 +1,4 @@
-"""WGAN-GP: four phases a step."""
+"""WGAN-GP."""
 
 import torch
 from torch import nn

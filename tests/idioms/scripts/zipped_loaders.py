@@ -1,4 +1,4 @@
-"""Two loaders zipped, whole batches only."""
+"""Two loaders zipped."""
 
 import torch
 from torch import nn

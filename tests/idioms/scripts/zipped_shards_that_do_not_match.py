@@ -1,4 +1,4 @@
-"""`zip(a.shards, b.shards)` with different numbers of shards."""
+"""`zip(a.shards, b.shards)`, unequal numbers."""
 
 import torch
 from torch import nn

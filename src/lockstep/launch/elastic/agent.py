@@ -1,4 +1,7 @@
-"""torchelastic's agent, with lockstep's workers: they come from the warm fork server, and end as they do on one machine."""
+"""Starts this machine's workers after each rendezvous, watches them, and does what all nodes decide at the end.
+
+The workers come from the warm fork server, and end as they do on one machine.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,18 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.connection import Connection
+from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
 from lockstep.launch.elastic.heartbeat import Heartbeat
-from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.round import Machine, Report, Round, Start
 from lockstep.launch.elastic.signed import ForgedError
+from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
 from lockstep.launch.elastic.waiter import StoppedError, say
 from lockstep.launch.elastic.workers import Workers
@@ -47,16 +44,15 @@ class StoreLostError(LaunchError):
     """The launchers' store does not answer. Nothing may be asked of it any more: that could wait for ever."""
 
 
-class NodeAgent(SimpleElasticAgent):
+class NodeAgent:
     """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
-    Whether to start again is decided for all nodes alike (see ``verdict``). torchelastic's own loop, which would decide it on
-    each node separately, is controlled through the number of restarts that it believes to be left.
+    Whether to start again is decided for all nodes alike (see ``verdict``).
 
     Args:
         connection: of the nodes.
         heartbeat: of this one.
-        rendezvous: torchelastic's.
+        rendezvous: of the nodes.
         spec: what the workers are, as on one machine; what each start has of its own is put in.
         take_server: gives a fork server that is alive.
         plan: for the workers' output.
@@ -66,29 +62,18 @@ class NodeAgent(SimpleElasticAgent):
         self,
         connection: Connection,
         heartbeat: Heartbeat,
-        rendezvous: NodeRendezvous,
+        rendezvous: StaticRendezvous | DynamicRendezvous,
         spec: LaunchSpec,
         take_server: Callable[[], ForkServer],
         plan: OutputPlan,
     ) -> None:
-        super().__init__(
-            WorkerSpec(
-                role="default",
-                local_world_size=spec.nproc,
-                rdzv_handler=rendezvous,
-                entrypoint="lockstep",  # a name for torchelastic's records
-                max_restarts=spec.max_restarts,
-                monitor_interval=_MONITOR_S,
-            ),
-            exit_barrier_timeout=30,
-        )
         self.verdict: Verdict | None = None
         """What the last round came to, if it did not end well."""
         self.is_reporter = True
         """Whether it is for this launcher to tell the user all of it."""
         self._connection = connection
         self._heartbeat = heartbeat
-        self._rendezvous_handler = rendezvous
+        self._rendezvous = rendezvous
         self._spec = spec
         self._take_server = take_server
         self._plan = plan
@@ -137,55 +122,64 @@ class NodeAgent(SimpleElasticAgent):
         """Whether any of this machine's workers may be running."""
         return self._workers is not None and self._workers.is_running
 
-    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Called by torchelastic: meet, and start the workers.
+    def run(self) -> None:
+        """Until the run has come to its end here, or all nodes have agreed that it does.
+
+        Raises:
+            StoppedError: somebody has stopped this launcher.
+            StoreLostError: the launchers' store does not answer any more.
+            LaunchError: the nodes have not met, or not in time.
+        """
+        try:
+            self._begin()
+            while not self._is_over():
+                time.sleep(_MONITOR_S)
+        finally:
+            if self._workers is not None and self._workers.is_running:
+                self._workers.stop(signal.SIGINT, at_once=True)
+                self._workers.wait()
+            self._in_round.close()
+
+    def _begin(self) -> None:
+        """Meet, and start the workers.
 
         A node that is lost in between, or stopped, leaves no word of that: the others wait for what it was to say first.
         """
         while True:
+            self._in_round.close()
             try:
-                super()._initialize_workers(worker_group)
-                break
+                self._start_workers(self._rendezvous.next_rendezvous())
+                return
             except DistStoreError as error:  # a wait for another node timed out, and the store said so: it is there
-                self._in_round.close()
                 whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
                 why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
                 if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
                 say(f"{why}. The others join a new rendezvous")
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Called by torchelastic when the nodes have met."""
-        met: Any = worker_group  # its fields are filled in by now
-        number, num_nodes = int(met.group_rank), int(met.group_world_size)
-        first_rank = int(worker_group.workers[0].global_rank)
-        address = self._connection.endpoint.own_address
+    def _start_workers(self, met: RendezvousInfo) -> None:
+        connection, number, num_nodes = self._connection, met.rank, met.world_size
+        address = connection.endpoint.own_address
         port = self._in_round.enter_context(reserved_port())
-        count = self._count = self._count_start(worker_group)
+        count = self._count = self._count_start(met)
+        names = f"{connection.prefix}/round-{count}"
         self._num_there = num_nodes
-        names = f"{self._connection.prefix}/round-{count}"
-        look = self._rendezvous_handler.look
-        self._round = Round(self._connection.store, self._heartbeat, names, number, num_nodes, look)
+        self._round = Round(connection.store, self._heartbeat, names, number, num_nodes, self._rendezvous.look)
         self._in_round.callback(self._round.close)
-        machine = Machine(
-            host=socket.gethostname(),
-            address=address,
-            first_rank=first_rank,
-            num_ranks=self._spec.nproc,
-            keeps_store=self._connection.server is not None,
-        )
-        start = self._round.begin(
-            machine, Start(number=count, used=self._num_used(), master_port=port) if number == 0 else None
-        )
+        keeps_store = connection.server is not None
+        machine = Machine(host=socket.gethostname(), address=address, num_ranks=self._spec.nproc, keeps_store=keeps_store)
+        start = Start(used=self._num_used(), master_port=port) if number == 0 else None
+        start = self._round.begin(machine, start)
         self._used = start.used
+        machines = self._round.machines
         node = Node(
             number=number,
             num_nodes=num_nodes,
-            first_rank=first_rank,
-            world_size=int(worker_group.workers[0].world_size),
-            master_addr=self._round.machines[0].address,
-            store=f"tcp://{self._connection.nodes.endpoint}/{quote(f'{self._connection.prefix}/start-{count}')}",
-            run_id=self._connection.nodes.run_id,
+            first_rank=machines[number].first_rank,
+            world_size=sum(each.num_ranks for each in machines),
+            master_addr=machines[0].address,
+            store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{count}')}",
+            run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
         )
         self._introduce(node)
@@ -196,15 +190,12 @@ class NodeAgent(SimpleElasticAgent):
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
-        return {worker.local_rank: f"{machine.host}/{worker.local_rank}" for worker in worker_group.workers}
 
-    def _count_start(self, worker_group: WorkerGroup) -> int:
+    def _count_start(self, met: RendezvousInfo) -> int:
         """How many times the processes of this run were started before: counted by the first node, the same for all."""
-        met: Any = worker_group
-        store = PrefixStore("lockstep", met.store)
-        if met.group_rank == 0:
-            store.set("start", str(self._connection.own_store.add("starts", 1) - 1))
-        return int(store.get("start"))
+        if met.rank == 0:
+            met.store.set("start", str(self._connection.own_store.add("starts", 1) - 1))
+        return int(met.store.get("start"))
 
     def _num_used(self, more: int = 0) -> int:
         """How many restarts were for failures, and ``more``: in the store, for the first node may be one that has just come."""
@@ -217,8 +208,11 @@ class NodeAgent(SimpleElasticAgent):
             plural = "es" if node.world_size > 1 else ""
             say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Called by torchelastic several times a second."""
+    def _is_over(self) -> bool:
+        """Look at the workers and the other nodes, and act on it. Whether the run is at its end for this node.
+
+        To be called several times a second.
+        """
         assert self._round is not None
         assert self._workers is not None
         is_running = self._workers.is_running
@@ -230,9 +224,9 @@ class NodeAgent(SimpleElasticAgent):
         if not is_running and not self._workers.failures and not self._round.has_ended and not self._was_stopped:
             self._round.done(self.stopped_with)
             if self._round.num_done == len(self._round.machines) and not self._round.has_stopped:
-                return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(self._workers.spec.ranks))
+                return True
             if self._round.num_done < len(self._round.machines) and not self._round.silent(self.lost_s):
-                return RunResult(state=WorkerState.HEALTHY)  # others have not come to their end
+                return False  # others have not come to their end
         why = self._why_it_ends(is_running)
         if why == "join" and is_running:
             # A worker may want to save its state before a new node comes, and waits for SIGTERM. The others see by themselves
@@ -241,7 +235,7 @@ class NodeAgent(SimpleElasticAgent):
             self._workers.stop(signal.SIGTERM, at_once=True)
             why = None
         if why is None:
-            return RunResult(state=WorkerState.HEALTHY)
+            return False
         if is_running:  # a node is lost or has failed: the others can do nothing together any more
             self._workers.stop(signal.SIGINT)
         order = self._round.end()
@@ -288,15 +282,15 @@ class NodeAgent(SimpleElasticAgent):
             return "join"
         return "saved" if self._workers.stopped_with is not None else "lost"
 
-    def _settle(self, why: str, order: int) -> RunResult:
-        """Hear how the round has ended everywhere, and do what follows."""
+    def _settle(self, why: str, order: int) -> bool:
+        """Hear how the round has ended everywhere, and do what follows. Whether that is the end."""
         assert self._round is not None
         assert self._workers is not None
         reported = self._workers.failures
         stopped_with = self._workers.stopped_with or 0
         self._round.report(Report(why=why, order=order, failures=reported, signal=self._signal, stopped_with=stopped_with))
         nodes = self._connection.nodes
-        reports = self._round.reports(self._connection.stop.wait)
+        reports = self._round.reports(self._connection.stop.sleep)
         self._num_there = len(reports)
         self.verdict = judge(
             reports,
@@ -310,17 +304,16 @@ class NodeAgent(SimpleElasticAgent):
         self.is_reporter = self.verdict.reporter == self._round.number
         sweep((), self._workers.spec.private_dir)  # its own may have ended well, and left something: see sweep
         self._in_round.close()
-        self._rendezvous_handler.is_over()
+        self._rendezvous.end_round()
         if not self.verdict.goes_on:
-            self._remaining_restarts = 0  # torchelastic's loop ends
-        elif self._signal:
+            return True
+        if self._signal:
             raise StoppedError  # the others continue
-        else:
-            say(self.verdict.text if self.is_reporter else self.verdict.brief)
-            if self.is_reporter and self.verdict.counts:
-                self._num_used(1)
-            self._remaining_restarts = 1  # its loop runs once more
-        return RunResult(state=WorkerState.FAILED)
+        say(self.verdict.text if self.is_reporter else self.verdict.brief)
+        if self.is_reporter and self.verdict.counts:
+            self._num_used(1)
+        self._begin()
+        return False
 
     def _end_round(self, why: str) -> None:
         """Tell the others that this node leaves, if they can be told."""
@@ -354,20 +347,6 @@ class NodeAgent(SimpleElasticAgent):
                 causes[0].exit_status or 1,
             )
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Called by torchelastic before the nodes start a new rendezvous. They have ended by then."""
-        self._shutdown()
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Called by torchelastic at the end, whatever that is."""
-        if self._workers is not None and self._workers.is_running:
-            self._workers.stop(signal.SIGINT, at_once=True)
-            self._workers.wait()
-        self._in_round.close()
-
-    def _exit_barrier(self) -> None:
-        """torchelastic's wait for the other nodes: this one has heard already that all have come to their end."""
 
     def leave(self) -> None:
         """The last that this node does. Whoever keeps the store waits until those have left who may still ask it."""

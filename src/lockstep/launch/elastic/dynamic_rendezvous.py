@@ -25,18 +25,17 @@ from lockstep.errors import LaunchError
 from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead
-from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.state import StateInJson
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
 from lockstep.launch.nodes import GATHER_S
 
 
-class DynamicRendezvous(NodeRendezvous):
+class DynamicRendezvous:
     """Nodes that come, and perhaps go: between the least and the most of them."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+        self._connection = connection
         nodes = connection.nodes
         self._is_first = True
         self._waiter: Waiter | None = None
@@ -96,7 +95,7 @@ class DynamicRendezvous(NodeRendezvous):
             self._waiter = None
 
     def look(self) -> int:
-        """See NodeRendezvous.
+        """How many nodes wait to take part.
 
         Raises:
             ForgedError: somebody else writes into the store.
@@ -107,21 +106,12 @@ class DynamicRendezvous(NodeRendezvous):
         except RendezvousConnectionError as error:
             raise _cause(error) from error
 
-    def get_backend(self) -> str:
-        """See NodeRendezvous."""
-        return self._inner.get_backend()
+    def end_round(self) -> None:
+        """What has followed from the last rendezvous is at its end: whoever comes is counted in the next by torchelastic."""
 
-    def is_closed(self) -> bool:
-        """See NodeRendezvous."""
-        return self._inner.is_closed()
-
-    def set_closed(self) -> None:
-        """See NodeRendezvous."""
-        self._inner.set_closed()
-
-    def shutdown(self) -> bool:
-        """See NodeRendezvous."""
-        return self._inner.shutdown()
+    def shutdown(self) -> None:
+        """The run has ended: let no node come any more."""
+        self._inner.shutdown()
 
     def _begin_turn(self) -> None:
         """From now on torchelastic lets this node wait for its ``join_timeout``."""
@@ -168,7 +158,7 @@ class DynamicRendezvous(NodeRendezvous):
         if len(here) < nodes.least:
             self._waiter.tell(f"more nodes: {told}")
         elif self._waiter.waited_s < OTHERS_S:  # torchelastic's last call
-            self._connection.stop.wait(0)
+            self._connection.stop.sleep(0)
         else:  # all places are taken, until a node is lost; or the others may have to end their processes
             self._waiter.tell(f"its turn: {told}", ends=not self._is_spare)
 

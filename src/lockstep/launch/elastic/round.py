@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from lockstep.launch.elastic.heartbeat import BEAT_S, Heartbeat
@@ -32,8 +33,9 @@ class Machine:
 
     host: str
     address: str
-    first_rank: int
     num_ranks: int
+    first_rank: int = 0
+    """Its processes have the ranks from here on: known when all machines are."""
     keeps_store: bool = False
     """Whether the launchers' store ends with this node's."""
 
@@ -75,10 +77,8 @@ class Report:
 class Start:
     """What the first node says at the beginning of a round."""
 
-    number: int
-    """How many times the processes were started before."""
     used: int
-    """How many of these were for failures."""
+    """How many starts of the processes before this one were for failures."""
     master_port: int
     """A free port of its machine."""
 
@@ -128,8 +128,9 @@ class Round:
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
             self._store.set("start", json.dumps(asdict(start)))
-        names = [f"machine/{number}" for number in range(self._num_nodes)]
-        self.machines = tuple(Machine(**json.loads(self._store.get(name))) for name in names)
+        machines = [Machine(**json.loads(self._store.get(f"machine/{number}"))) for number in range(self._num_nodes)]
+        firsts = accumulate((each.num_ranks for each in machines), initial=0)
+        self.machines = tuple(replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=False))
         agreed = Start(**json.loads(self._store.get("start")))
         self._beats = [(b"", time.monotonic())] * self._num_nodes
         self._heartbeat.also(self._beat)

@@ -51,12 +51,15 @@ def run_on_nodes(
         thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
         thread.start()
         launch.wait(thread, interrupts)
-    error, nodes = launch.error, endpoint.nodes
-    stopped_by, stopped_with = launch.stopped_by(interrupts), launch.stopped_with
+    agent, error, nodes = launch.agent, launch.error, endpoint.nodes
+    stopped_by = launch.stopped_by(interrupts)
+    stopped_with, verdict, was_cut_short = None, None, False
+    if agent is not None:
+        stopped_with, verdict, was_cut_short = agent.stopped_with, agent.verdict, agent.was_cut_short
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
         return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
-    if stopped_by is not None and not launch.has_failed:
-        return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=launch.was_cut_short, spec=spec)
+    if stopped_by is not None and (verdict is None or verdict.goes_on):  # else the nodes have agreed that the run has failed
+        return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
         raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
     if error is not None:
@@ -68,36 +71,21 @@ class _Launch:
     """What the agent's thread and the one that hears signals share."""
 
     def __init__(self, endpoint: Endpoint, server: ForkServer) -> None:
+        self.agent: NodeAgent | None = None
+        """None: it is not yet connected to the others."""
         self.error: BaseException | None = None
         """What the launch has ended with, if not well."""
         self._endpoint = endpoint
         self._nodes = endpoint.nodes
         self._server = server
-        self._servers = [server]
         self._stop = Stop()
-        self._agent: NodeAgent | None = None
         self._heartbeat: Heartbeat | None = None
 
     def stopped_by(self, interrupts: Interrupts) -> signal.Signals | None:
         """The signal by which somebody has stopped this launcher; not one that was for the script alone."""
-        if self._agent is not None:
-            return self._agent.stopped_by
+        if self.agent is not None:
+            return self.agent.stopped_by
         return signal.Signals(interrupts.received[0]) if interrupts.received else None
-
-    @property
-    def stopped_with(self) -> int | None:
-        """See ``Outcome``."""
-        return self._agent.stopped_with if self._agent is not None else None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the nodes have agreed on that."""
-        return self._agent is not None and self._agent.verdict is not None and not self._agent.verdict.goes_on
-
-    @property
-    def was_cut_short(self) -> bool:
-        """See ``Outcome``."""
-        return self._agent is not None and self._agent.was_cut_short
 
     def run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         """The agent's thread."""
@@ -113,11 +101,11 @@ class _Launch:
             thread.join(_LOOK_S)
             for number in interrupts.received[num_heard:]:
                 num_heard += 1
-                if self._agent is None:
+                if self.agent is None:
                     self._stop.set()
                 else:
-                    self._agent.stop(number)
-            is_busy = self._agent is not None and (self._agent.has_workers or self._agent.is_settling)
+                    self.agent.stop(number)
+            is_busy = self.agent is not None and (self.agent.has_workers or self.agent.is_settling)
             leaves = self.stopped_by(interrupts) is not None and not is_busy
             give_up_at = min(give_up_at, time.monotonic() + _LEAVE_S) if leaves else math.inf
             if self._rendezvous_hangs():
@@ -127,14 +115,13 @@ class _Launch:
                 break
         if self._heartbeat is not None:
             self._heartbeat.close()
-        for server in self._servers:
-            server.close()
+        self._server.close()
 
     def _rendezvous_hangs(self) -> bool:
         """Whether the agent is at a rendezvous, where it waits for the store without an end, and the store does not answer."""
-        if self._heartbeat is None or self._agent is None or self._agent.has_workers:
+        if self._heartbeat is None or self.agent is None or self.agent.has_workers:
             return False
-        return self._heartbeat.silence_s() > self._agent.lost_s + _LEAVE_S
+        return self._heartbeat.silence_s() > self.agent.lost_s + _LEAVE_S
 
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # What it warns of is said here, in words for the user.
@@ -144,9 +131,8 @@ class _Launch:
         heartbeat = self._heartbeat = Heartbeat(connection)
         agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
         spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
-        kind = StaticRendezvous if self._nodes.node_rank is not None else DynamicRendezvous
-        rendezvous = kind(connection)
-        agent = self._agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
+        rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
+        agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:
             agent.run()
         except StoreLostError:
@@ -166,6 +152,6 @@ class _Launch:
     def _take_server(self) -> ForkServer:
         """The one that is warm, or another if it was ended with its workers."""
         if not self._server.is_alive():
+            self._server.close()
             self._server = ForkServer()
-            self._servers.append(self._server)
         return self._server

@@ -85,11 +85,6 @@ class SignedStore(Store):
         names = [self._prefix + key for key in keys]
         return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
 
-    def multi_set(self, keys: list[str], values: list[Any]) -> None:
-        """See Store."""
-        names = [self._prefix + key for key in keys]
-        self._inner.multi_set(names, [self._sign(name, value) for name, value in zip(names, values, strict=True)])
-
     def check(self, keys: list[str]) -> bool:
         """See Store."""
         return bool(self._inner.check([self._prefix + key for key in keys]))
@@ -103,10 +98,6 @@ class SignedStore(Store):
         return bool(self._inner.delete_key(self._prefix + key))
 
     deleteKey = delete_key  # noqa: N815 - as PrefixStore calls it
-
-    def has_extended_api(self) -> bool:
-        """See Store: whether it has ``multi_get`` and ``multi_set``."""
-        return bool(self._inner.has_extended_api())
 
     def _sign(self, name: str, value: str | bytes) -> bytes:
         return self._secret.sign(name, value.encode() if isinstance(value, str) else value)

@@ -3,23 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import socket
+import uuid
+from dataclasses import asdict, dataclass
 
+import psutil
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.errors import ConfigError, LaunchError
-from lockstep.launch.elastic.claim import Claim
 from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import Connection
-from lockstep.launch.elastic.rendezvous import NodeRendezvous
 from lockstep.launch.elastic.waiter import StoppedError
+from lockstep.launch.supervise import SAVING_GRACE_S
+from lockstep.machine.identity import shared_by
 
 
-class StaticRendezvous(NodeRendezvous):
-    """Nodes with numbers: all of them, every time."""
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A launcher that has come as a node."""
+
+    pid: int
+    host: str
+    processes_of: str
+    """Where its number means this process: one start of a machine, one container; empty: not known."""
+    token: str
+    """Its own, so that no two have the same."""
+
+    @staticmethod
+    def of_this_process() -> Claim:
+        """That of this process."""
+        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=shared_by("pid"), token=uuid.uuid4().hex)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def has_ended(self, here: Claim) -> bool:
+        """Whether that launcher is known to have ended, as seen from this process, whose claim is ``here``."""
+        is_here = (self.host, self.processes_of) == (here.host, here.processes_of) and self.processes_of != ""
+        return is_here and not _runs(self.pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does. One that nobody has waited for yet has ended too (a zombie; for good in a container without an init)."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class StaticRendezvous:
+    """Nodes with numbers: all of them, every time. None comes or goes once all have joined."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+        self._connection = connection
         nodes = connection.nodes
         assert nodes.node_rank is not None
         self._rank = nodes.node_rank
@@ -47,7 +86,14 @@ class StaticRendezvous(NodeRendezvous):
         prefixed = self._connection.store.under(f"{self._connection.prefix}/rendezvous-{self._number}")
         return RendezvousInfo(prefixed, self._rank, nodes.most, RendezvousStoreInfo(nodes.host, nodes.port))
 
-    def is_over(self) -> None:
+    def look(self) -> int:
+        """How many nodes wait to take part: none can."""
+        return 0
+
+    def shutdown(self) -> None:
+        """The run has ended: whoever comes now finds no store."""
+
+    def end_round(self) -> None:
         """Have launchers that are started from now on come to the next rendezvous."""
         store = self._connection.own_store
         if store.add("rendezvous", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
@@ -55,15 +101,19 @@ class StaticRendezvous(NodeRendezvous):
 
     def _arrive(self, store: Store) -> None:
         me = Claim.of_this_process()
-        expected, mine = "", me.to_json()
-        waiter = self._connection.waiter("End the launchers of the other nodes, and start all again.", hints=False)
+        expected, mine = "", json.dumps(asdict(me))
+        # Of a node that comes back at once the others notice only now that it was lost, and then their processes have to end.
+        patience_s = self._connection.lost_s + SAVING_GRACE_S
+        waiter = self._connection.waiter(
+            "End the launchers of the other nodes, and start all again.", patience_s, hints=False
+        )
         while True:
             # A launcher that was started again comes to the rendezvous that the others have come to by now.
             self._number = max(self._number, int(store.add("rendezvous", 0)))
             holder = store.compare_set(self._key(self._rank), expected, mine).decode()
             if holder == mine:
                 return
-            first = Claim.from_json(holder)
+            first = Claim(**json.loads(holder))
             if not first.has_ended(me):
                 raise ConfigError(
                     f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 "

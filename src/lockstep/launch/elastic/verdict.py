@@ -58,11 +58,11 @@ def judge(
     remaining = [number for number in reports if number not in stopped]
     reporter = min(remaining or reports)
 
-    def end(text: str, brief: str, status: int) -> Verdict:
-        return Verdict(goes_on=False, counts=False, text=text, brief=brief, status=status, reporter=reporter)
+    def end(text: str, status: int, brief: str = "") -> Verdict:
+        return Verdict(goes_on=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
 
-    def again(text: str, brief: str, *, counts: bool) -> Verdict:
-        return Verdict(goes_on=True, counts=counts, text=text, brief=brief, status=0, reporter=reporter)
+    def again(text: str, brief: str = "", *, counts: bool = False) -> Verdict:
+        return Verdict(goes_on=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
 
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
@@ -81,12 +81,12 @@ def judge(
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
         if not is_elastic:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
-            return end(*_twice(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}"), 128 + number)
+            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}", 128 + number)
         if any(machines[node].keeps_store for node in stopped):
-            return end(*_twice(f"stopped by signal {number} on {host}: {without_store(host)}"), 128 + number)
-        return again(*_twice(f"{host} was stopped, and leaves: the others join a new rendezvous"), counts=False)
+            return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number)
+        return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
     if joins and not has_cause:
-        return again(*_twice("another node has come: all join a new rendezvous"), counts=False)
+        return again("another node has come: all join a new rendezvous")
     whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
     if reported and (has_cause or not lost):
         first = reported[0]
@@ -94,17 +94,17 @@ def judge(
         brief = failures.headline(first, world_size)
         brief += f" (the launcher on {machines[reporter].host} shows all)"
     elif lost and is_elastic:
-        return again(*_twice(f"{whole}: the others join a new rendezvous"), counts=False)
+        return again(f"{whole}: the others join a new rendezvous")
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
         why = f"\n\nlockstep: not started again: a {reported[0].kind} would only come again" if max_restarts else ""
-        return end(whole + why, brief, status)
+        return end(whole + why, status, brief)
     if any(report.signal for report in reports.values()) and not is_elastic:
-        return end(whole, brief, status)  # somebody wants to have its place
+        return end(whole, status, brief)  # somebody wants to have its place
     if used >= max_restarts:
         whole += f". {_GOES_ON}" if lost and not has_cause else ""
         why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
-        return end(whole + why, brief, status)
+        return end(whole + why, status, brief)
     count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
 
@@ -129,7 +129,3 @@ def without_store(host: str) -> str:
         f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "
         "that calls lockstep.join() resumes from its newest checkpoint"
     )
-
-
-def _twice(text: str) -> tuple[str, str]:
-    return text, text

@@ -24,27 +24,16 @@ class StoppedError(Exception):
     """Somebody stopped this launcher."""
 
 
-class Stop:
+class Stop(threading.Event):
     """Whether somebody has stopped this launcher. It may be set from any thread."""
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        """Stop it."""
-        self._event.set()
-
-    def is_set(self) -> bool:
-        """Whether it was stopped."""
-        return self._event.is_set()
-
-    def wait(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Sleep, at most until the launcher is stopped.
 
         Raises:
             StoppedError: it was stopped.
         """
-        if self._event.wait(seconds):
+        if self.wait(seconds):
             raise StoppedError
 
 
@@ -87,7 +76,7 @@ class Waiter:
         Raises:
             StoppedError: somebody has stopped this launcher.
         """
-        self._stop.wait(0)
+        self._stop.sleep(0)
         self._whom = whom
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + _TELL_EVERY_S
@@ -111,4 +100,4 @@ class Waiter:
         self.tell(whom, ends=ends)
         if self.remaining_s == 0:
             raise self.timed_out()
-        self._stop.wait(_PAUSE_S)
+        self._stop.sleep(_PAUSE_S)

@@ -42,8 +42,6 @@ class Workers:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """Once they have ended: which of them failed, the first first; none if all is well, or they were stopped."""
-        if isinstance(self._error, LaunchError):
-            return (failures.from_exception(self.spec.ranks.start, self._error),)
         if self._error is not None:
             raise self._error
         return self._outcome.failures if self._outcome else ()
@@ -88,5 +86,8 @@ class Workers:
         try:
             with self._interrupts:
                 self._outcome = run_once(self.spec, self._server, self._plan, self._interrupts, self._exchange)
+        except LaunchError as error:  # they could not be started
+            failure = failures.from_exception(self.spec.ranks.start, error)
+            self._outcome = Outcome(failures=(failure,), stopped_by=None, spec=self.spec)
         except Exception as error:
             self._error = error
