@@ -48,6 +48,7 @@ from lockstep.measure.shaped import About
 from lockstep.measure.steps import Steps
 from lockstep.measure.tracking import Trackers, outlets_for
 from lockstep.precision import find_precision
+from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
@@ -69,7 +70,7 @@ from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.tuning.probe import measure
-from lockstep.tuning.session import open_session
+from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.world import World
 
@@ -222,7 +223,8 @@ class Parts:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
-        self.session = open_session(context.tuning, self.clock, self.collectives, devices[0])
+        trained = Trained(config=config, watched=watched, device=devices[0])
+        self.session = open_session(context.tuning, self.clock, self.collectives, trained)
         self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
@@ -321,7 +323,7 @@ class Parts:
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
         if self.session is not None:
-            self.session.models += [item for item in objects if isinstance(item, torch.nn.Module)]
+            self.session.models += [item for item in prepared if isinstance(item, PreparedModel)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()

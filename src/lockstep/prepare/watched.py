@@ -73,6 +73,14 @@ class Watched:
         """Add a schedule."""
         self._schedules.append(schedule)
 
+    def scale_by(self, scaling: LossScaling | None) -> None:
+        """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
+        if self._scaling is not None:
+            self._scaling.detach()
+        self._scaling = scaling
+        for optimizer in self._optimizers if scaling is not None else ():
+            scaling.attach(optimizer)  # type: ignore[union-attr]
+
     def scale(self, loss: Tensor) -> Tensor:
         """The scaled loss for the backward pass."""
         return loss if self._scaling is None else self._scaling.scale(loss)
