@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -174,11 +175,11 @@ class Parts:
                 display.values(values)
 
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
-        watch = NanWatch(config.on_nan, world.rank, config.log_every)
+        watch = NanWatch(config.on_nan, world.rank, config.log_every, lambda: self.phases.position)
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
-        self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add, devices[0])
+        self.clock = StepClock(self.sync, functools.partial(getattr, self.saver, "held_s"), slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
         active: list[Listener | None] = [
@@ -294,6 +295,7 @@ class Parts:
             "phase": phases.num_done,
             "shard": shard,
             "activity": self.clock.activity,
+            "apart": not phases.in_phase and self.clock.activity != LOADING,
             "split": self.clock.so_far,
             "pass": None if headway is None else headway.as_json(),
         }
