@@ -4,13 +4,15 @@
     python benchmarks/tune.py --cases files,remote   some of them; --quick to see that it works
 
 For each script `lockstep tune` runs once, as a user runs it. A sweep then times loader workers and prefetch, every pair of
-them; what it has found to be best, and what tune has found, are timed again in turn, three rounds, so that chance favours
+them; what it has found to be best, and what tune has found, are timed again in turn, five rounds, so that chance favours
 neither.
 
-  share      the epoch of the sweep's best divided by that of tune's settings: 1 is as good, or the same (goal 0.95)
-  of_sweep   tune's time divided by the sweep's, an epoch of 1000 steps for each setting and the start of its run (goal 0.05).
-             The sweep's epochs are computed from the speed of a second's steps, behind the first ones, and their first step.
-  gain       the epoch of the script's own settings divided by that of tune's
+  share      the median epoch of the sweep's best divided by that of tune's settings: 1 is as good (goal 0.95). If both are
+             the same settings it is 1: two measurements of them tell of the machine.
+  of_sweep   tune's time, until it has written the settings, divided by the sweep's: an epoch of 1000 steps for each setting and
+             the start of its run (goal 0.05). The sweep's epochs are computed from the speed of a second's steps, behind the
+             first ones, and their first step. (--propose none: changes of the answer are not in the sweep either.)
+  gain       the median epoch of the script's own settings divided by that of tune's
   digests    whether 40 steps with and without --tuned have one digest
 """
 
@@ -34,7 +36,7 @@ import lockstep
 SCRIPT = Path(_loaders.__file__)
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)
 Setting = tuple[int | None, int | None]
-"""Workers and prefetch; None: the script's own."""
+"""Workers, and prefetch if there are any."""
 
 
 def settings(quick: bool) -> list[Setting]:
@@ -72,6 +74,20 @@ class Case:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def tune(self, say: Callable[[str], None]) -> float:
+        """``lockstep tune``; seconds until it has written the settings."""
+        command = [sys.executable, "-u", "-m", "lockstep", "tune", "--propose", "none", str(SCRIPT), self.name]
+        written, written_s, began_s = self.directory / "_loaders.tuned.json", 0.0, time.monotonic()
+        with subprocess.Popen(command, cwd=self.directory, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(line.rstrip())
+                if not written_s and written.exists():
+                    written_s = time.monotonic() - began_s
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed")
+        return written_s
+
     def digest(self, *options: str) -> str:
         """The digest of 40 steps under ``lockstep run``."""
         printed = self.command("run", "--fresh", "--progress", "off", *options, str(SCRIPT), self.name, "40")
@@ -80,14 +96,13 @@ class Case:
 
 def measure(case: Case, swept: list[Setting], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Tune, sweep, and both results in turn."""
-    began_s = time.monotonic()
-    printed = case.command("tune", str(SCRIPT), case.name)
-    tune_s = time.monotonic() - began_s
-    say(printed)
+    tune_s = case.tune(say)
     loading = json.loads((case.directory / "_loaders.tuned.json").read_text())["loading"]
-    tuned = (loading["workers"], loading["prefetch"] or (2 if loading["workers"] else None))
-    if loading["workers"] is None:
-        tuned = (None, 2 if _loaders.CASES[case.name][1] else None)
+    own_workers = _loaders.CASES[case.name][1]
+    own: Setting = (own_workers, 2 if own_workers else None)
+    tuned = own
+    if loading["workers"] is not None:
+        tuned = (loading["workers"], loading["prefetch"] or (2 if loading["workers"] else None))
     began_s = time.monotonic()
     case.digest()
     start_s = time.monotonic() - began_s
@@ -95,12 +110,11 @@ def measure(case: Case, swept: list[Setting], rounds: int, say: Callable[[str], 
     for (workers, prefetch), epoch_s in epochs_s.items():
         say(f"{case.name}: workers {workers}, prefetch {prefetch}: {1e3 * epoch_s / _loaders.STEPS:.2f} ms a step")
     best = min(epochs_s, key=lambda setting: epochs_s[setting])
-    own: Setting = (None, 2 if _loaders.CASES[case.name][1] else None)
     contenders = {name: (lambda setting=setting: case.epoch_s(setting)) for name, setting in
                   {"best": best, "tuned": tuned, "own": own}.items()}  # fmt: skip
     timings = harness.interleave(contenders, rounds, say)
-    ratio = harness.paired_ratio(timings["best"], timings["tuned"]).median
     middle = {name: statistics.median(values) for name, values in timings.items()}
+    ratio = round(middle["best"] / middle["tuned"], 4)
     return {
         "best": best,
         "tuned": tuned,
@@ -117,11 +131,11 @@ def measure(case: Case, swept: list[Setting], rounds: int, say: Callable[[str], 
 
 def _shown(setting: Setting) -> str:
     workers, prefetch = setting
-    return f"{'own' if workers is None else workers} x {prefetch or '-'}"
+    return f"{workers} x {prefetch or '-'}"
 
 
 def main() -> None:
-    parser = harness.make_parser(__doc__ or "", rounds=3)
+    parser = harness.make_parser(__doc__ or "", rounds=5)
     parser.add_argument("--cases", default=",".join(_loaders.CASES), help="names, with commas between (default: all)")
     args = parser.parse_args()
     rounds, say, here = harness.resolve_rounds(args, quick=1), harness.speaker(args), harness.machine()

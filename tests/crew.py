@@ -6,7 +6,7 @@ import pytest
 from standing import StandingCrew
 from stuck import telling, told_after
 
-from lockstep.launch import function
+from lockstep.launch import server
 from lockstep.launch.function import launch
 from lockstep.launch.private import private_directory
 from lockstep.launch.spec import Call, LaunchSpec
@@ -27,17 +27,17 @@ def end_server():
     """With it end the crews that stay."""
     while _standing:
         _standing.popitem()[1].close()
-    function.stop_server()
+    server.drop_server()
 
 
 def warm_server(request, outlives_tests):
     """The fork server of ``launch``, which stays for the whole session."""
-    if function._server is None or not function._server.is_alive():
+    if server._kept is None or not server._kept.is_alive():
         end_server()
         launch(int, nproc=1)
-        outlives_tests(function._server.pid)
+        outlives_tests(server._kept.pid)
         request.session.addfinalizer(end_server)
-    return function._server
+    return server._kept
 
 
 def arranged(nproc, fn, settings):
@@ -62,7 +62,7 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
 
     def run(nproc, fn, *args, **settings):
         fn, settings = arranged(nproc, fn, settings)
-        with told_after(STUCK_S, function._server.pid):
+        with told_after(STUCK_S, server._kept.pid):
             return launch(telling(fn), *args, nproc=nproc, **settings)
 
     return run

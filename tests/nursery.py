@@ -181,7 +181,8 @@ def run(server, end):
         serve.main(end.detach())
     handle = launch_server.ForkServer.__new__(launch_server.ForkServer)
     handle._process, handle._socket, handle._next_key, handle.is_ready = Child(server), end, 0, False
-    launch_server._early, launch_server.start_early = handle, lambda: None
+    handle.serves_calls = False
+    launch_server._kept, launch_server.start_early = handle, lambda: handle
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     importlib.import_module("lockstep.cli.main").main()
 

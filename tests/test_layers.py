@@ -52,6 +52,7 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "machine.processor",
         "machine.sizes",
         "config",
         "option",

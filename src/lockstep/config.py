@@ -189,7 +189,10 @@ class RunConfig:
     entry point in the group ``lockstep.trackers``, or (in ``join``) an object of wandb's shape; ``wandb:birds`` names the
     project. ``off``: none. None: TensorBoard, where it is installed."""
     workers: int | None = option(
-        None, group=TRAINING, metavar="N", help="Loader workers per process and DataLoader.  [default: those of the script]"
+        None,
+        group=TRAINING,
+        metavar="N",
+        help="Loader workers per process of each DataLoader, evaluation's too.  [default: those of the script]",
     )
     """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
     does not depend on it."""
@@ -197,10 +200,11 @@ class RunConfig:
         None,
         group=TRAINING,
         metavar="FILE",
-        help="Apply what lockstep tune has found for the loader of this script; the answer stays the same.  [default: none]",
+        help="Apply what lockstep tune has found to the one loader that it has measured; the answer stays the same.  "
+        "[default: none]",
     )
     """File of ``lockstep tune``, whose settings (workers, prefetch, pinned memory) the loader that it measured gets in place of
-    the script's own; None: none. The answer does not depend on it."""
+    the script's own, and no other (``workers`` is for all); None: none. The answer does not depend on it."""
     trace: str = option(
         "off",
         group=TRAINING,

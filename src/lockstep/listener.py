@@ -86,10 +86,14 @@ class Listeners(Listener):
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         for name, plain in vars(Listener).items():
-            methods = [getattr(item, name) for item in listeners if getattr(type(item), name) is not plain]
+            methods = [method for item in listeners if not _is(method := getattr(item, name), plain)]
             if not name.startswith("_") and methods:
                 by_name = bool(plain.__code__.co_kwonlyargcount)
                 setattr(self, name, methods[0] if len(methods) == 1 else _call_all(tuple(methods), by_name=by_name))
+
+
+def _is(method: Any, plain: Any) -> bool:
+    return getattr(method, "__func__", None) is plain
 
 
 def _call_all(methods: Sequence[Callable[..., None]], *, by_name: bool) -> Callable[..., None]:

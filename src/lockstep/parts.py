@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -48,6 +49,7 @@ from lockstep.measure.shaped import About
 from lockstep.measure.steps import Steps
 from lockstep.measure.tracking import Trackers, outlets_for
 from lockstep.precision import find_precision
+from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
@@ -69,7 +71,7 @@ from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.tuning.probe import measure
-from lockstep.tuning.session import open_session
+from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.world import World
 
@@ -173,11 +175,11 @@ class Parts:
                 display.values(values)
 
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
-        watch = NanWatch(config.on_nan, world.rank, config.log_every)
+        watch = NanWatch(config.on_nan, world.rank, config.log_every, lambda: self.phases.position)
         warns = is_main and config.trace == "off" and config.interval != "off"
         unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
-        self.clock = StepClock(self.sync, lambda: self.saver.held_s, slow_ranks.add, devices[0])
+        self.clock = StepClock(self.sync, functools.partial(getattr, self.saver, "held_s"), slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
         active: list[Listener | None] = [
@@ -222,7 +224,8 @@ class Parts:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
-        self.session = open_session(context.tuning, self.clock, self.collectives, devices[0])
+        trained = Trained(config=config, watched=watched, device=devices[0])
+        self.session = open_session(context.tuning, self.clock, self.collectives, trained)
         self.preparation.is_measured = self.session is not None
         self._announced = False
         self._say_start()
@@ -292,6 +295,7 @@ class Parts:
             "phase": phases.num_done,
             "shard": shard,
             "activity": self.clock.activity,
+            "apart": not phases.in_phase and self.clock.activity != LOADING,
             "split": self.clock.so_far,
             "pass": None if headway is None else headway.as_json(),
         }
@@ -321,7 +325,7 @@ class Parts:
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
         if self.session is not None:
-            self.session.models += [item for item in objects if isinstance(item, torch.nn.Module)]
+            self.session.models += [item for item in prepared if isinstance(item, PreparedModel)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()

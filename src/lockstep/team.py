@@ -223,8 +223,6 @@ class Team(Collectives):
             LossError: the loss is not a scalar, is NaN, or is a sum without ``reduction`` saying so.
             ModelError: the loss no longer depends on some parameters.
         """
-        if not self._parts.preparation.has_models:
-            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         self._phases.backward(loss, weight, reduction, options)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:

@@ -20,7 +20,7 @@ class FakeDriver:
     def __init__(self, seed=0):
         self.seed = seed
         self.step = 0
-        self.micro = None
+        self.micro = self.auditor = None
         self.phases = self
         self.told = []
         self._leader = None
@@ -69,12 +69,6 @@ class FakeDriver:
             self._phase += 1
             self.told.append(("phase", self._phase))
         return self._batch
-
-    def before_shards(self, batch):
-        return ()
-
-    def after_shards(self, batch):
-        return ()
 
     def begin_shard(self, micro):
         self.micro = micro

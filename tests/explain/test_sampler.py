@@ -74,3 +74,20 @@ def test_what_cannot_be_kept_goes_in_the_order_of_its_worth():
     assert "steps" not in short
     assert short["error"].endswith("ä: the end")
     assert fits(short)
+
+
+def test_a_thread_that_polls_at_one_line_is_seen_awake_and_one_that_sleeps_is_not(tmp_path):
+    path = tmp_path / "boxes" / "rank-0.box"
+    box = Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"})
+    try:
+        time.sleep(4)
+        slept = read_box(path)
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+        polled = read_box(path)
+    finally:
+        box.close("finished")
+    assert slept["time_s"] - slept["awake_s"] > 1.5
+    assert polled["awake_s"] > slept["time_s"]
+    assert polled["time_s"] - polled["since_s"] > polled["time_s"] - polled["awake_s"]

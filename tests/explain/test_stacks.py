@@ -128,6 +128,13 @@ def test_nobody_is_alarmed_when_a_whole_launch_was_stopped_for_a_while(stuck, tm
     assert "no progress" not in (tmp_path / "errors").read_text()
 
 
+@pytest.mark.long
+def test_nobody_is_alarmed_while_a_rank_polls_between_two_phases(stuck, tmp_path):
+    stuck("[time.sleep(0.1) for _ in range(150)]")
+    until(lambda: [rank["state"] for rank in ranks()] == ["finished"] * 3)
+    assert "no progress" not in (tmp_path / "errors").read_text()
+
+
 def test_where_no_rank_has_reported_the_error_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(stacks.command, ["run"])

@@ -81,6 +81,30 @@ def test_one_that_reads_or_writes_all_the_time_is_at_work_at_whatever_line():
     assert who_waits([rank(0, saving, worked_s=35.0), rank(1, WAITING)], "run") is not None
 
 
+def test_one_that_polls_outside_of_a_step_is_at_work_and_one_that_sleeps_there_or_polls_within_a_step_is_not():
+    polls, inside = [["/home/me/train.py", 7, "evaluate"]], {"step": 5, "in_step": True, "activity": "in the forward pass"}
+    outside = {"step": 5, "in_step": False, "activity": "in the script's code between two passes", "apart": True}
+    assert who_waits([rank(0, polls, awake_s=49.9, doing=outside), rank(1, WAITING)]) is None
+    assert "rank 1 waits for rank 0." in who_waits([rank(0, polls, awake_s=31.0, doing=outside), rank(1, WAITING)])
+    inside["apart"] = False
+    assert "rank 1 waits for rank 0." in who_waits([rank(0, polls, awake_s=49.9, doing=inside), rank(1, WAITING)])
+    long_ago = rank(1, WAITING, since_s=50.0 - BUSY_S)
+    assert "rank 1 waits for rank 0." in who_waits([rank(0, polls, awake_s=49.9, doing=outside), long_ago])
+
+
+def test_a_script_that_knows_no_steps_is_outside_of_one_where_the_others_wait_in_a_collective_of_its_own():
+    polls, backward = (
+        [["/home/me/train.py", 7, "evaluate"]],
+        [["/torch/autograd/graph.py", 9, "_engine_run_backward"], *WAITING[1:]],
+    )
+    begun = {"text": "all_reduce number 7", "group": "0", "number": 7}
+    working = rank(0, polls, awake_s=49.9, doing={"step": 5, "num_done": 9, "activity": "in the script"})
+    assert who_waits([working, rank(1, WAITING)]) is None
+    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, backward, collective=begun)])
+    in_forward = [WAITING[0], ["/site-packages/torch/nn/parallel/distributed.py", 5, "forward"], WAITING[1]]
+    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, in_forward)])
+
+
 def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others_are_ahead():
     item = [["/home/me/train.py", 7, "loss"]]  # loss.item(), or work.wait(), has no frame
 

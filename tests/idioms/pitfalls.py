@@ -12,7 +12,7 @@ HEAD = """\
 <!-- Written by tests/idioms/pitfalls.py from tests/idioms/table.py: change the table, and run it. -->
 
 The rule: **inside `batch.shards` a process sees its own shards; outside, every process does the same with the same numbers.**
-Values leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, a model's buffers, or a collective outside.
+Values leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, buffers, or, outside, a collective.
 
 How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms, each linked to its script and run by a test.
 
@@ -20,14 +20,14 @@ How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms
 |---|---|
 | {num_equal} | **equal to the bit** on 1, 2, 3 and 4 processes, with 4 and 6 shards, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
-| {num_refused} | **refused**, with an error that says what to write instead |
+| {num_refused} | **refused** |
 | {num_documented} | run and **differ** |
 
 An idiom that differs without an error and is not listed here is a bug. Below, *inside* and *outside* mean `batch.shards`."""
 REFUSED_HEAD = """
 ## What is refused
 
-*(several)*: only other processes can tell, so one process alone runs it.
+Each with an error that says what to write instead. ‡: only other processes can tell, so one process alone runs it.
 """
 DOCUMENTED_HEAD = """
 ## What runs and differs
@@ -52,13 +52,11 @@ def page():
             num_documented=len(documented),
         ),
         REFUSED_HEAD,
-        "| what a script does | part of the error |",
-        "|---|---|",
     ]
-    errors = {row.name: error(row) for row in refused}
-    for words in dict.fromkeys(errors.values()):
-        whats = ", ".join(link(row, " inside" * words.startswith("`NAME")) for row in refused if errors[row.name] == words)
-        lines.append(f"| {whats} | {words} |")
+    for group, of_group in TABLE.items():
+        named = ", ".join(link(row) + "‡" * (not row.promise.alone) for row in of_group if isinstance(row.promise, Refused))
+        if named:
+            lines.append(f"- {group}: {named}")
     lines.append(DOCUMENTED_HEAD)
     lines += [f"- {link(row)}. {row.promise.why}" for row in documented]
     lines.append(EQUAL_HEAD)
@@ -70,16 +68,9 @@ def page():
     return "\n".join(lines).rstrip() + "\n"
 
 
-def error(row):
-    """What is shown of its error: calls of one kind have one."""
-    words = re.sub(r"^\S+(?= inside batch\.shards$)", "NAME", row.promise.words)
-    return f"`{words}`{'' if row.promise.alone else ' *(several)*'}"
-
-
-def link(row, left_out=""):
-    """What the script does, without its article and how its row says it, with the way to it."""
-    what = re.sub(r"^(an?|the) ", "", row.what).removesuffix(left_out)
-    return f"[{what}](../tests/idioms/scripts/{row.name}.py)"
+def link(row):
+    """What the script does, without its article, with the way to it."""
+    return f"[{re.sub('^(an?|the) ', '', row.what)}](../tests/idioms/scripts/{row.name}.py)"
 
 
 if __name__ == "__main__":

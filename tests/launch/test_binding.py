@@ -208,11 +208,11 @@ def where():
 @pytest.mark.usefixtures("two_cores")
 def test_launch_binds_as_well(capfd):
     import lockstep
-    from lockstep.launch.function import stop_server
+    from lockstep.launch.server import drop_server
 
     try:
         found = lockstep.launch(where, nproc=2, bind="cores")
     finally:
-        stop_server()
+        drop_server()
     assert sorted(found[0] + found[1]) == sorted(os.sched_getaffinity(0))
     assert "lockstep: rank 1 is bound to CPU" in capfd.readouterr().err

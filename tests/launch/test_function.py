@@ -10,8 +10,8 @@ import textwrap
 import pytest
 
 from lockstep.errors import ConfigError, LaunchError, UsageError
-from lockstep.launch import function
-from lockstep.launch.function import launch, stop_server
+from lockstep.launch import server as fork_server
+from lockstep.launch.function import launch
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(40)
 @pytest.fixture(scope="module")
 def warm(outlives_tests):
     launch(os.getpid, nproc=1)
-    outlives_tests(function._server.pid)
+    outlives_tests(fork_server._kept.pid)
     yield
-    stop_server()
+    fork_server.drop_server()
 
 
 def rank_times(factor):
@@ -55,7 +55,7 @@ def test_results_come_back_by_rank_and_output_reaches_python(warm, capsys):
 
 
 def test_later_launches_come_from_the_same_warm_server(warm):
-    server = function._server.pid
+    server = fork_server._kept.pid
     assert launch(os.getppid, nproc=2) == [server] * 2
     assert launch(os.getppid, nproc=3) == [server] * 3
 

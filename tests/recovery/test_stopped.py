@@ -42,6 +42,9 @@ def check_stopped(lab, ended, number, ranks, told):
     assert asked in ranks, told
     assert lab.names()[0] == f"step-{step:08d}", told
     assert f"is saved after step {step}." in ended.err, told
+    passes = [event for event in read_events(lab.run_dir) if event["event"] == "epoch"]
+    assert sum(event["num_steps"] for event in passes) == step, told  # where the time of the part that was done went, too
+    assert all(event["split"] for event in passes), told
     return step
 
 

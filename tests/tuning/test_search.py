@@ -105,6 +105,15 @@ def test_every_search_ends_after_a_few_trials_never_repeats_one_and_stays_in_bou
     assert search.tried[search.best] <= 1.02 * min(search.tried.values())
 
 
+def test_where_many_workers_are_far_slower_than_predicted_half_of_them_are_tried():
+    told = costs(step_s=0.001, step_cpu_s=0.001, fetch_s=0.023, worker_s=0.023, longest_fetch_s=0.023, cores=2)
+    search = Search(told, Loading(workers=0, prefetch=2))
+    # Each worker costs the cores something, which no measurement before the trials shows.
+    tried = run(search, lambda workers: max(0.0255 / workers, 0.002 + 0.0001 * workers))
+    assert tried[1] == tried[0] // 2
+    assert 8 <= search.best.workers <= 11, tried
+
+
 def test_as_many_workers_as_keep_up_are_enough():
     assert best_workers(costs(fetch_s=0.1, worker_s=0.1)) == pytest.approx(11, abs=1)
     assert best_workers(costs(fetch_s=0.005, worker_s=0.005)) == 1

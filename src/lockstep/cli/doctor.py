@@ -16,17 +16,17 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.findings import show, situation_of
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
+from lockstep.cli.options import command_of_script, given
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
 from lockstep.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.doctor.table import examine
 from lockstep.errors import LockstepError
-from lockstep.launch.function import share_server, stop_server
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
+from lockstep.launch.server import drop_server
 
 _EPILOG = """
 \b
@@ -60,16 +60,7 @@ _SHOWN = (
 _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 
-@click.command(
-    "doctor",
-    cls=ShortHelp,
-    kinds=(LaunchOptions, RunConfig),
-    shown=_SHOWN,
-    epilog=_EPILOG,
-    context_settings=CONTEXT_OF_SCRIPTS,
-    options_metavar="[OPTIONS]",
-)
-@options_from(LaunchOptions, RunConfig)
+@command_of_script("doctor", shown=_SHOWN, epilog=_EPILOG, needs_script=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
 @click.option(
     "--seconds",
@@ -78,8 +69,6 @@ _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
     metavar="SECONDS",
     help="Time for which steps of SCRIPT are measured, in seconds.  [default: 5]",
 )
-@click.argument("script", required=False)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: float, **values: Any) -> int:
     """Check whether this machine, or several together, can train; with SCRIPT, also whether its loader keeps up.
 
@@ -102,11 +91,10 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             findings, speaks = _with_other_processes(situation, findings)
         else:
             progress.started(processes.NAME)
-            share_server()
             # Two are enough to exchange something.
             exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
             findings.append(processes.CHECK.examine(exchange))
-            stop_server()
+            drop_server()
         if script is not None and speaks:
             program = [*(["-m"] if options.is_module else []), script, *args]
             progress.started(f"{loader.NAME} of {script}")

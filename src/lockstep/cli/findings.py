@@ -15,7 +15,6 @@ from lockstep.doctor import processes
 from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
 from lockstep.doctor.table import examine
 from lockstep.errors import ConfigError
-from lockstep.launch.function import return_server, share_server
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.machine.sizes import counted
@@ -43,9 +42,7 @@ def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
     situation = situation_of(options, RunConfig.merge(settings, {}))
     findings = examine(situation, PREFLIGHT_S)
     if situation.num_processes > 1:
-        share_server()  # the run's own: torch is imported once
         findings.append(processes.CHECK.examine(situation))
-        return_server()
     for finding in findings:
         if finding.state != OK:
             line = f"lockstep: preflight: {finding.state}: {finding.check}: {finding.found}. Remedy: {finding.remedy}"

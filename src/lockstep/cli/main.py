@@ -51,17 +51,19 @@ def _leave_at_once(status: int) -> NoReturn:
 
 
 def _run(args: list[str]) -> int:
-    from lockstep.launch.server import drop_early, start_early
+    from lockstep.launch.server import start_early
 
+    early = None
     try:
         if args[:1] in (["run"], ["replay"], ["doctor"]) and not {"--help", "-h"} & set(args):
             # Importing torch takes most of a launch's time: start it before anything else is imported.
-            start_early()
+            early = start_early()
         return _run_group(args)
     except LockstepError as error:
         return show_error(error)
     finally:
-        drop_early()
+        if early is not None:
+            early.close()
 
 
 def _run_group(args: list[str]) -> int:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from lockstep.config import RunConfig
+from lockstep.launch.options import LaunchOptions
 from lockstep.option import GROUPS, MACHINES, Option, options_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,6 +102,38 @@ class ShortHelp(GroupedCommand):
         for title, names in (("Options", of_command), ("Options of lockstep run, such as", self._shown)):
             with formatter.section(title):
                 formatter.write_dl([records[name] for name in names])
+
+
+def command_of_script(
+    name: str, *, shown: Sequence[str], epilog: str, needs_script: bool
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A decorator that makes a command with all options of ``lockstep run``, which examines a script: ``script``, ``args``.
+
+    Args:
+        name: of the command.
+        shown: options of ``lockstep run`` to show in its help.
+        epilog: the end of its help.
+        needs_script: whether a script must be given.
+    """
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        for decorate in (
+            click.argument("args", nargs=-1, type=click.UNPROCESSED),
+            click.argument("script", required=needs_script),
+            options_from(LaunchOptions, RunConfig),
+        ):
+            function = decorate(function)
+        return click.command(
+            name,
+            cls=ShortHelp,
+            kinds=(LaunchOptions, RunConfig),
+            shown=shown,
+            epilog=epilog,
+            context_settings=CONTEXT_OF_SCRIPTS,
+            options_metavar="[OPTIONS]",
+        )(function)
+
+    return make
 
 
 def _names(field: str, option: Option) -> Sequence[str]:

@@ -7,7 +7,7 @@ import platform
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 
 from lockstep.analysis.trial import Record, Trial, passable, run_trial
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, ShortHelp, given, options_from
+from lockstep.cli.options import command_of_script, given
 from lockstep.cli.studies import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.errors import ConfigError, LaunchError, unknown_name
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
@@ -28,7 +28,7 @@ from lockstep.machine.cores import num_cores
 from lockstep.machine.sizes import counted
 from lockstep.plan.loading import Loading
 from lockstep.tuning import verdict
-from lockstep.tuning.request import TuningRequest, has_result, read_result, read_stage
+from lockstep.tuning.request import PROPOSALS, TuningRequest, read_result, read_stage
 from lockstep.tuning.tuned import Situation, Tuned, read
 from lockstep.world import TUNE
 
@@ -49,27 +49,20 @@ the script's own. They are written only if they are clearly faster in three comp
 The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
 processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
 
-Settings that speed up steps but change the last bits of the answer (threads, the memory format of convolutions) are measured
-and proposed separately, never applied: they are fixed when a run is first started.
+Settings that speed up steps but alter the answer (threads, channels_last, 16-bit formats, micro-batches, torch.compile)
+are tried after that, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
+minutes: --propose compile gives it the time.
 
 Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
 Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
+_WITHIN_S = 28.0
 _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress", "tuned", "workers", "track", "audit")
 """Settings that are not the run's that is measured."""
 
 
-@click.command(
-    "tune",
-    cls=ShortHelp,
-    kinds=(LaunchOptions, RunConfig),
-    shown=_SHOWN,
-    epilog=_EPILOG,
-    context_settings=CONTEXT_OF_SCRIPTS,
-    options_metavar="[OPTIONS]",
-)
-@options_from(LaunchOptions, RunConfig)
+@command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -84,6 +77,14 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     help="Time to measure each setting for, in seconds; more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
+    "--propose",
+    "proposed",
+    callback=lambda _context, _param, names: _chosen(names),
+    metavar="NAMES",
+    help=f"Changes that alter the answer to try, separated by commas: {', '.join(PROPOSALS)}; or none.  "
+    f"[default: all that can be tried within {_WITHIN_S:.0f} s of the start]",
+)
+@click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=0, min_open=True),
@@ -91,9 +92,15 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     metavar="SECONDS",
     help="Time limit for the whole measurement, in seconds.  [default: 600]",
 )
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float, limit_s: float, **values: Any) -> None:
+def command(
+    script: str,
+    args: tuple[str, ...],
+    out: Path | None,
+    seconds: float,
+    limit_s: float,
+    proposed: tuple[str, ...] | None,
+    **values: Any,
+) -> None:
     """Find the loader settings with which SCRIPT waits least for data, and confirm that they help.
 
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
@@ -116,8 +123,45 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
         f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
     )
     program = [*(["-m"] if options.is_module else []), script, *args]
-    result = _measure(program, num_processes, settings, seconds, limit_s, console)
-    _report(result, console)
+    nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
+
+    def found(result: dict[str, Any]) -> None:
+        _report(result, console)
+        took = f"in {time.monotonic() - began_s:.0f} s"
+        if _save(result, out).loading == Loading():
+            say(console, f"{out} says so ({took}): with it, lockstep run leaves the loader as it is")
+        else:
+            words = f"lockstep run {nproc}--tuned {out} {shlex.join(program)}"
+            say(console, f"to apply it, with the same answer to the bit ({took}): {words}")
+
+    proposals = PROPOSALS if proposed is None else proposed
+    deadline_s = None if proposed else began_s + _WITHIN_S
+    result, reason = _Measurement(program, num_processes, settings, limit_s, console).run(
+        TuningRequest(window_s=seconds, proposals=proposals), found, deadline_s
+    )
+    _save(result, out)
+    for line in verdict.apart(result):
+        say(console, line)
+    if left := list(result["left"]):
+        if reason:
+            say(console, f"the script failed while {left.pop(0)} was tried: {reason}", style="yellow")
+        if left:
+            when = f"after {time.monotonic() - began_s:.0f} s"
+            say(console, f"not tried, {when}: {', '.join(left)}; to give it the time: --propose {','.join(left)}")
+
+
+def _chosen(names: str | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    chosen = tuple(name for name in names.split(",") if name and name != "none")
+    for name in chosen:
+        if name not in PROPOSALS:
+            raise unknown_name("propose", name, (*PROPOSALS, "none"))
+    return chosen
+
+
+def _save(result: Mapping[str, Any], out: Path) -> Tuned:
+    """Write the file of what was measured."""
     tuned = Tuned(
         situation=Situation(**result["situation"]),
         loader=result["loader"],
@@ -127,60 +171,84 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
         measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},
     )
     tuned.write(out)
-    took = f"in {time.monotonic() - began_s:.0f} s"
-    if tuned.loading == Loading():
-        say(console, f"{out} says so ({took}): with it, lockstep run leaves the loader as it is")
-        return
-    nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
-    say(
-        console,
-        f"to apply it, with the same answer to the bit ({took}): lockstep run {nproc}--tuned {out} {shlex.join(program)}",
-    )
+    return tuned
 
 
-def _measure(
-    program: Sequence[str],
-    num_processes: int,
-    settings: Mapping[str, Any],
-    window_s: float,
-    limit_s: float,
-    console: Console,
-) -> dict[str, Any]:
-    """What the processes of a run that is thrown away have measured.
+class _Measurement:
+    """A run of the script that is thrown away, whose processes measure it.
 
-    Raises:
-        LaunchError: the script failed, or cannot be measured.
-        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+    Args:
+        program: the script with its arguments.
+        num_processes: of the run.
+        settings: of the run.
+        limit_s: for all of it, in seconds.
+        console: for the stages.
     """
-    with tempfile.TemporaryDirectory(prefix="lockstep-tune-") as place, sigterm_interrupts(), Progress(console) as progress:
-        directory = Path(place)
-        TuningRequest(window_s=window_s).write(directory)
-        said: tuple[str, float | None] | None = ("starting the script", None)
-        progress.started("starting the script")
 
-        def is_done() -> bool:
-            nonlocal said
-            if (stage := read_stage(directory)) != said and stage is not None:
-                said = stage
-                progress.started(*stage)
-            return has_result(directory)
+    def __init__(
+        self, program: Sequence[str], num_processes: int, settings: Mapping[str, Any], limit_s: float, console: Console
+    ) -> None:
+        self._program = tuple(program)
+        self._num_processes = num_processes
+        self._settings = settings
+        self._limit_s = limit_s
+        self._console = console
+        self._said: tuple[str, float | None] | None = None
+        self._is_found = False
 
-        trial = Trial(
-            directory=directory,
-            name="run",
-            program=tuple(program),
-            launcher="lockstep",
-            num_processes=num_processes,
-            settings=passable(settings, but=_OWN),
-            variables={TUNE: str(directory)},
-            timeout_s=limit_s,
-            kill_when=is_done,
-        )
-        record = run_trial(trial, progress)
-        if record.status == "interrupted":
-            raise KeyboardInterrupt
-        result = read_result(directory)
-        return _checked(result, record, limit_s, has_joined=(directory / "run").exists())
+    def run(
+        self, request: TuningRequest, found: Callable[[dict[str, Any]], None], deadline_s: float | None
+    ) -> tuple[dict[str, Any], str]:
+        """What was measured, and why the script failed while proposals were tried; empty: it did not.
+
+        Args:
+            request: what to measure.
+            found: called with the results once the loader is measured; proposals are tried after that.
+            deadline_s: when to end those, in ``time.monotonic()``; None: when they are done.
+
+        Raises:
+            LaunchError: the script failed before, or cannot be measured.
+            KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="lockstep-tune-") as place,
+            sigterm_interrupts(),
+            Progress(self._console) as progress,
+        ):
+            directory = Path(place)
+            request.write(directory)
+            progress.started("starting the script")
+
+            def is_done() -> bool:
+                if (stage := read_stage(directory)) != self._said and stage is not None:
+                    self._said = stage
+                    progress.started(*stage)
+                result = read_result(directory)
+                if result is None or not result.get("is_searched"):
+                    return result is not None and result["is_final"]
+                if not self._is_found:
+                    self._is_found = True
+                    found(result)
+                return result["is_final"] or (deadline_s is not None and time.monotonic() >= deadline_s)
+
+            trial = Trial(
+                directory=directory,
+                name="run",
+                program=self._program,
+                launcher="lockstep",
+                num_processes=self._num_processes,
+                settings=passable(self._settings, but=_OWN),
+                variables={TUNE: str(directory), "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled")},
+                timeout_s=self._limit_s,
+                kill_when=is_done,
+            )
+            record = run_trial(trial, progress)
+            if record.status == "interrupted":
+                raise KeyboardInterrupt
+            result = _checked(read_result(directory), record, self._limit_s, has_joined=(directory / "run").exists())
+            if not self._is_found:
+                found(result)
+            return result, (record.reason or "") if record.status == "failed" else ""
 
 
 def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, has_joined: bool) -> dict[str, Any]:
@@ -211,5 +279,3 @@ def _report(result: Mapping[str, Any], console: Console) -> None:
     for line in verdict.costliest(result):
         say(console, line)
     say(console, verdict.sentence(result), style="bold")
-    for line in verdict.apart(result):
-        say(console, line)

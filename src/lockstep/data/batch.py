@@ -14,8 +14,22 @@ from lockstep.plan.shards import MicroStep, StepPlan
 _LINES = "for images, labels in batch.shards: ..."
 
 
+class Audits(Protocol):
+    """Has micro-steps computed once more."""
+
+    def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Sequence[tuple[MicroStep, Any]]:
+        """Micro-steps that run before a batch's own, with their samples. Called once for each batch of a phase."""
+
+    def after_shards(self, plan: StepPlan) -> Sequence[tuple[MicroStep, Any]]:
+        """Micro-steps that run after all others; none: the batch's shards have run."""
+
+
 class PhaseDriver(Protocol):
     """What a batch needs of the loop to run its phases."""
+
+    @property
+    def auditor(self) -> Audits | None:
+        """None: the run is not audited."""
 
     @property
     def micro(self) -> MicroStep | None:
@@ -28,12 +42,6 @@ class PhaseDriver(Protocol):
     def begin_phase(self, batch: Batch) -> Batch:
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
         shards of two batches side by side."""
-
-    def before_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
-        """Micro-steps that an audit runs before the batch's own, with their samples. Called once for each batch of a phase."""
-
-    def after_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
-        """Micro-steps that an audit runs after all others; none: the batch's shards have run."""
 
     def begin_shard(self, micro: MicroStep) -> None:
         """Begin a micro-step."""
@@ -183,14 +191,15 @@ class Shards:
         driver, batch = self._driver, self.batch
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
-            self._runs += driver.before_shards(batch)
+            if driver.auditor is not None:
+                self._runs += driver.auditor.before_shards(batch.plan, batch.data)
             self._runs += zip(batch.plan.micro_steps, batch.data, strict=True)
         leads = self._leader is batch
         if leads and self._index >= 0:
             driver.end_shard()
         self._index += 1
-        if self._index == len(self._runs):
-            self._runs += driver.after_shards(batch)
+        if self._index == len(self._runs) and driver.auditor is not None:
+            self._runs += driver.auditor.after_shards(batch.plan)
         if self._index == len(self._runs):
             self._is_over = True
             if leads:

@@ -7,7 +7,6 @@ called, in whichever process.
 from __future__ import annotations
 
 import array
-import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -161,8 +160,10 @@ def _collate(samples: Any) -> Any:
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if tensor.is_cpu:
-        with contextlib.suppress(IndexError):  # indices may count from the end; wrong ones get the usual error below
+        try:
             return tensor.index_select(0, rows)
+        except IndexError:  # indices may count from the end; wrong ones get the usual error below
+            pass
     return tensor[rows.to(tensor.device)]
 
 

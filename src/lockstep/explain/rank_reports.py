@@ -99,6 +99,12 @@ class RankReport:
             return 0.0
         return min(self.still_s, float(record["time_s"]) - float(record.get("worked_s", 0.0)) + self.late_s)
 
+    @property
+    def asleep_s(self) -> float:
+        """For how long its main thread has not used the processor: one that polls does, at one line for minutes."""
+        record = self.record
+        return float(record["time_s"]) - float(record.get("awake_s", 0.0)) + self.late_s
+
     def describe(self) -> str:
         """What it does, in words."""
         doing = self.record["doing"]

@@ -101,6 +101,9 @@ class Sampler:
         self._at: Mapping[str, Any] = {}
         self._same_since_s = self._worked_s = time.time()
         self._io_bytes = 0
+        self._clock_id = time.pthread_getcpuclockid(self._thread_id) if hasattr(time, "pthread_getcpuclockid") else None
+        self._cpu_s, self._awake_s = 0.0, time.time()
+        """The thread's processor time, and when that was last seen to grow."""
         self._collective: dict[str, Any] | None = None
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str]] = ()
@@ -211,6 +214,8 @@ class Sampler:
             self._collective = None if record.pending is None else {**asdict(record.pending), "text": str(record.pending)}
             self._recent = record.recent
         self._begun = counts().begun
+        if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
+            self._cpu_s, self._awake_s = cpu_s, now
         if did_bytes - self._io_bytes > BUSY_BYTES:
             self._worked_s = now
         self._io_bytes = did_bytes
@@ -220,6 +225,7 @@ class Sampler:
             "time_s": now,
             "since_s": self._same_since_s,
             "worked_s": self._worked_s,
+            "awake_s": self._awake_s,
             "io_bytes": did_bytes,
             "memory": own_memory(),
             "doing": at,

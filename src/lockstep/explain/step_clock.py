@@ -12,12 +12,11 @@ for the GPU before the ranks meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.explain.device_clock import DeviceClock
@@ -29,6 +28,23 @@ from lockstep.plan.shards import MicroStep
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
 LOADING, SAVING = "getting a batch from the loader", "saving a checkpoint"
+_IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
+
+
+def _ends(part: int, then: str) -> Callable[..., None]:
+    """A method of a StepClock for events that say no more than what the time before them was spent on, and what comes then.
+    Made here, not written out with a call of ``spent_on``: in a step of a small model each call in Python counts."""
+
+    def ended(self: StepClock, *_: Any) -> None:
+        """See Listener."""
+        now = perf_counter()
+        self._seconds[part] += now - self._now
+        self._now = now
+        if self._device is not None:
+            self._device.spent_on(part)
+        self.activity = then
+
+    return ended
 
 
 class Overlapping(Protocol):
@@ -67,18 +83,15 @@ class StepClock(Listener):
         """The same, when the ranks last met."""
         self._exposed_s = 0.0
         """Of the phase at hand: waited for the others within backward passes."""
-        self._num_samples = 0
         self._rows: Sequence[Sequence[float]] = ()
         self._busy_s = 0.0
         self._now = perf_counter()
-        self._acts = False
-        """Whether an optimizer is at work."""
         self.num_steps = 0
         """Taken so far."""
         self.step_s = 0.0
         """How long one usually takes: a mean in which newer ones count for more."""
         self._step_began_s = self._now
-        self.activity = "in the script's code"
+        self.activity = _IN_SCRIPT
         """What the main thread does now, for the user; read by another thread."""
         self._hook = register_optimizer_step_post_hook(self.after_optimizer)
 
@@ -132,41 +145,29 @@ class StepClock(Listener):
     def begin_step(self, step: int) -> None:
         """See Listener."""
         self.spent_on(DATA)
-        self.activity = "in the script's code"
+        self.activity = _IN_SCRIPT
         held_s, self._held_s = self._held_s, self._held_so_far_s()
         if self._held_s != held_s:
             self._move(DATA, CHECKPOINT, self._held_s - held_s)  # they are saved before a step
         if self._device is not None:
             self._device.read()
 
-    def begin_phase(self, phase: int) -> None:
-        """See Listener."""
-        self.spent_on(SCRIPT)
+    begin_phase = _ends(SCRIPT, _IN_SCRIPT)
 
-    def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
-        self._num_samples += micro.num_samples
-        self.spent_on(COPY)
-        self.activity = "in the forward pass"
+    received = _ends(COPY, "in the forward pass")
 
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
-        self.spent_on(FORWARD)
-        self.activity = "in the backward pass"
+    before_backward = _ends(FORWARD, "in the backward pass")
 
     def after_backward(self) -> None:
         """See Listener."""
         self.spent_on(BACKWARD)
-        self.activity = "in the script's code"
+        self.activity = _IN_SCRIPT
         waited_s = self._overlapping.waited_s
         if waited_s:
             self._move(BACKWARD, COMMUNICATION, waited_s)
             self._exposed_s += waited_s
 
-    def end_shard(self) -> None:
-        """See Listener."""
-        self.spent_on(SCRIPT)
-        self.activity = "ending a shard"
+    end_shard = _ends(SCRIPT, "ending a shard")
 
     def end_phase(self, phase: int) -> None:
         """See Listener."""
@@ -178,21 +179,16 @@ class StepClock(Listener):
             waiting_s = min(met_s, max(0.0, max(busy) - self._busy_s))
             self._move(COMMUNICATION, WAITING, waiting_s)
             self._tell(self._rows, busy)
-        self._begin_phase()
-        self.activity = "in the script's code"
+            self._begin_phase()
+        self.activity = _IN_SCRIPT
 
-    def before_optimizer(self, optimizer: Optimizer) -> None:
-        """See Listener."""
-        self.spent_on(SCRIPT)
-        self._acts = True
-        self.activity = "in the optimizer"
+    before_optimizer = _ends(SCRIPT, _IN_OPTIMIZER)
 
     def after_optimizer(self, *_: Any) -> None:
         """An optimizer has acted: any of the process."""
-        if self._acts:
+        if self.activity is _IN_OPTIMIZER:
             self.spent_on(OPTIMIZER)
-            self._acts = False
-            self.activity = "in the script's code"
+            self.activity = _IN_SCRIPT
 
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""
@@ -213,8 +209,12 @@ class StepClock(Listener):
 
     # What the ranks tell each other
 
-    def report(self) -> list[float]:
-        """This rank is ready to meet the others: what it was busy with since they last met. Local."""
+    def report(self, num_samples: int) -> list[float]:
+        """This rank is ready to meet the others: what it was busy with since they last met. Local.
+
+        Args:
+            num_samples: those that it has had in the phase.
+        """
         self.spent_on(SCRIPT)
         now, before = self._seconds, self._at_meeting
         data = now[DATA] - before[DATA]
@@ -222,7 +222,7 @@ class StepClock(Listener):
         backward = now[BACKWARD] - before[BACKWARD]
         script = now[OPTIMIZER] - before[OPTIMIZER] + now[SCRIPT] - before[SCRIPT]
         self._busy_s = data + forward + backward + script
-        return [float(self._num_samples), data, forward, backward, script, self._busy_s]
+        return [float(num_samples), data, forward, backward, script, self._busy_s]
 
     def computed(self) -> None:
         """This rank has waited for its GPU, which runs behind the script. Local."""
@@ -234,7 +234,7 @@ class StepClock(Listener):
 
     def _begin_phase(self) -> None:
         self._at_meeting = list(self._seconds)
-        self._exposed_s, self._num_samples, self._rows = 0.0, 0, ()
+        self._exposed_s, self._rows = 0.0, ()
 
 
 class Aside(Listener):
@@ -252,7 +252,7 @@ class Aside(Listener):
     def end_shard(self) -> None:
         """See Listener."""
         self._clock.spent_on(LOGGING)
-        self._clock.activity = "in the script's code"
+        self._clock.activity = _IN_SCRIPT
 
 
 class Loaded(Listener):
@@ -276,15 +276,5 @@ class Spent(Listener):
     """
 
     def __init__(self, clock: StepClock, part: int, then: str) -> None:
-        self._clock = clock
-        self._part = part
-        self._then = then
-
-    def tick(self, step: int) -> None:
-        """See Listener."""
-        self._clock.spent_on(self._part)
-        self._clock.activity = self._then
-
-    def flush(self) -> None:
-        """See Listener."""
-        self._clock.spent_on(self._part)
+        self.tick = partial(_ends(part, then), clock)  # type: ignore[method-assign]
+        self.flush = partial(clock.spent_on, part)  # type: ignore[method-assign]

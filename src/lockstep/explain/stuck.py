@@ -98,7 +98,7 @@ def who_waits(
     last = "" if is_over else f"`{command}` shows {whose}, at any time."
     if not missing:
         return _differing(waiting, longest.still_s, last)
-    if not is_over and longest.still_s < BUSY_S and not any(_is_still(report) for report in missing):
+    if not is_over and longest.still_s < BUSY_S and not any(_is_still(report, waiting) for report in missing):
         return None  # those that are waited for work: rank 0 evaluates, say
     verb = "waits" if len(waiting) == 1 else "wait"
     lines = [
@@ -150,11 +150,32 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
     return False
 
 
-def _is_still(report: RankReport) -> bool:
-    """Whether a rank that is waited for does nothing, as far as can be seen."""
+def _is_still(report: RankReport, waiting: Sequence[RankReport]) -> bool:
+    """Whether a rank that is waited for does nothing, as far as can be seen.
+
+    Within a step all ranks do the same, so one line for so long is not work. Outside of it one may do what the others do not,
+    and look again and again whether a job is done, or compute at one line.
+    """
     if report.state not in ("running", "late"):
         return True
-    return report.idle_s >= LEAST_S or (report.state == "late" and report.idle_s > 0)
+    idle_s = min(report.idle_s, report.asleep_s) if _is_apart(report, waiting) else report.idle_s
+    return idle_s >= LEAST_S or (report.state == "late" and idle_s > 0)
+
+
+def _is_apart(report: RankReport, waiting: Sequence[RankReport]) -> bool:
+    """Whether a rank is waited for outside of a step.
+
+    Of a script that knows no steps, whether all others wait in a collective that its own code has called: not in a backward
+    pass.
+    """
+    apart: bool | None = report.record["doing"].get("apart")
+    return all(_has_called(peer.frames) for peer in waiting) if apart is None else apart
+
+
+def _has_called(frames: Sequence[tuple[str, int, str]]) -> bool:
+    """Whether a collective was called by the script, not by PyTorch. Innermost first."""
+    callers = [file for file, _, _ in frames if "/torch/distributed/" not in file]
+    return bool(callers) and callers[0] != frames[0][0] and "/torch/" not in callers[0]
 
 
 def _is_debugged(report: RankReport) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
 import pickle
@@ -19,16 +18,12 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
-from lockstep.launch.server import ForkServer, put_back, take_server
+from lockstep.launch.server import keep_server, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.stopping import SIGNALS, Stopped, is_left_alone
 
 T = TypeVar("T")
-
-_server: ForkServer | None = None
-_is_shared = False
-"""Whether it is the command line's, which knows what else it is to import."""
 
 
 def launch(
@@ -80,7 +75,7 @@ def launch(
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     signals = [number for number in SIGNALS if is_left_alone(number)]
     with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
-        server = _ready_server()
+        server = take_server([str(Path(entry).absolute()) for entry in sys.path if entry])
         spec = LaunchSpec(
             program=call,
             nproc=count,
@@ -90,8 +85,11 @@ def launch(
             max_restarts=max_restarts,
             binding=binding,
         )
-        outcome = run_workers(spec, server, plan, interrupts)
-        if server.is_alive() and not _is_shared:
+        try:
+            outcome = run_workers(spec, server, plan, interrupts)
+        finally:
+            keep_server(server)
+        if server.is_alive() and server.serves_calls:
             server.warm()  # for the next call
         if outcome.failures:
             raise restarts.last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
@@ -102,39 +100,6 @@ def launch(
     if outcome.stopped_by is not signal.SIGINT:
         signal.raise_signal(outcome.stopped_by)  # it does now what it would have done before
     raise KeyboardInterrupt
-
-
-def stop_server() -> None:
-    """End the fork server that ``launch`` keeps for its next call. (It ends with this process anyway.)"""
-    global _server, _is_shared
-    if _server is not None:
-        _server.close()
-    _server, _is_shared = None, False
-
-
-def share_server() -> None:
-    """Have ``launch`` use the command line's server, which has begun to import torch. ``return_server`` ends that."""
-    global _server, _is_shared
-    if _server is None:
-        _server, _is_shared = take_server(), True
-
-
-def return_server() -> None:
-    """Leave the server to the command line again."""
-    global _server, _is_shared
-    if _server is not None and _server.is_alive():
-        put_back(_server)
-        _server, _is_shared = None, False
-
-
-def _ready_server() -> ForkServer:
-    global _server
-    if _server is None:
-        atexit.register(stop_server)
-    if _server is None or not _server.is_alive():
-        stop_server()
-        _server = ForkServer([str(Path(entry).absolute()) for entry in sys.path if entry])
-    return _server
 
 
 def _result(private_dir: str, rank: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import json
 import os
@@ -66,6 +67,8 @@ class ForkServer:
         self._socket = ours
         self._next_key = 0
         self.is_ready = False
+        self.serves_calls = bool(import_path)
+        """Whether it was started for calls of functions, and not for the command line, which knows what it is to import."""
 
     @property
     def pid(self) -> int:
@@ -124,35 +127,43 @@ class ForkServer:
         self._socket.close()
 
 
-_early: ForkServer | None = None
+_kept: ForkServer | None = None
+"""One that nothing runs under, for whoever launches next in this process."""
 
 
-def start_early() -> None:
-    """Start the server that ``take_server`` will be asked for, before the rest of the launcher is even imported."""
-    global _early
-    _early = ForkServer()
+def start_early() -> ForkServer:
+    """Start the server that will be taken, before the rest of the launcher is imported. The caller closes it at the end."""
+    server = ForkServer()
+    keep_server(server)
+    return server
 
 
-def take_server() -> ForkServer:
-    """The server that was started early, else a new one. The caller closes it."""
-    global _early
-    server, _early = _early, None
-    return server or ForkServer()
+def take_server(import_path: Sequence[str] = ()) -> ForkServer:
+    """The server that was kept, else a new one (see there). The caller closes it, or keeps it."""
+    global _kept
+    if _kept is not None and _kept.is_alive():
+        server, _kept = _kept, None
+        return server
+    drop_server()
+    return ForkServer(import_path)
 
 
-def put_back(server: ForkServer) -> None:
+def keep_server(server: ForkServer) -> None:
     """Leave a server, which nothing runs under, for the next ``take_server``."""
-    global _early
-    drop_early()
-    _early = server
+    global _kept
+    drop_server()
+    _kept = server
 
 
-def drop_early() -> None:
-    """End the early server if nobody took it."""
-    global _early
-    if _early is not None:
-        _early.close()
-        _early = None
+def drop_server() -> None:
+    """End the server that was kept, if any. (It ends with this process anyway.)"""
+    global _kept
+    if _kept is not None:
+        _kept.close()
+    _kept = None
+
+
+atexit.register(drop_server)
 
 
 def _interpreter_flags() -> list[str]:

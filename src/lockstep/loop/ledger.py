@@ -64,8 +64,9 @@ class Clock(Protocol):
     def computed(self) -> None:
         """This rank has waited until its device had computed the values of the phase."""
 
-    def report(self) -> list[float]:
-        """Some numbers, as many on every rank: it is about to meet the others."""
+    def report(self, num_samples: int) -> list[float]:
+        """Some numbers, as many on every rank: it is about to meet the others, and has had so many samples since the phase
+        began."""
 
     def reported(self, rows: Sequence[Sequence[float]]) -> None:
         """Those of all ranks."""
@@ -81,14 +82,17 @@ class Ledger:
     """
 
     def __init__(self, collectives: Collectives, most_micro_steps: int, clock: Clock) -> None:
+        self.weight = 0.0
+        """The micro-step's weight: that given to its last backward call, or else its number of samples."""
+        self.num_calls = 0
+        """Backward calls of the micro-step so far."""
         self._collectives = collectives
+        self._is_alone = collectives.size == 1
         self._clock = clock
         self._most = most_micro_steps
         self._foreseen: dict[int, _Foreseen] = {}
         self._page = _Page()
-        self._index = 0
-        self._num_calls = 0
-        self._weight = 0.0
+        self._index = self._num_samples = 0
         self._added: list[tuple[str, Any, float | None]] = []
         """Names, values and weights of the current micro-step."""
         self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
@@ -112,20 +116,12 @@ class Ledger:
         self._form = self._foreseen[phase]
         self._page = _Page()
         self._added, self._on_device = [], []
+        self._num_samples = 0
 
     def begin_shard(self, micro: MicroStep) -> None:
         """Begin a micro-step."""
-        self._index, self._num_calls, self._weight = micro.index, 0, float(micro.num_samples)
-
-    @property
-    def weight(self) -> float:
-        """The micro-step's weight: that given to its last backward call, or else its number of samples."""
-        return self._weight
-
-    @property
-    def num_calls(self) -> int:
-        """Backward calls of the micro-step so far."""
-        return self._num_calls
+        self._num_samples += micro.num_samples
+        self._index, self.num_calls, self.weight = micro.index, 0, float(micro.num_samples)
 
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
         """Record a backward call and return the factor for its gradients.
@@ -134,14 +130,14 @@ class Ledger:
             UsageError: the same call of an earlier shard was of another kind.
         """
         kind = "weight" if weight is not None else ("sum" if reduction == "sum" else "samples")
-        kinds, call = self._page.kinds, self._num_calls
+        kinds, call = self._page.kinds, self.num_calls
         if call == len(kinds):
             kinds.append(kind)
         elif kinds[call] != kind:
             _refuse_kinds(call, {kind, kinds[call]})
-        self._num_calls += 1
+        self.num_calls += 1
         if weight is not None:
-            self._weight = weight
+            self.weight = weight
             self._page.weights[call, self._index] = weight
             return weight
         return micro.fraction if kind == "samples" else 1.0
@@ -157,7 +153,7 @@ class Ledger:
         """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
         added, self._added = self._added, []
         for name, number, given in added:
-            weight = self._weight if given is None else given
+            weight = self.weight if given is None else given
             if isinstance(number, Tensor) and number.device.type != "cpu":
                 self._on_device.append(((name, self._index), number, weight))
             else:
@@ -193,9 +189,9 @@ class Ledger:
         page.unforeseen = tuple(sync.unforeseen())
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen
         is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
-        if is_foreseen and self._collectives.size == 1 and not page.values and not page.weights:
+        if is_foreseen and self._is_alone and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._collectives.size == 1 else self._exchange(sync, page, step, is_foreseen=is_foreseen)
+        pages = [page] if self._is_alone else self._exchange(sync, page, step, is_foreseen=is_foreseen)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
             for call, kind in enumerate(peer.kinds):
@@ -221,7 +217,7 @@ class Ledger:
         form = self._form
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._most)
-        busy = self._clock.report()
+        busy = self._clock.report(self._num_samples)
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes)), *busy]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):

@@ -166,6 +166,8 @@ class Loop:
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):
+            if self._journey.is_stopping:
+                self._listeners.end_pass(self.step, exhausted=False)
             self._listeners.flush()
             self._journey.save_if_due(self.step)
         self.phases.begin_step(plan)
@@ -184,7 +186,7 @@ class Loop:
         self.phases.check_outside("the next step")
         self.phases.end_step()
         self._num_in_pass += 1
-        self._listeners.tick(self.step)
+        self._listeners.tick(self.phases.step)
 
     # Between passes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -69,7 +69,10 @@ class Phases:
         self._ledger = ledger
         self._watched = watched
         self._listeners = listeners
-        self._auditor = auditor
+        self.auditor = auditor
+        self._has_streams = num_shards > 1
+        """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
+        simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
         self._main: Course = _Main(ledger, sync, listeners)
         self._course: Course = self._main
         """That of the running micro-step."""
@@ -94,6 +97,16 @@ class Phases:
         return self._plan is not None
 
     @property
+    def in_phase(self) -> bool:
+        """Whether a loop over ``batch.shards`` is running."""
+        return self._batch is not None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The step and shard at hand."""
+        return self.step, 0 if self.micro is None else self.micro.shard
+
+    @property
     def is_again(self) -> bool:
         """Whether the running micro-step is one that an audit computes once more."""
         return self._course is not self._main
@@ -101,7 +114,7 @@ class Phases:
     @property
     def was_found_wrong(self) -> bool:
         """Whether an audit has found a result wrong, so that nothing may be saved any more."""
-        return self._auditor is not None and self._auditor.has_wrong_result
+        return self.auditor is not None and self.auditor.has_wrong_result
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
@@ -130,8 +143,8 @@ class Phases:
                 self.was_left = self.step
             self._sync.drop()
             self._watched.before_backward()
-            if self._auditor is not None:
-                self._auditor.drop()  # the gradients of what it has had computed once more
+            if self.auditor is not None:
+                self.auditor.drop()  # the gradients of what it has had computed once more
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -163,12 +176,6 @@ class Phases:
             "its end, by break or an error that was caught, so its gradients were not synchronized. Run it to its end, with "
             "`continue`.)"
         )
-
-    def _begin_stream(self) -> None:
-        """Start the stream of a shard, or of the step again after a phase. With V = 1 the step's stream simply continues, as
-        in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
-        if self.num_shards > 1:
-            self.resume_stream()
 
     def resume_stream(self) -> None:
         """See Driver."""
@@ -211,32 +218,26 @@ class Phases:
         self._carried = detach_grads(self._watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
-        self._watched.begin_phase()
+        if self._watched.is_strict:
+            self._watched.begin_phase()
         self._listeners.begin_phase(self.num_done)
-        if self._auditor is not None:
-            self._auditor.begin_audit(self.step, self.num_done, batch.plan)
+        if self.auditor is not None:
+            self.auditor.begin_audit(self.step, self.num_done, batch.plan)
         return batch
-
-    def before_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
-        """See PhaseDriver."""
-        return () if self._auditor is None else self._auditor.before_shards(batch.plan, batch.data)
-
-    def after_shards(self, batch: Batch) -> Sequence[tuple[MicroStep, Any]]:
-        """See PhaseDriver."""
-        return () if self._auditor is None else self._auditor.after_shards(batch.plan)
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See PhaseDriver."""
         self.micro = micro
         course = self._course
-        if micro.is_again and self._auditor is not None:
-            course = self._course = self._auditor
+        if micro.is_again and self.auditor is not None:
+            course = self._course = self.auditor
             if micro.begins_shard:
                 self._watched.begin_again()
         course.accounts.begin_shard(micro)
         course.engine.begin_shard(micro)
         course.listeners.begin_shard(micro)
-        self._begin_stream()
+        if self._has_streams:
+            self.resume_stream()
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
@@ -246,7 +247,7 @@ class Phases:
         """See PhaseDriver."""
         course, micro = self._course, self.micro
         self._watched.end_shard(self.step, course.accounts.num_calls)
-        if self.is_again and micro is not None and micro.ends_shard:
+        if course is not self._main and micro is not None and micro.ends_shard:
             self._watched.check_again(self.step)
         course.accounts.end_shard()
         course.engine.end_shard()
@@ -257,7 +258,8 @@ class Phases:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
-        self._watched.check_unchanged(self.step)
+        if self._watched.is_strict:
+            self._watched.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
         self._watched.unscale()
@@ -271,12 +273,15 @@ class Phases:
         self._batch = None
         self._listeners.end_phase(self.num_done)
         self.num_done += 1
-        self._begin_stream()
+        if self._has_streams:
+            self.resume_stream()
 
     # Calls of the script
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
+        if not self._watched.parameters:
+            raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         if reduction not in (None, "mean", "sum"):
             raise unknown_name("reduction", str(reduction), ("mean", "sum"))
         if reduction == "sum" and weight is not None:
@@ -312,12 +317,14 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        self._watched.before_backward()
+        if self._watched.marked:
+            self._watched.before_backward()
         run: Callable[..., None] = course.engine.backward
         for precision in self._watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(self._watched.scale(loss), call, factor, options)
-        self._watched.after_backward()
+        if self._watched.marked:
+            self._watched.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -349,7 +356,7 @@ class Phases:
         if not trains:
             return
         self.check_outside(f"{name}.step()")
-        if not self.in_step:
+        if self._plan is None:
             return
         if stranger is not None:
             raise UsageError(

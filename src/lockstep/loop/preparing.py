@@ -85,11 +85,6 @@ class Preparation:
         self._state = state
         self._prepared: dict[int, Any] = {}
 
-    @property
-    def has_models(self) -> bool:
-        """Whether a model was prepared."""
-        return bool(self._watched.parameters)
-
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Return the prepared objects in the order given. Every rank must call it. See ``Team.prepare``."""
         self._check(objects)

@@ -13,13 +13,13 @@
                        written of later ones will be written again
 ``step``               ``epoch``, ``step``, ``values``: what ``team.log`` was given in that step, averaged over all shards
 ``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
-                       training loader, as far as this launch made it; the same without warm-up as ``steady_steps``,
-                       ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank: CPU seconds of the process and its
-                       loader workers over ``steady_s``), ``peak_rss_bytes`` and ``peak_gpu_bytes`` (lists, by rank; the
-                       latter null without a GPU), ``gpu_utilisation`` (a list, by rank: per cent over the pass, null
-                       where it cannot be read); ``split`` (a list, by rank: seconds of ``wall_s`` in each part of
-                       ``explain.split.PARTS``), ``bound`` (what the speed is limited by: one of these parts, or
-                       ``compute``)
+                       training loader, as far as this launch made it (it may be asked to stop in the middle); the same
+                       without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank:
+                       CPU seconds of the process and its loader workers over ``steady_s``), ``peak_rss_bytes`` and
+                       ``peak_gpu_bytes`` (lists, by rank; the latter null without a GPU), ``gpu_utilisation`` (a list,
+                       by rank: per cent over the pass, null where it cannot be read); ``split`` (a list, by rank:
+                       seconds of ``wall_s`` in each part of ``explain.split.PARTS``), ``bound`` (what the speed is
+                       limited by: one of these parts, or ``compute``)
 ``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``, ``backward`` or ``script``), ``times``
                        (as long as the median of the other ranks), ``cost`` (the share of everybody's time): the others wait
                        for that rank

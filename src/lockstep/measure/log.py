@@ -121,7 +121,8 @@ class MetricLog(Listener):
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""
         self._has_begun = True
-        self._close_step()
+        if self._current is not None:
+            self._close_step()
 
     def _close_step(self) -> None:
         if self._current is not None:
@@ -134,6 +135,8 @@ class MetricLog(Listener):
 
     def tick(self, step: int) -> None:
         """See Listener. Exchanges, if it is time, and does not wait."""
+        if self._world_size == 1 and not self._closed and not self._under_way:
+            return
         if self._world_size == 1 and self._on_cpu():
             self._write_alone()
         elif step % self._every == 0:

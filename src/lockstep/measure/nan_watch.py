@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from lockstep.errors import LossError
 from lockstep.listener import Listener
-from lockstep.plan.shards import MicroStep
 
 
 class NanWatch(Listener):
@@ -20,24 +20,16 @@ class NanWatch(Listener):
         policy: ``stop`` (raise), ``warn``, or ``ignore``.
         rank: of this process, for the message.
         every: steps between two looks at losses on a GPU.
+        position: the step and shard at hand.
     """
 
-    def __init__(self, policy: str, rank: int, every: int) -> None:
+    def __init__(self, policy: str, rank: int, every: int, position: Callable[[], tuple[int, int]]) -> None:
         self._policy = policy
         self._rank = rank
         self._every = every
-        self._position = (0, 0)
-        """Step and shard."""
+        self._position = position
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._copied: tuple[list[tuple[int, int]], Tensor, Any] | None = None
-
-    def begin_step(self, step: int) -> None:
-        """See Listener."""
-        self._position = (step, 0)
-
-    def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
-        self._position = (self._position[0], micro.shard)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener.
@@ -48,15 +40,13 @@ class NanWatch(Listener):
         if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and counts for nothing
             return
         if not loss.is_cpu:
-            self._waiting.append((*self._position, loss.detach().reshape(())))
+            step, shard = self._position()
+            if self._waiting and step >= self._waiting[0][0] + self._every:
+                self._read()
+                self._copy()
+            self._waiting.append((step, shard, loss.detach().reshape(())))
         elif (number := loss.item()) != number:
-            self._found(*self._position)
-
-    def tick(self, step: int) -> None:
-        """See Listener."""
-        if self._waiting and step % self._every == 0:
-            self._read()
-            self._copy()
+            self._found(*self._position())
 
     def flush(self) -> None:
         """Look at all that is left, and wait for it."""

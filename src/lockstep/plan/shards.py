@@ -62,6 +62,8 @@ class MicroStep:
     """Number of samples in its global batch."""
     step_samples: int
     """Number of samples in all global batches of the step."""
+    fraction: float
+    """Its fraction of them. The fractions of all micro-steps of all shards sum to one."""
     index: int
     """Number of the micro-step within this process's step, from 0."""
     begins_shard: bool
@@ -76,11 +78,6 @@ class MicroStep:
     """The identity of its samples: the sampler's indices, or positions in the pass over a stream or ready batches."""
     is_again: bool = False
     """Whether an audit computes it once more: nothing of it counts."""
-
-    @property
-    def fraction(self) -> float:
-        """Its fraction of the step's samples. The fractions of all micro-steps of all shards sum to one."""
-        return self.num_samples / self.step_samples
 
 
 @dataclass(slots=True)
@@ -125,7 +122,8 @@ def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -
     for index, (shard, part, begins, ends) in enumerate(positions):
         rows = shard_slice(shard, sizes[part], num_shards)
         number, is_last = rows.stop - rows.start, index == len(positions) - 1
-        micro_steps.append((shard, part, number, sizes[part], sum(sizes), index, begins, ends, is_last, rows))
+        of_step = sum(sizes), number / sum(sizes)
+        micro_steps.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
     return tuple(micro_steps), num_active_ranks(max(sizes), world_size, num_shards)
 
 

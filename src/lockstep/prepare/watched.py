@@ -38,10 +38,11 @@ class Watched:
         self._scaling = scaling
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
-        self._is_strict = num_shards > 1
+        self.is_strict = num_shards > 1
+        """Whether changes inside ``batch.shards`` are refused."""
         self._is_plain = is_plain
         self._is_audited = is_audited
-        self._marked: list[nn.Parameter] = []
+        self.marked: list[nn.Parameter] = []
         """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._before: Any = None
         self._before_again: Any = None
@@ -58,7 +59,7 @@ class Watched:
             self.model_precisions.append(precision)
         first = next(model.parameters())
         if not self._is_plain and first.requires_grad and not is_dtensor(first):
-            self._marked.append(first)
+            self.marked.append(first)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
             self._ids.add(id(parameter))
@@ -73,6 +74,14 @@ class Watched:
         """Add a schedule."""
         self._schedules.append(schedule)
 
+    def scale_by(self, scaling: LossScaling | None) -> None:
+        """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
+        if self._scaling is not None:
+            self._scaling.detach()
+        self._scaling = scaling
+        for optimizer in self._optimizers if scaling is not None else ():
+            scaling.attach(optimizer)  # type: ignore[union-attr]
+
     def scale(self, loss: Tensor) -> Tensor:
         """The scaled loss for the backward pass."""
         return loss if self._scaling is None else self._scaling.scale(loss)
@@ -84,8 +93,7 @@ class Watched:
 
     def begin_phase(self) -> None:
         """Record what no shard may change."""
-        if self._is_strict:
-            self._before = self._snapshot()
+        self._before = self._snapshot()
 
     def _snapshot(self) -> tuple[list[int], list[bool], list[Any]]:
         return (
@@ -102,8 +110,6 @@ class Watched:
             ModelError: parameters were changed, frozen or unfrozen.
             UsageError: a learning rate was changed.
         """
-        if not self._is_strict:
-            return
         versions, learning, rates = self._snapshot()
         if (versions, learning, rates) == self._before:
             return
@@ -151,13 +157,13 @@ class Watched:
 
     def before_backward(self) -> None:
         """Remove the placeholders of ``after_backward``."""
-        for parameter in self._marked:
+        for parameter in self.marked:
             if isinstance(parameter.grad, NotYet):
                 parameter.grad = None
 
     def after_backward(self) -> None:
         """Put placeholders for gradients after a shard's backward pass, which raise an error when used."""
-        for parameter in self._marked:
+        for parameter in self.marked:
             if parameter.grad is None:
                 parameter.grad = NotYet.like(parameter)
 

@@ -114,6 +114,11 @@ class Journey:
         if exhausted and self.section % 2 == 0:
             self.save_if_due(step)  # in a loop over team.epochs() this waits for the epoch's tail
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run ends with the checkpoint that is due."""
+        return self._saver.is_stopping
+
     def save_if_due(self, step: int) -> None:
         """Save the checkpoint that is due, between two steps: the next batch has been fetched, but its step has not begun."""
         if self._saver.is_due:

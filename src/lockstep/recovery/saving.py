@@ -87,8 +87,9 @@ class Saver(Listener):
         self._journal = journal
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
-        every = "off" if config.trace != "off" else config.interval
-        self._pace = Pace(every, self._exchange, is_alone=collectives.size == 1)
+        self._pace = Pace(
+            "off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1
+        )
         self._writer = Writer(store)
         self._staging, self._staging_of_best = Staging(), Staging()
         self._touching: threading.Thread | None = None
@@ -107,7 +108,8 @@ class Saver(Listener):
             self._rehearse()
         if self._writer.has_results:
             self._read_results()
-        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=self._stop_request())
+        stop_request = 0 if self._stop_watch.received is None else self._stop_request()
+        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=stop_request)
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
@@ -143,13 +145,18 @@ class Saver(Listener):
 
     # What
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved. The same on every rank."""
+        return self._pace.stop_request > 0
+
     def save_due(self, position: Position, step: int, epoch: int) -> None:
         """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
             Stopped: the run was asked to stop, and the checkpoint is on disk (or could not be written, which is reported).
         """
-        if self._pace.stop_request:
+        if self.is_stopping:
             self._stop(position, step, epoch)
         self.save(position, step, epoch)
 

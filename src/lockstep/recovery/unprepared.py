@@ -1,7 +1,7 @@
 """Warning of objects that act on the run's parameters but were not prepared: their state is in no checkpoint.
 
 The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook on their steps; schedules,
-averages and loss scalers are searched for among the objects of the process at the first step.
+averages and loss scalers are searched for among the objects of the process when the first pass begins.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ref
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -47,18 +47,19 @@ class Unprepared(Listener):
         self._scales_loss = scales_loss
         self._speaks = speaks
         self._has_searched = False
-        self._resting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._resting: list[tuple[ref[Any], Any]] = []
         """Schedules, averages and scalers that have not acted since they were found, with their progress."""
-        self._judged: WeakSet[Optimizer] = WeakSet()
+        self._judged: dict[int, ref[Optimizer]] = {}
+        """By id, which another optimizer may have later."""
 
-    def begin_step(self, step: int) -> None:
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
         if self._speaks and not self._has_searched:
             self._has_searched = True  # only once: it takes some 80 ms
             # isinstance() would take ten times as long, and call proxies.
             kinds = _with_subclasses(*_KINDS)
-            for candidate in [item for item in gc.get_objects() if type(item) in kinds]:
-                self._resting[candidate] = _progress(candidate)
+            found = [item for item in gc.get_objects() if type(item) in kinds]
+            self._resting = [(ref(item), _progress(item)) for item in found]
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """See Listener.
@@ -66,9 +67,10 @@ class Unprepared(Listener):
         Raises:
             UsageError: its gradients may be scaled, or have overflowed.
         """
-        if optimizer in self._judged:
+        known = self._judged.get(id(optimizer))
+        if known is not None and known() is optimizer:
             return
-        self._judged.add(optimizer)
+        self._judged[id(optimizer)] = ref(optimizer)
         name = type(optimizer).__name__
         if self._scales_loss and id(optimizer) not in _ids_in(self._prepared):
             raise UsageError(
@@ -82,9 +84,10 @@ class Unprepared(Listener):
         """See Listener."""
         if not self._resting:
             return
-        moved = [item for item, before in self._resting.items() if _progress(item) != before]
+        alive = [(item, before) for there, before in self._resting if (item := there()) is not None]
+        moved = [item for item, before in alive if _progress(item) != before]
+        self._resting = [(ref(item), before) for item, before in alive if not any(item is other for other in moved)]
         for item in moved:
-            del self._resting[item]
             optimizer = getattr(item, "optimizer", None)  # a schedule's
             acts = optimizer is None or self._trains(optimizer)
             is_part = id(item) in _ids_in([_parts(peer) for peer in moved])

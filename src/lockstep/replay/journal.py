@@ -6,7 +6,6 @@ random number, changes no tensor and sends nothing. The state's digests are thos
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import math
 import zlib
@@ -28,8 +27,9 @@ from lockstep.sync.gradients import widen
 from lockstep.trace.lines import exact
 from lockstep.trace.subjects import Subjects
 
-_Late = tuple[str, list[Any]]
-"""A micro-step whose losses are on a GPU: the text before them, and they."""
+_FIELDS = 7
+"""What is noted of a micro-step: its step, phase, shard and part, the digest of its identities, that of what its samples hold,
+and its losses (a number, a tensor on a GPU, or a tuple of several)."""
 
 
 class DigestJournal(Listener):
@@ -70,30 +70,25 @@ class DigestJournal(Listener):
         """Of what its samples hold, one for each loader that went along."""
         self._losses: list[Any] = []
         """Numbers, or tensors on a GPU."""
-        self._of_step: list[str | _Late] = []
-        """The micro-steps of the step at hand, which may yet be discarded."""
-        self._noted: list[str | _Late] = []
-        """Those of earlier steps. Texts, since thousands of containers that live so long would keep Python's collector busy."""
+        self._noted: list[Any] = []
+        """The fields of all micro-steps since the last line. Text is made of them together, which takes a fraction of the time.
+        (One list, since thousands of containers that live so long would keep Python's collector busy.)"""
+        self._num_safe = 0
+        """How many fields are of earlier steps. Those of the step at hand may yet be discarded."""
         self._gradients: list[PhaseGradient] = []
         self._has_seen_nan = False
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
         self._step = step
+        self._phase = 0
         self._is_due = is_due(step, self._every) or step in self._always
-        self.drop()
-
-    def begin_phase(self, phase: int) -> None:
-        """See Listener."""
-        self._phase = phase
-
-    def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
-        self._micro, self._samples = micro, 0
-        self._contents, self._losses = [], []
+        self._num_safe = len(self._noted)
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See Listener."""
+        if self._micro is None:
+            self._micro, self._samples, self._contents, self._losses = micro, 0, [], []
         self._samples = zlib.crc32(_as_bytes(micro.samples), self._samples)
         if self._is_due:
             self._contents.append(digest(data))
@@ -107,25 +102,23 @@ class DigestJournal(Listener):
         self._losses.append(number)
         if number != number and not self._has_seen_nan and self._micro is not None:
             self._has_seen_nan = True  # this step may be the last that the process lives to see
-            self._write([*self._noted, *self._of_step, self._entry(self._micro)], self._step)
+            self._write([*self._noted, *self._entry(self._micro)], self._step)
 
     def end_shard(self) -> None:
         """See Listener."""
-        micro, self._micro = self._micro, None
-        if micro is not None:
-            self._of_step.append(self._entry(micro))
+        if self._micro is not None:
+            self._noted += self._entry(self._micro)
+            self._micro = None
 
-    def _entry(self, micro: MicroStep) -> str | _Late:
-        """As ``digests.row``, in half of its time."""
+    def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
+        """The fields of the micro-step at hand."""
+        losses = self._losses[0] if len(self._losses) == 1 else tuple(self._losses)
         content = digest(self._contents)[:16] if self._contents else NOTHING
-        text = f"{self._step} {self._phase} {micro.shard} {micro.part} {self._samples:08x} {content} "
-        try:
-            return text + (",".join([loss.hex() for loss in self._losses]) or NOTHING)
-        except AttributeError:  # tensors have no such method
-            return text, self._losses
+        return self._step, self._phase, micro.shard, micro.part, self._samples, content, losses
 
     def end_phase(self, phase: int) -> None:
         """See Listener."""
+        self._phase = phase + 1
         if self._is_due and self._is_main:
             gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
             sums = bit_sums(list(gradients.values()))
@@ -136,12 +129,8 @@ class DigestJournal(Listener):
     def drop(self) -> None:
         """See Listener."""
         self._micro = None
-        self._of_step, self._gradients = [], []
-
-    def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
-        self._noted += self._of_step
-        self._of_step = []
+        del self._noted[self._num_safe :]
+        self._gradients = []
 
     def tick(self, step: int) -> None:
         """See Listener."""
@@ -156,7 +145,7 @@ class DigestJournal(Listener):
                 "state": {owner: short_digest(parts) for owner, parts in sums.items()},
             }
         self._write(self._noted, step, **more)
-        self._noted, self._gradients = [], []
+        self._noted, self._gradients, self._num_safe = [], [], 0
 
     def end_run(self, step: int, *, failed: bool) -> None:
         """See Listener."""
@@ -164,19 +153,23 @@ class DigestJournal(Listener):
             self._write(self._noted, step)
         self._writer.close()
 
-    def _write(self, noted: Sequence[str | _Late], step: int, **more: Any) -> None:
-        numbers = iter(_read([loss for entry in noted if isinstance(entry, tuple) for loss in entry[1]]))
-        texts = [
-            entry if isinstance(entry, str) else entry[0] + ",".join([next(numbers).hex() for _ in entry[1]])
-            for entry in noted
-        ]
+    def _write(self, noted: Sequence[Any], step: int, **more: Any) -> None:
+        losses = [item if isinstance(item, tuple) else (item,) for item in noted[_FIELDS - 1 :: _FIELDS]]
+        numbers = iter(_read([loss for several in losses for loss in several]))
+        texts = []
+        for first, several in zip(range(0, len(noted), _FIELDS), losses, strict=True):
+            number, phase, shard, part, samples, content = noted[first : first + _FIELDS - 1]
+            exact_losses = ",".join([next(numbers).hex() for _ in several]) or NOTHING
+            texts.append(f"{number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")  # as ``digests.row``
         self._writer.write("steps", last=step, shards=";".join(texts), **more)
 
 
 def _as_bytes(identities: Sequence[Any]) -> bytes:
     if type(identities) is list:
-        with contextlib.suppress(ValueError):  # of other types than Python's own
+        try:
             return marshal.dumps(identities, 2)  # a third of the time; later formats depend on how often an object is used
+        except ValueError:  # of other types than Python's own
+            pass
     try:
         return array("q", identities).tobytes()
     except (TypeError, OverflowError):  # keys of a table, say

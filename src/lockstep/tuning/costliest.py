@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from lockstep.data.sources import Deal
 
-_LIMIT_S = 1.0
+_LIMIT_S = 0.5
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2
 _MAJOR = 0.5
 """The share of a function's time that one of its callees must take to be named in its place."""

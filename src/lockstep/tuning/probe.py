@@ -21,17 +21,17 @@ from lockstep.data.torch_loader import is_torch_loader
 from lockstep.explain.split import sentence, shares_of
 from lockstep.plan.length import length_of
 from lockstep.plan.loading import Loading
+from lockstep.tuning.apart import Apart
 from lockstep.tuning.costliest import find_costliest
 from lockstep.tuning.costs import Costs
-from lockstep.tuning.numerics import changes
 from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
 from lockstep.tuning.session import Session
 from lockstep.tuning.windows import NoStepsError, Steps, Window, Windows
 
 _WARM_UP_STEPS, _WARM_UP_S = 3, 0.3
 _LEAST_FETCHES, _MOST_FETCHES = 4, 64
-_COMPARISONS = 3
-"""Comparisons that must all favour a change."""
+_FAR, _BRIEFLY = 2.0, 0.3
+"""Where settings are this many times as fast as the present ones, this share of a window is enough to compare the two."""
 _PATIENCE_S = 60.0
 """By then the command has read the result and ended this process."""
 
@@ -55,6 +55,7 @@ class Probe:
         self._number = number
         self._session = session
         self._windows = Windows(batches, assignment, session)
+        self._apart = Apart(session, self._windows)
         self._known: dict[str, Any] = {}
         """Results so far, kept for a script that leaves its loop early and begins another pass."""
 
@@ -116,7 +117,10 @@ class Probe:
             yield from self._search(present, num_steps)
         known["is_searched"] = True
         self._leave(is_final=False)
-        yield from self._try_numerics(num_steps)
+        loading, step_s = present, now.step_s
+        if known.get("is_better"):
+            loading, step_s = Loading(**known["best"]["loading"]), known["best"]["step_s"]
+        yield from self._apart.run(loading, step_s, num_steps, lambda: self._leave(is_final=False))
         self._leave(is_final=True)
 
     def _measure_costs(self, now: Window, num_steps: int | None) -> Steps[tuple[Costs, str]]:
@@ -162,7 +166,9 @@ class Probe:
             left_s = self._left_s(now.step_s, 4 + 2 * (NUM_TRIALS - len(trials)))
             session.say(f"trial {len(trials) + 1}: {loading}", left_s)
             there = yield from windows.time(loading, now.step_s, num_steps)
-            here = yield from windows.time(present, now.step_s, num_steps)
+            # How slow the present ones are need not be known well, where these are far quicker.
+            share = _BRIEFLY if _FAR * there.step_s < now.step_s else 1.0
+            here = yield from windows.time(present, now.step_s, num_steps, share)
             trials.append(_compared(loading, there, here))
             # Relative to the window measured next to it, since the machine's speed may have changed.
             search.note(loading, now.step_s / trials[-1]["speedup"])
@@ -173,33 +179,11 @@ class Probe:
             for order in ((present, best), (best, present)):  # so that drift favours neither
                 times = {}
                 for loading in order:
-                    times[loading] = yield from windows.time(loading, now.step_s, num_steps)
+                    share = _BRIEFLY if first["speedup"] > _FAR else 1.0
+                    times[loading] = yield from windows.time(loading, now.step_s, num_steps, share)
                 again.append(_compared(best, times[best], times[present]))
             is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
             self._known.update(best=first, again=again, is_better=is_better)
-
-    def _try_numerics(self, num_steps: int | None) -> Steps[None]:
-        """Try what alters the last bits, with the best loader settings. What gains is tried twice more, in the other order."""
-        session, windows, known = self._session, self._windows, self._known
-        loading, now = known["present"], known["now"]
-        if known.get("is_better"):
-            loading, now = Loading(**known["best"]["loading"]), now._replace(step_s=known["best"]["step_s"])
-        proposals = changes(session.models, cores=session.cores, on_gpu=session.on_gpu, world_size=session.world_size)
-        tried = known.setdefault("apart", [])
-        for left, change in zip(range(len(proposals), len(tried), -1), proposals[len(tried) :], strict=True):
-            session.say(f"apart, {change.name}", self._left_s(now.step_s, 4 * left))
-            change.do()
-            there = yield from windows.time(loading, now.step_s, num_steps)
-            change.undo()
-            here = yield from windows.time(loading, now.step_s, num_steps)
-            speedups = [here.step_s / there.step_s]
-            while is_clear(*speedups) and len(speedups) < _COMPARISONS:
-                here = yield from windows.time(loading, now.step_s, num_steps)
-                change.do()
-                there = yield from windows.time(loading, now.step_s, num_steps)
-                change.undo()
-                speedups.append(here.step_s / there.step_s)
-            tried.append({"name": change.name, "how": change.how, "speedups": speedups, "gains": is_clear(*speedups)})
 
     def _left_s(self, step_s: float, num_windows: int) -> float:
         """How long this many windows may take, in seconds."""
@@ -220,7 +204,8 @@ class Probe:
                 "again": known.get("again", []),
                 "is_better": known.get("is_better", False),
                 "is_searched": known.get("is_searched", False),
-                "apart": known.get("apart", []),
+                "apart": self._apart.tried,
+                "left": self._apart.left,
             },
             is_final=is_final,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from lockstep.atomic import write_atomic
 from lockstep.config import RunConfig
 
+PROPOSALS = ("threads", "memory-format", "precision", "micro-batch", "compile")
+"""Kinds of changes of the answer that are tried, the quickest first (see ``apart``)."""
 _REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
 
 
@@ -20,6 +23,8 @@ class TuningRequest:
 
     window_s: float
     """Minimum time for which steps are timed in one window, in seconds."""
+    proposals: Sequence[str] = ()
+    """Those of ``PROPOSALS`` to try once the loader is measured."""
 
     def write(self, directory: Path) -> None:
         """Save it, for the processes to read."""
@@ -75,9 +80,3 @@ def read_result(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return result
-
-
-def has_result(directory: Path) -> bool:
-    """Whether the measurement is complete."""
-    result = read_result(directory)
-    return result is not None and result["is_final"]

@@ -81,6 +81,9 @@ class Search:
         """Neighbours of a number of workers, the more promising one first."""
         fewer = max(0, workers - max(1, round(workers * _FEWER)))
         more = min(self._costs.most_workers, workers + max(1, round(workers * _MORE)))
+        step_s = self.tried[self._with(workers)]
+        if workers > self._costs.cores and step_s > _FAR * predict_s(self._costs, workers):
+            return [max(1, workers // 2), more]  # what is short may be something else, for which so many only cost
         return [fewer, more] if is_short_of_cores(self._costs, max(1, workers)) else [more, fewer]
 
 
