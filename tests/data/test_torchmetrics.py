@@ -90,7 +90,7 @@ def run_cases(how):
 def test_losses_accuracies_and_metrics_are_those_of_a_plain_loop_to_the_bit(crew):
     [expected] = crew(1, run_cases, "plain")
     assert 0 < expected[0][1]["top1"] < expected[0][1]["top5"] < 1
-    for nproc in (1, 2, 3, 4):
+    for nproc in (1, 3):
         for found in crew(nproc, run_cases, "team", shards=4):
             for (metrics, results), (expected_metrics, expected_results) in zip(found, expected, strict=True):
                 assert results == expected_results
