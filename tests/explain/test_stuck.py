@@ -92,17 +92,14 @@ def test_one_that_polls_outside_of_a_step_is_at_work_and_one_that_sleeps_there_o
     assert "rank 1 waits for rank 0." in who_waits([rank(0, polls, awake_s=49.9, doing=outside), long_ago])
 
 
-def test_a_script_that_knows_no_steps_is_outside_of_one_where_the_others_wait_in_a_collective_of_its_own():
-    polls, backward = (
-        [["/home/me/train.py", 7, "evaluate"]],
-        [["/torch/autograd/graph.py", 9, "_engine_run_backward"], *WAITING[1:]],
-    )
-    begun = {"text": "all_reduce number 7", "group": "0", "number": 7}
-    working = rank(0, polls, awake_s=49.9, doing={"step": 5, "num_done": 9, "activity": "in the script"})
-    assert who_waits([working, rank(1, WAITING)]) is None
-    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, backward, collective=begun)])
-    in_forward = [WAITING[0], ["/site-packages/torch/nn/parallel/distributed.py", 5, "forward"], WAITING[1]]
-    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, in_forward)])
+def test_a_script_that_knows_no_steps_is_outside_of_one_where_the_others_wait_at_a_barrier():
+    barrier = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "barrier"], *WAITING[1:]]
+    doing = {"step": 5, "num_done": 9, "activity": "in the script"}
+    working = rank(0, [["/home/me/train.py", 7, "evaluate"]], awake_s=49.9, doing=doing)
+    loading = rank(0, [["/torch/utils/data/dataloader.py", 7, "_try_get_data"]], awake_s=49.9, doing=doing)
+    assert who_waits([working, rank(1, barrier)]) is None
+    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, WAITING)])
+    assert "rank 1 waits for rank 0." in who_waits([loading, rank(1, barrier)])
 
 
 def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others_are_ahead():

@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.explain.asking import ask, look_up
 from lockstep.explain.differing import first_difference
+from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.rank_reports import RankReport, brief, grouped, name_ranks, read_reports
 from lockstep.explain.sampler import meets_at
 
@@ -165,17 +166,16 @@ def _is_still(report: RankReport, waiting: Sequence[RankReport]) -> bool:
 def _is_apart(report: RankReport, waiting: Sequence[RankReport]) -> bool:
     """Whether a rank is waited for outside of a step.
 
-    Of a script that knows no steps, whether all others wait in a collective that its own code has called: not in a backward
-    pass.
+    Of a script that knows no steps, whether all others wait at a barrier: steps have other collectives.
     """
+    if waits_for_loader(report.frames):  # PyTorch's own loop there wakes up now and then
+        return False
     apart: bool | None = report.record["doing"].get("apart")
-    return all(_has_called(peer.frames) for peer in waiting) if apart is None else apart
+    return all(_is_at_barrier(peer.frames) for peer in waiting) if apart is None else apart
 
 
-def _has_called(frames: Sequence[tuple[str, int, str]]) -> bool:
-    """Whether a collective was called by the script, not by PyTorch. Innermost first."""
-    callers = [file for file, _, _ in frames if "/torch/distributed/" not in file]
-    return bool(callers) and callers[0] != frames[0][0] and "/torch/" not in callers[0]
+def _is_at_barrier(frames: Sequence[tuple[str, int, str]]) -> bool:
+    return any("/torch/distributed/" in file and name in ("barrier", "monitored_barrier") for file, _, name in frames)
 
 
 def _is_debugged(report: RankReport) -> bool:
