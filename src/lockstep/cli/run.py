@@ -33,9 +33,10 @@ Examples:
       the same on each of up to four machines
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
-store, which listens on all network interfaces; scripts that call lockstep.join() open no port to the network.)
+store, which listens on all network interfaces; on one machine, scripts that call
+lockstep.join() open no port to the network.)
 
-If a process fails, all of them are ended within seconds and the first failure is shown in full. With --max-restarts they
+If a process fails, all of them are stopped within seconds and the first failure is shown in full. With --max-restarts they
 are then restarted, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after
 an error that would recur. A process that was suspended (kill -STOP) counts as failed once the others have waited for it
 for half of --timeout.
@@ -43,9 +44,9 @@ for half of --timeout.
 SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step, saves a checkpoint, and exits with
 status 75, "start me again" (74: the checkpoint could not be saved). A second signal ends it at once.
 
-Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 130 after Ctrl-C; 143 after a SIGTERM if nothing
-was saved; else that of the first failure: the exit status of the script, 128 plus the number of the signal that killed
-it, or 1.
+Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 76 if --audit found a wrong result; 130 after
+Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure: the exit status of the script, 128 plus
+the number of the signal that killed it, or 1.
 """
 
 
