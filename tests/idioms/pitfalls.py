@@ -18,7 +18,7 @@ How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms
 
 | scripts | outcome |
 |---|---|
-| {num_equal} | **equal to the bit** on 1, 2, 3 and 4 processes, with 4 and 6 shards, on every rank |
+| {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
 | {num_refused} | **refused** |
 | {num_documented} | run and **differ** |

@@ -118,7 +118,7 @@ def test_what_is_documented_to_differ_runs_and_differs(results):
     rows = rows_of(Documented)
     alone = results(rows, 1, 4)
     assert [outcome.error for by_rank in alone.values() for outcome in by_rank] == [""] * len(rows)
-    for nproc in WORLDS[:0:-1]:  # until each has differed somewhere
+    for nproc in WORLDS[4][:0:-1]:  # until each has differed somewhere
         several = results(rows, nproc, 4)
         rows = [row for row in rows if not any(differences(alone[row.name][0], outcome) for outcome in several[row.name])]
         if not rows:
