@@ -114,6 +114,18 @@ def test_where_many_workers_are_far_slower_than_predicted_half_of_them_are_tried
     assert 8 <= search.best.workers <= 11, tried
 
 
+def test_trials_that_single_windows_cannot_order_are_rivals_and_others_are_not():
+    search = Search(costs(), Loading(workers=0))
+    one, two, three = (Loading(workers=workers, prefetch=2) for workers in (16, 8, 11))
+    search.note(one, 0.0042)
+    assert search.rivals == [one]
+    search.note(two, 0.0038)
+    search.note(three, 0.0030)
+    assert search.rivals == [two, three]
+    search.note(Loading(workers=4, prefetch=2), 0.0020)
+    assert search.rivals == [Loading(workers=4, prefetch=2)]
+
+
 def test_as_many_workers_as_keep_up_are_enough():
     assert best_workers(costs(fetch_s=0.1, worker_s=0.1)) == pytest.approx(11, abs=1)
     assert best_workers(costs(fetch_s=0.005, worker_s=0.005)) == 1

@@ -172,18 +172,32 @@ class Probe:
             trials.append(_compared(loading, there, here))
             # Relative to the window measured next to it, since the machine's speed may have changed.
             search.note(loading, now.step_s / trials[-1]["speedup"])
-        if (best := search.best) is not None:
-            session.say(f"once more: {best}", self._left_s(now.step_s, 4))
-            first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
-            again = []
-            for order in ((present, best), (best, present)):  # so that drift favours neither
-                times = {}
-                for loading in order:
-                    share = _BRIEFLY if first["speedup"] > _FAR else 1.0
-                    times[loading] = yield from windows.time(loading, now.step_s, num_steps, share)
-                again.append(_compared(best, times[best], times[present]))
-            is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
-            self._known.update(best=first, again=again, is_better=is_better)
+        if (best := search.best) is None:
+            return
+        is_far = now.step_s > _FAR * search.tried[best]
+        if is_far and len(rivals := search.rivals) == 2:  # that they are faster is known, and which of them is not
+            best = yield from self._faster_of(rivals, num_steps)
+        session.say(f"once more: {best}", self._left_s(now.step_s, 4))
+        first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
+        again = []
+        for order in ((present, best), (best, present))[: 1 if is_far else 2]:  # so that drift favours neither
+            times = {}
+            for loading in order:
+                share = _BRIEFLY if is_far else 1.0
+                times[loading] = yield from windows.time(loading, now.step_s, num_steps, share)
+            again.append(_compared(best, times[best], times[present]))
+        is_better = is_clear(*(trial["speedup"] for trial in (first, *again)))
+        self._known.update(best=first, again=again, is_better=is_better)
+
+    def _faster_of(self, rivals: list[Loading], num_steps: int | None) -> Steps[Loading]:
+        """Time two settings in turn, in both orders: the faster one, or the first if there is no clear difference."""
+        fewer, more = rivals
+        total_s = dict.fromkeys(rivals, 0.0)
+        for loading in (fewer, more, more, fewer):
+            self._session.say(f"in turn: {fewer}; {more}", self._left_s(self._known["now"].step_s, 5))
+            window = yield from self._windows.time(loading, self._known["now"].step_s, num_steps)
+            total_s[loading] += window.step_s
+        return more if is_clear(total_s[fewer] / total_s[more]) else fewer
 
     def _left_s(self, step_s: float, num_windows: int) -> float:
         """How long this many windows may take, in seconds."""

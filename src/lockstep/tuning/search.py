@@ -17,6 +17,8 @@ _CROWDED = 1.2
 _CLEAR = 1.03
 _FAR = 1.25
 """A trial that takes more than this multiple of the predicted time is far from it."""
+_RIVAL = 1.35
+"""A trial within this multiple of the fastest one's time may be as fast: single windows cannot order the two."""
 _FEWER, _MORE = 1 / 6, 1 / 3
 """The distance to the neighbours of a number of workers, as a fraction of it; at least one worker."""
 
@@ -43,6 +45,13 @@ class Search:
         least_s = min(self.tried.values(), default=0.0)
         near = [loading for loading, step_s in self.tried.items() if step_s <= _ALIKE * least_s]
         return min(near, key=lambda loading: loading.workers or 0, default=None)
+
+    @property
+    def rivals(self) -> list[Loading]:
+        """The fastest settings and the next fastest ones, if these may be as fast; fewest workers first."""
+        ordered = sorted(self.tried, key=lambda loading: self.tried[loading])[:2]
+        near = [loading for loading in ordered if self.tried[loading] <= _RIVAL * self.tried[ordered[0]]]
+        return sorted(near, key=lambda loading: loading.workers or 0)
 
     def note(self, loading: Loading, step_s: float) -> None:
         """Record the step time of a trial."""
