@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from lockstep.checkpoint.weights import load_weights
     from lockstep.comm.collectives import Collectives
     from lockstep.config import RunConfig
+    from lockstep.data.batch import Batch
     from lockstep.data.evaluation import Evaluation
+    from lockstep.data.loader import PreparedLoader
     from lockstep.errors import (
         CheckpointError,
         ConfigError,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "Batch": "lockstep.data.batch",
     "CheckpointError": "lockstep.errors",
     "Collectives": "lockstep.comm.collectives",
     "ConfigError": "lockstep.errors",
@@ -41,6 +44,7 @@ _MODULES = {
     "MismatchError": "lockstep.errors",
     "ModelError": "lockstep.errors",
     "PeerError": "lockstep.errors",
+    "PreparedLoader": "lockstep.data.loader",
     "RunConfig": "lockstep.config",
     "Team": "lockstep.team",
     "UsageError": "lockstep.errors",
@@ -51,6 +55,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Batch",
     "CheckpointError",
     "Collectives",
     "ConfigError",
@@ -62,6 +67,7 @@ __all__ = [
     "MismatchError",
     "ModelError",
     "PeerError",
+    "PreparedLoader",
     "RunConfig",
     "Team",
     "UsageError",
