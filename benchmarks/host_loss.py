@@ -18,7 +18,7 @@ impatient as lockstep's is (--rdzv-conf). A script by hand has to say how long a
 minutes would decide everything here; 30 s, the default of --peer-timeout, is as short as a careful user can be: the longest
 honest wait (a checkpoint being written, evaluation on rank 0, a slow start) must fit in.
 
-A peer that has no new step --limit seconds after the loss, or gives up, is counted as failed, and enters the ratio with that
+A peer that has no new step --limit seconds after the loss, or gives up before, is counted as failed, and enters the ratio with that
 limit: its true time is longer, and the ratio smaller.
 
   ratio   seconds from the loss (of power, if that is among --losses) to the next new step, lockstep / torchrun: lower is better
@@ -102,12 +102,10 @@ def run_once(name: str, args: argparse.Namespace, loss: str, moment: Moment, say
         launch = Launch(processes, output, notes)
         try:
             launch.wait_for(moment, args.every, _QUICK_S if args.quick else _WARM_UP_S)
-            lost_s = lose(both[1], loss)
-            try:
-                return follow(launch, lost_s, args.limit)
-            except Stuck as stuck:
-                say(f"no new step within {args.limit:g} s: {stuck}")
-                return None
+            return follow(launch, lose(both[1], loss), args.limit)
+        except Stuck as stuck:  # perhaps before the loss, by a time limit of its own on a busy machine
+            say(f"no new step within {args.limit:g} s: {stuck}")
+            return None
         finally:
             for process in processes:
                 process.kill()
