@@ -18,8 +18,8 @@ impatient as lockstep's is (--rdzv-conf). A script by hand has to say how long a
 minutes would decide everything here; 30 s, the default of --peer-timeout, is as short as a careful user can be: the longest
 honest wait (a checkpoint being written, evaluation on rank 0, a slow start) must fit in.
 
-A peer that has no new step --limit seconds after the loss, or gives up before, is counted as failed, and enters the ratio with that
-limit: its true time is longer, and the ratio smaller.
+A peer that has no new step --limit seconds after the loss, or gives up, also before it, is counted as failed, and enters the
+ratio with that limit: its true time is longer, and the ratio smaller.
 
   ratio   seconds from the loss (of power, if that is among --losses) to the next new step, lockstep / torchrun: lower is better
 """

@@ -44,7 +44,7 @@ Examples:
 
 SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
 ready, and its loader without steps, with one worker. From these times follow the settings to try, three at most, each beside
-the script's own. They are written only if they are clearly faster in three comparisons.
+the script's own. They are written only if they are clearly faster in each comparison.
 
 The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
 processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.

@@ -30,7 +30,8 @@ Examples:
       a module, with 8 shards
 
 Use a short training (a few steps reveal most causes): every weight is read in every step.
-Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C.
+Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C,
+143 after SIGTERM.
 """
 
 

@@ -39,7 +39,7 @@ def find_horovod() -> Any:
         raise ConfigError(
             f"Horovod is not installed here ({error}), and the strategy 'horovod' and the launcher horovodrun need it. The "
             "package registry has its source, which does not build against a current PyTorch as it is: `make horovod` in "
-            "lockstep's repository builds it, and docs/horovod.md says how. Or use strategy='ddp', which gives the same answer."
+            "lockstep's repository builds it, and docs/horovod.md says how. Or use strategy='ddp': the same up to rounding."
         ) from error
     if not hasattr(horovod, "init"):  # it has printed the reason, and continued without
         raise ConfigError(
