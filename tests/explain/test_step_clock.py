@@ -79,6 +79,22 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
     assert any(line.startswith("rank 1 on ") and "the forward pass took it" in line for line in shown)
 
 
+def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
+    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    try:
+        clock.begin_pass(0, 1, 1, 0)
+        clock.begin_step(1)
+        clock.before_optimizer(None)
+        clock.begin_phase(0)  # of the closure
+        clock.end_phase(0)
+        time.sleep(0.05)
+        clock.after_optimizer()
+        clock.end_step(1, 8)
+        assert clock.so_far["optimizer"] >= 0.05
+    finally:
+        clock.close()
+
+
 def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
     clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
     try:

@@ -46,12 +46,14 @@ def test_one_that_it_has_started_once_is_not(environ):
     assert check(environ) is None
 
 
-@pytest.mark.parametrize(("run_dir", "is_apart"), [("runs/sweep-3", True), ("3/run", True), ("runs/sweep-13", False)])
+@pytest.mark.parametrize(
+    ("run_dir", "is_apart"), [("runs/sweep-3", True), ("runs/sweep-03/", True), ("3/run", False), ("runs/sweep-13", False)]
+)
 def test_tasks_whose_runs_have_directories_of_their_own_may_train_apart(run_dir, is_apart):
     if is_apart:
         assert check(TASK, run_dir=run_dir).startswith("the environment says rank 3 of 4, which is not used")
     else:
-        with pytest.raises(ConfigError, match="for a training in each task, --run-dir with the task's number"):
+        with pytest.raises(ConfigError, match="for a training in each task, a --run-dir that ends in the task's number"):
             check(TASK, run_dir=run_dir)
 
 

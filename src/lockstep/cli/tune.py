@@ -53,8 +53,8 @@ Settings that speed up steps but alter the answer (threads, channels_last, 16-bi
 are tried after that, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
 minutes: --propose compile gives it the time.
 
-Exit status: 0 if all was measured, 1 if SCRIPT failed or could not be measured, 2 if the arguments are invalid, 130 after
-Ctrl-C.
+Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
+130 after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
 _WITHIN_S = 28.0
@@ -136,16 +136,21 @@ def command(
 
     proposals = PROPOSALS if proposed is None else proposed
     deadline_s = None if proposed else began_s + _WITHIN_S
-    result, reason = _Measurement(program, num_processes, settings, limit_s, console).run(
+    result, record = _Measurement(program, num_processes, settings, limit_s, console).run(
         TuningRequest(window_s=seconds, proposals=proposals), found, deadline_s
     )
     _save(result, out)
     for line in verdict.apart(result):
         say(console, line)
     if left := list(result["left"]):
-        if reason:
-            say(console, f"the script failed while {left.pop(0)} was tried: {reason}", style="yellow")
-        if left:
+        if record.status == "failed":
+            say(console, f"the script failed while {left.pop(0)} was tried: {record.reason}", style="yellow")
+        if left and record.exit_status == 0:
+            say(
+                console,
+                f"not tried, as the script has ended: {', '.join(left)}; give it more epochs, or --propose {left[0]}",
+            )
+        elif left:
             when = f"after {time.monotonic() - began_s:.0f} s"
             say(console, f"not tried, {when}: {', '.join(left)}; to give it the time: --propose {','.join(left)}")
 
@@ -198,8 +203,8 @@ class _Measurement:
 
     def run(
         self, request: TuningRequest, found: Callable[[dict[str, Any]], None], deadline_s: float | None
-    ) -> tuple[dict[str, Any], str]:
-        """What was measured, and why the script failed while proposals were tried; empty: it did not.
+    ) -> tuple[dict[str, Any], Record]:
+        """What was measured, and how the script ended: it may have failed, or come to its end, while proposals were tried.
 
         Args:
             request: what to measure.
@@ -248,7 +253,7 @@ class _Measurement:
             result = _checked(read_result(directory), record, self._limit_s, has_joined=(directory / "run").exists())
             if not self._is_found:
                 found(result)
-            return result, (record.reason or "") if record.status == "failed" else ""
+            return result, record
 
 
 def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, has_joined: bool) -> dict[str, Any]:

@@ -202,7 +202,11 @@ class SharedFile:
         path = self._directory / f"{_LOCK}{self._session}"
         while self._lock_fd is None:
             # By hand: it must not be closed before this process ends, or leaves.
-            self._lock_fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                self._lock_fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            except FileNotFoundError:  # the last rank of an earlier run has just removed the directory
+                self._make_directory()
+                continue
             with contextlib.suppress(OSError):  # a file system without locks: then nothing is ever cleared up
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             if not path.exists():  # another rank 0 has taken it for abandoned, before it was held

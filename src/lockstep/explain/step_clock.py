@@ -93,6 +93,8 @@ class StepClock(Listener):
         self._step_began_s = self._now
         self.activity = _IN_SCRIPT
         """What the main thread does now, for the user; read by another thread."""
+        self._is_in_optimizer = False
+        """Of one of the run, perhaps in a phase within its closure."""
         self._hook = register_optimizer_step_post_hook(self.after_optimizer)
 
     def take(self) -> dict[str, float]:
@@ -182,13 +184,18 @@ class StepClock(Listener):
             self._begin_phase()
         self.activity = _IN_SCRIPT
 
-    before_optimizer = _ends(SCRIPT, _IN_OPTIMIZER)
+    def before_optimizer(self, *_: Any) -> None:
+        """See Listener."""
+        self.spent_on(SCRIPT)
+        self.activity = _IN_OPTIMIZER
+        self._is_in_optimizer = True
 
     def after_optimizer(self, *_: Any) -> None:
         """An optimizer has acted: any of the process."""
-        if self.activity is _IN_OPTIMIZER:
+        if self._is_in_optimizer:
             self.spent_on(OPTIMIZER)
             self.activity = _IN_SCRIPT
+            self._is_in_optimizer = False
 
     def end_step(self, step: int, num_samples: int) -> None:
         """See Listener."""

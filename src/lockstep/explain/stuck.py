@@ -154,7 +154,7 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
 def _is_still(report: RankReport, waiting: Sequence[RankReport]) -> bool:
     """Whether a rank that is waited for does nothing, as far as can be seen.
 
-    Within a step all ranks do the same, so one line for so long is not work. Outside of it one may do what the others do not,
+    Within ``batch.shards`` all ranks do the same: one line for so long is not work. Outside one may do what others do not,
     and look again and again whether a job is done, or compute at one line.
     """
     if report.state not in ("running", "late"):
@@ -164,7 +164,7 @@ def _is_still(report: RankReport, waiting: Sequence[RankReport]) -> bool:
 
 
 def _is_apart(report: RankReport, waiting: Sequence[RankReport]) -> bool:
-    """Whether a rank is waited for outside of a step.
+    """Whether a rank is waited for outside of ``batch.shards``.
 
     Of a script that knows no steps, whether all others wait at a barrier: steps have other collectives.
     """

@@ -49,14 +49,16 @@ def check_surroundings(
     launcher, number = world.launcher, world.world_size
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
-    is_typed = os.isatty(0) if is_typed is None else is_typed
-    is_apart = is_typed or str(world.rank) in re.findall(r"\d+", run_dir or "")
+    is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed  # other launchers give it to all
+    number_of_dir = re.search(r"(\d+)/*$", run_dir or "")
+    is_apart = is_typed or (number_of_dir is not None and int(number_of_dir[1]) == world.rank)
     if launcher in _STARTS_COMMANDS and not is_apart:
         name, otherwise = _NAMES.get(launcher, launcher), _STARTS_COMMANDS[launcher].format(number=number)
         raise ConfigError(
             f"{name} has started this command {number} times, and each would start a training of its own, in the same files. "
             f"Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; or {otherwise}. "
-            "(For a launcher on each machine give --nnodes; for a training in each task, --run-dir with the task's number.)"
+            "(For a launcher on each machine give --nnodes; for a training in each task, a --run-dir that ends in the task's "
+            "number.)"
         )
     return (
         f"the environment says rank {world.rank} of {number}, which is not used: the processes of this command are a "

@@ -22,8 +22,10 @@ _WHOLE_MODEL = ("single", "ddp", "exact")
 def compiles(session: Session, _: Windows) -> list[Change]:
     """The forward pass of each model, compiled with PyTorch's defaults and a kernel for each shape."""
     models = [unwrap(model) for model in session.models]
-    if not models or any(innermost(model) is not model for model in models):  # the script has compiled them itself
+    if not models:
         return []
+    if any(innermost(model) is not model for model in models):
+        return [Change(name="compile", why_not="the script compiles its model already")]
     why_not = "" if session.config.strategy in _WHOLE_MODEL else f"not tried with strategy {session.config.strategy}"
     forwards = [Compiled(model) for model in models]
 

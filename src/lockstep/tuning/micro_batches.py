@@ -33,9 +33,9 @@ def micro_batches(session: Session, windows: Windows) -> list[Change]:
     assert windows.largest is not None
     plan, data = windows.largest
     config, world_size = session.config, session.world_size
-    if not data:
-        return []
     name = "larger micro-batches"
+    if session.slowest(0.0 if data else 1.0):  # all ranks must agree: the steps that follow are theirs together
+        return [Change(name=name, why_not="a process has no samples")]
     if not all(map(_is_of_tensors, data)):
         return [Change(name=name, why_not="batches hold more than tensors")]
     if world_size > 1 and len(plan.sizes) > 1:

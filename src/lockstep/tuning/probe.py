@@ -157,7 +157,7 @@ class Probe:
         return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
-        """Try settings, each against the present ones, and the best of them twice more, in both orders."""
+        """Try settings, each against the present ones, and the best of them again, in both orders unless it is far quicker."""
         session, windows, now = self._session, self._windows, self._known["now"]
         search, trials = Search(self._known["costs"], present), self._known["trials"]
         for trial in trials:

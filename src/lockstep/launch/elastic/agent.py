@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from torch.distributed import DistStoreError
-from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo
 
 from lockstep.errors import LaunchError
 from lockstep.launch.elastic.connection import Connection
@@ -134,6 +134,8 @@ class NodeAgent:
             self._begin()
             while not self._is_over():
                 time.sleep(_MONITOR_S)
+        except RendezvousGracefulExitError:
+            pass  # a spare, which had no part in the run: the others have brought it to its end
         finally:
             if self._workers is not None and self._workers.is_running:
                 self._workers.stop(signal.SIGINT, at_once=True)
