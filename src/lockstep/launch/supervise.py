@@ -326,9 +326,9 @@ class _Watch:
         """Forward SIGUSR1 to the workers whose scripts handle it, which continue. False: another signal, or none does."""
         number = self._interrupts.received[0]
         pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []
-        self._send(number, pids)
         if pids:
-            self._interrupts.forget()
+            self._interrupts.forget()  # first: the next may come as soon as a worker has got this one
+        self._send(number, pids)
         return bool(pids)
 
     def _send(self, number: int, pids: Collection[int]) -> None:
