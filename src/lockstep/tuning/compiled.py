@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.config import STRATEGIES
 from lockstep.prepare.contents import innermost
 from lockstep.prepare.model import unwrap
 from lockstep.tuning.numerics import Change
 from lockstep.tuning.session import Session
 from lockstep.tuning.windows import Windows
-
-_WHOLE_MODEL = ("single", "ddp", "exact")
-"""Strategies whose forward pass is the model's own, called whole."""
 
 
 def compiles(session: Session, _: Windows) -> list[Change]:
@@ -26,7 +24,7 @@ def compiles(session: Session, _: Windows) -> list[Change]:
         return []
     if any(innermost(model) is not model for model in models):
         return [Change(name="compile", why_not="the script compiles its model already")]
-    why_not = "" if session.config.strategy in _WHOLE_MODEL else f"not tried with strategy {session.config.strategy}"
+    why_not = "" if STRATEGIES[session.config.strategy].calls_model else f"not tried with strategy {session.config.strategy}"
     forwards = [Compiled(model) for model in models]
 
     @contextlib.contextmanager
