@@ -124,6 +124,7 @@ READ_ENVIRONMENT = {
 WITHOUT_TORCH = (
     "atomic",
     "errors",
+    "machine.cgroups",
     "machine.cores",
     "machine.threads",
     "machine.addresses",

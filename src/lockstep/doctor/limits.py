@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from lockstep.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep.machine.cgroups import own_groups
 
 SHARED_MEMORY = Path("/dev/shm")
 _MB = 1_000_000
@@ -79,10 +80,8 @@ def look_at_processes(situation: Situation) -> dict[str, Any]:
                 if process.uids().real == uid:
                     mine += process.num_threads()
     rooms = [soft - mine] if uid != 0 and soft >= 0 else []
-    group = next((line[3:] for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::")), None)
-    if group is not None:
-        path = Path("/sys/fs/cgroup") / group.lstrip("/")
-        most, now = (next(iter(_lines(path / f"pids.{name}")), "max") for name in ("max", "current"))
+    for group in own_groups():
+        most, now = (next(iter(_lines(group / f"pids.{name}")), "max") for name in ("max", "current"))
         if most != "max" and now.isdecimal():
             rooms.append(int(most) - int(now))
     threads = situation.config.threads or 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lockstep.machine.cgroups import MEMBERSHIP, ROOT, own_groups
+
 
 def num_cores() -> int:
     """The cores this process may use: its affinity, or less where a cgroup (v2) sets a quota. At least 1.
@@ -15,22 +17,14 @@ def num_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         cores = os.cpu_count() or 1
-    quota = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    quota = _cgroup_cores(ROOT, MEMBERSHIP)
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def _cgroup_cores(root: Path, membership: Path) -> float | None:
     """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    membership_path = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
-    if membership_path is None:
-        return None
     least = None
-    group = root / membership_path
-    for folder in (group, *group.parents):
+    for folder in own_groups(root, membership):
         try:
             quota, period = (folder / "cpu.max").read_text().split()
         except (OSError, ValueError):
@@ -38,6 +32,4 @@ def _cgroup_cores(root: Path, membership: Path) -> float | None:
         if quota != "max":
             cores = int(quota) / int(period)
             least = cores if least is None else min(least, cores)
-        if folder == root:
-            break
     return least

@@ -1,4 +1,4 @@
-"""What the processor of this machine says of itself, and the memory that is free."""
+"""What the processor of this machine says of itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import contextlib
 import platform
 from pathlib import Path
 
-import psutil
-
 _FLAGS = {"float16": {"avx512_fp16", "amx_fp16", "asimdhp"}, "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"}}
 """Of processors that compute in these formats, as the kernel names them. Others emulate them, some five times slower than
 float32."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_name() -> str:
@@ -23,15 +20,6 @@ def native_formats() -> set[str]:
     """The 16-bit formats, ``float16`` and ``bfloat16``, that this processor has instructions for."""
     flags = {*_line("flags", "features").split()}
     return {name for name, needed in _FLAGS.items() if needed & flags}
-
-
-def free_bytes() -> int:
-    """The main memory that new processes could use, within the limit of this container."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, max(0, limit - used))
-    return free
 
 
 def _line(*names: str) -> str:

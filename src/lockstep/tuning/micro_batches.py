@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.data.batches import map_tensors
 from lockstep.data.sources import Deal
-from lockstep.machine.processor import free_bytes
+from lockstep.machine.memory import free_bytes
 from lockstep.machine.sizes import size
 from lockstep.plan.shards import plan_step
 from lockstep.tuning.numerics import Change
