@@ -7,6 +7,7 @@ called, in whichever process.
 from __future__ import annotations
 
 import array
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,12 +150,12 @@ def _as_rows(indices: Any) -> torch.Tensor:
 
 
 def _collate(samples: Any) -> Any:
-    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors."""
-    if get_worker_info() is None and type(samples) is list and set(map(type, samples)) == {tuple}:
-        columns = list(zip(*samples, strict=False))
-        same_length = set(map(len, samples)) == {len(columns)}
-        if same_length and all(set(map(type, column)) == {torch.Tensor} for column in columns):
-            return [torch.stack(column) for column in columns]
+    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As there, the first sample
+    tells what all are."""
+    if get_worker_info() is None and type(samples) is list and type(samples[0]) is tuple:
+        if all([type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0]]):
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
+                return [torch.stack(column) for column in zip(*samples, strict=True)]
     return default_collate(samples)
 
 

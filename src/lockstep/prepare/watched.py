@@ -190,10 +190,14 @@ class Watched:
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
         """``trains``, and any parameter of the optimizer that has a gradient but belongs to no prepared model."""
-        ids, trains, stranger = self._ids, False, None
+        trains, stranger = False, None
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in ids:
+            parameters = group["params"]
+            if self._ids.issuperset(map(id, parameters)):  # nearly always, and quick
+                trains = trains or bool(parameters)
+                continue
+            for parameter in parameters:
+                if id(parameter) in self._ids:
                     trains = True
                 elif parameter.grad is not None:
                     stranger = parameter
