@@ -152,10 +152,14 @@ def _as_rows(indices: Any) -> torch.Tensor:
 def _collate(samples: Any) -> Any:
     """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As there, the first sample
     tells what all are."""
-    if get_worker_info() is None and type(samples) is list and type(samples[0]) is tuple:
-        if all([type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0]]):
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
-                return [torch.stack(column) for column in zip(*samples, strict=True)]
+    if (
+        get_worker_info() is None
+        and type(samples) is list
+        and type(samples[0]) is tuple
+        and all(type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0])
+    ):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
+            return [torch.stack(column) for column in zip(*samples, strict=True)]
     return default_collate(samples)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.checkpoint.parts import deal_out
+from lockstep.checkpoint.tree import take_apart
 from lockstep.checkpoint.weights import weights_name
 from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.contents import Content, Weights, content_of
@@ -52,14 +54,30 @@ class RunState:
         named = ((content.name, content.weights()) for content in self.objects)
         return {weights_name(name): weights for name, weights in named if weights is not None}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rest: a tree of plain values and tensors, not copied. Every rank must call it."""
-        return {
-            "objects": [content.state_dict() for content in self.objects],
-            "loaders": [loader.state() for loader in self.loaders],
-            "registered": {name: content.state_dict() for name, content in self.registered.items()},
-            "best": self.best,
+    def divide(self, world_size: int) -> tuple[list[dict[str, Weights]], dict[str, Any]]:
+        """For each rank the files that it writes of a checkpoint, with their tensors, and the JSON value of ``state.json``; the
+        same on every rank. Rank 0 writes the weights, and the rest goes to the ranks with least to write. Every rank must call
+        it."""
+        tensors: dict[str, Tensor] = {}
+
+        def apart(tree: Any, name: str) -> Any:
+            value, parts = take_apart(tree, name)
+            tensors.update(parts)
+            return value
+
+        weights = self.weights()
+        state = {
+            "objects": [apart(content.state_dict(), content.name) for content in self.objects],
+            "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
+            "registered": apart({name: content.state_dict() for name, content in self.registered.items()}, "registered"),
+            "best": apart(self.best, "best"),
         }
+        held = [sum(tensor.nbytes for file in weights.values() for tensor in file.values())] + [0] * (world_size - 1)
+        parts: list[dict[str, Weights]] = [weights, *({} for _ in held[1:])]
+        for rank, names in enumerate(deal_out({name: tensor.nbytes for name, tensor in tensors.items()}, held)):
+            if names:
+                parts[rank][f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
+        return parts, state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of

@@ -18,10 +18,8 @@ from torch import Tensor
 from lockstep.checkpoint.gathered import gather_full
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.pace import Pace
-from lockstep.checkpoint.parts import deal_out
 from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.store import Store
-from lockstep.checkpoint.tree import take_apart
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -132,7 +130,7 @@ class Saver(Listener):
 
     def _rehearse(self) -> None:
         """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
-        parts, _ = self._contents()
+        parts, _ = self._state.divide(self._collectives.size)
         mine = parts[self._collectives.rank]
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
         shapes = {
@@ -198,7 +196,7 @@ class Saver(Listener):
         self._pace.begin_save()
         if self._touching is not None:
             self._touching.join()
-        parts, state = self._contents()
+        parts, state = self._state.divide(self._collectives.size)
         mine = gather_full(parts, self._collectives.rank)
         manifest = Manifest(
             step=step,
@@ -239,28 +237,6 @@ class Saver(Listener):
             state=state,
             copied=copied,
         )
-
-    def _contents(self) -> tuple[list[dict[str, dict[str, Tensor]]], Any]:
-        """For each rank its files with their tensors, and the JSON value of ``state.json``; the same on every rank.
-
-        Rank 0 writes the weights, and the rest goes to the ranks with least to write.
-        """
-        weights, tree = self._state.weights(), self._state.state_dict()
-        tensors: dict[str, Tensor] = {}
-        names = [content.name for content in self._state.objects]
-        state = {
-            "objects": [_apart(state, name, tensors) for state, name in zip(tree["objects"], names, strict=True)],
-            "loaders": [_apart(state, f"loader-{number}", tensors) for number, state in enumerate(tree["loaders"], 1)],
-            "registered": _apart(tree["registered"], "registered", tensors),
-            "best": _apart(tree["best"], "best", tensors),
-        }
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        held = [sum(t.nbytes for part in weights.values() for t in part.values())] + [0] * (self._collectives.size - 1)
-        parts: list[dict[str, dict[str, Tensor]]] = [weights, *({} for _ in held[1:])]
-        for rank, names in enumerate(deal_out(sizes, held)):
-            if names:
-                parts[rank][f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
-        return parts, state
 
     # Results
 
@@ -394,9 +370,3 @@ class Saver(Listener):
 def _print(warning: str) -> None:
     with contextlib.suppress(OSError):  # the output may go to the full disk, too
         print(f"lockstep: WARNING: {warning}", file=sys.stderr, flush=True)
-
-
-def _apart(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    value, parts = take_apart(tree, name)
-    tensors.update(parts)
-    return value
