@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
@@ -17,7 +18,7 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.doubts import doubts
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
-from lockstep.launch.nodes import Nodes
+from lockstep.launch.nodes import Nodes, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
@@ -25,6 +26,7 @@ from lockstep.launch.program import check_script, check_starter, find_script
 from lockstep.launch.secret import shared_secret
 from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
@@ -61,18 +63,10 @@ def run_script(
         LaunchError: a worker failed, and no restart was left; the message holds the first failure, and who else failed.
     """
     config = RunConfig.merge(settings, {})
-    nodes = options.nodes()
-    source = find_script(target, is_module=options.is_module, is_executable=options.is_executable)
-    script = check_script(
-        target,
-        source,
-        is_module=options.is_module,
-        is_executable=options.is_executable,
-        args=args,
-        pass_local_rank=options.local_rank_option,
-        spawns=options.spawns,
-        nproc_given=options.nproc_per_node is not None or nodes is not None,
-    )
+    nodes = plan_nodes(options)
+    path = find_script(target, is_module=options.is_module, is_executable=options.is_executable)
+    source = None if path is None else Source.read(path, Path.cwd() if options.is_module else None)
+    script = check_script(target, source, args, options)
     starts_itself = options.nproc_per_node is None and script.starter is not None
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
     check_starter(script, count)
