@@ -1,4 +1,4 @@
-"""Warnings about command lines of ``lockstep run`` that probably do not mean what they say, given before anything starts."""
+"""Warnings about command lines of ``lockstep run`` that are probably mistakes, before anything starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def doubts(script: Script, source: Source | None, *, are_several: bool) -> Itera
     """Yield warnings for the user.
 
     Args:
-        script: what is about to start.
+        script: about to be started.
         source: its source; None: it is not plain Python.
         are_several: whether several processes are started, here or elsewhere.
     """
@@ -38,7 +38,7 @@ def doubts(script: Script, source: Source | None, *, are_several: bool) -> Itera
 
 
 def _misplaced(args: Sequence[str]) -> Iterator[str]:
-    """Options among a script's arguments that are ``lockstep run``'s, and that hardly any script has."""
+    """Options of ``lockstep run`` among a script's arguments, that hardly any script has."""
     ours = set(_ALSO)
     for field, option in options_of(LaunchOptions).items():
         if option.group in (PROCESSES, MACHINES):
