@@ -11,7 +11,7 @@ from lockstep.launch.endpoint import find_endpoint, introduce
 from lockstep.launch.nodes import DEFAULT_PORT, QUICK, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import SharedSecret
-from lockstep.machine.addresses import is_loopback, outward_addresses, own_address
+from lockstep.machine.addresses import is_loopback, outward_addresses, source_address
 
 
 def plan(**options):
@@ -110,7 +110,7 @@ def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
         second = find(nnodes="1:2", rdzv_endpoint=f"127.0.0.1:{port}")
         assert first.listener.getsockname() == ("127.0.0.1", port)
         assert second.listener is None
-        assert first.own_address == second.own_address == "127.0.0.1"
+        assert first.local_address == second.local_address == "127.0.0.1"
 
 
 def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
@@ -152,14 +152,14 @@ def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_i
         return
     endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
-        assert endpoint.own_address in (known_by, "127.0.1.1")
-        assert is_loopback(endpoint.own_address) == is_loopback(known_by)
+        assert endpoint.local_address in (known_by, "127.0.1.1")
+        assert is_loopback(endpoint.local_address) == is_loopback(known_by)
 
 
 def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loopback():
     for address in outward_addresses():
         assert not is_loopback(address)
-        assert own_address(address) == address
+        assert source_address(address) == address
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):

@@ -17,7 +17,7 @@ from lockstep.machine.addresses import (
     listen,
     listening,
     outward_addresses,
-    own_address,
+    source_address,
 )
 from lockstep.stopping import say
 
@@ -28,7 +28,7 @@ class Endpoint:
 
     nodes: Nodes
     secret: SharedSecret
-    own_address: str
+    local_address: str
     """The address by which the others reach this machine."""
     listener: socket.socket | None
     """The socket of the store, if this node keeps it; else None."""
@@ -43,10 +43,10 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
         ConfigError: the host is unknown, or should be this machine and is not; or the port is in use.
     """
     addresses = _resolve(nodes)
-    address = own_address(nodes.host)
+    address = source_address(nodes.host)
     if address is None:
         raise ConfigError(f"{nodes.endpoint}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
-    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=address, listener=None, listens_at=None)
+    elsewhere = Endpoint(nodes=nodes, secret=secret, local_address=address, listener=None, listens_at=None)
     if nodes.node_rank not in (0, None):
         return elsewhere
     at: str | None = addresses[0]
@@ -54,11 +54,11 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
         # Debian gives a machine's own name a loopback address. Others, for whom it has another one, must get through.
         at, address = None, _outward_address(nodes) or address
     try:
-        return dataclasses.replace(elsewhere, own_address=address, listener=listen(at, nodes.port), listens_at=at)
+        return dataclasses.replace(elsewhere, local_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            return dataclasses.replace(elsewhere, own_address=address)  # of another node, or another launcher here
+            return dataclasses.replace(elsewhere, local_address=address)  # of another node, or another launcher here
         if is_foreign:
             raise ConfigError(
                 f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the rendezvous "
@@ -72,7 +72,7 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
 
 def _outward_address(nodes: Nodes) -> str | None:
     """An address by which others can reach this machine, whose name is a loopback address here; None: it has no other."""
-    towards_most = own_address(SOMEWHERE)
+    towards_most = source_address(SOMEWHERE)
     candidates = outward_addresses() if towards_most is None else [towards_most]
     if len(candidates) > 1:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"

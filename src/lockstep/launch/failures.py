@@ -299,12 +299,11 @@ def headline(first: Failure, nproc: int) -> str:
 
 def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     """The text for each failed rank's log."""
-    return {failure.rank: _in_log(failure) + "\n" for failure in failures}
-
-
-def _in_log(failure: Failure) -> str:
-    text = failure.text.rstrip() or failure.summary()
-    return f"{text}\n\nIn words: {failure.explanation}" if failure.explanation else text
+    texts = {}
+    for failure in failures:
+        explained = f"\n\nIn words: {failure.explanation}" if failure.explanation else ""
+        texts[failure.rank] = f"{failure.text.rstrip() or failure.summary()}{explained}\n"
+    return texts
 
 
 def _message(error: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -52,15 +53,17 @@ def num_present(dev: Path = Path("/dev")) -> int:
 
 
 def num_visible(present: int, visible: str | None) -> int:
-    """How many GPUs CUDA_VISIBLE_DEVICES leaves visible. As in CUDA, the first invalid entry ends the list."""
+    """How many GPUs CUDA_VISIBLE_DEVICES leaves visible; None: it is not set."""
     if visible is None:
         return present
-    count = 0
-    for entry in visible.split(","):
-        name = entry.strip()
-        is_index = name.isdigit() and int(name) < present
-        if not is_index and not name.startswith(("GPU-", "MIG-")):
-            break
-        count += 1
     # Several MIG slices may share one GPU, but a process sees only one of them.
-    return count if present else 0
+    return len(valid_entries(present, visible)) if present else 0
+
+
+def valid_entries(present: int, visible: str) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES that CUDA uses: the first invalid one ends the list."""
+
+    def is_valid(name: str) -> bool:
+        return (name.isdecimal() and int(name) < present) or name.startswith(("GPU-", "MIG-"))
+
+    return list(itertools.takewhile(is_valid, map(str.strip, visible.split(","))))

@@ -126,10 +126,10 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        own_dir = Path(launch.private_dir, f"start-{restart}")  # the file of a rendezvous cannot be used again
-        own_dir.mkdir(mode=0o700)
+        start_dir = Path(launch.private_dir, f"start-{restart}")  # the file of a rendezvous cannot be used again
+        start_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:
-            spec = dataclasses.replace(launch, private_dir=str(own_dir), master_port=port, restart=restart)
+            spec = dataclasses.replace(launch, private_dir=str(start_dir), master_port=port, restart=restart)
             with _served_store(spec):
                 outcome = run_once(spec, server, plan, interrupts)
         if not _starts_again(outcome):

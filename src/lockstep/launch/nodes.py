@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
-from lockstep.machine.addresses import is_loopback
+from lockstep.machine.addresses import is_loopback, with_port
 
 DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"
@@ -51,7 +51,7 @@ class Nodes:
     @property
     def endpoint(self) -> str:
         """The rendezvous endpoint, for the user."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     @property
     def caution(self) -> str:

@@ -97,15 +97,14 @@ class Streams:
 
     def handed_over(self) -> None:
         """Close the workers' descriptors here, once they have them, so that pipes end when workers do; start reading."""
-        for fd in self._given:
-            os.close(fd)
-        self._given.clear()
-        self._pump.start()
+        self._close_given()
+        if self._pump.takers:
+            self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
         """Wait until all output is written, however slow the terminal; at most a second once ``give_up()`` is true."""
         deadline = math.inf
-        while self._pump.is_running() and time.monotonic() < deadline:
+        while self._pump.is_alive() and time.monotonic() < deadline:
             self._pump.join(0.05)
             if deadline == math.inf and give_up():
                 deadline = time.monotonic() + 1.0
@@ -118,12 +117,14 @@ class Streams:
                 self._logs[rank].write(text.encode(errors="backslashreplace"))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        for fd in self._given:
-            os.close(fd)
-        self._given.clear()
+        self._close_given()
         self._pump.stop()
         for log in self._logs.values():
             log.close()
+
+    def _close_given(self) -> None:
+        while self._given:
+            os.close(self._given.pop())
 
     def _pipe(self, rank: int, *, is_error: bool) -> int:
         read_end, write_end = os.pipe()
@@ -135,49 +136,36 @@ class Streams:
                 log.write(line)
             sink(rank, is_error, line)
 
-        self._pump.add(read_end, take)
+        self._pump.takers[read_end] = take
         self._given.append(write_end)
         return write_end
 
 
-class _Pump:
-    """A thread that reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a pager.)"""
+class _Pump(threading.Thread):
+    """Reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a pager.)"""
 
     def __init__(self) -> None:
-        self._takers: dict[int, Callable[[bytes], None]] = {}
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def add(self, fd: int, take: Callable[[bytes], None]) -> None:
-        self._takers[fd] = take
-
-    def start(self) -> None:
-        if self._takers:
-            self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
-            self._thread.start()
-
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        super().__init__(name="lockstep-output", daemon=True)
+        self.takers: dict[int, Callable[[bytes], None]] = {}
+        """What to call with each line, by descriptor of the pipe. Complete before the start."""
+        self._is_over = False
 
     def stop(self) -> None:
         """End the thread without waiting for further output."""
-        self._stopped = True
-        if self._thread is None:
-            for fd in self._takers:
-                os.close(fd)
-        else:
-            self._thread.join(0.5)
+        self._is_over = True
+        if self.ident is not None:
+            self.join(0.5)
+            return
+        for fd in self.takers:
+            os.close(fd)
 
-    def _run(self) -> None:
-        pending = dict.fromkeys(self._takers, b"")
+    def run(self) -> None:
+        """See Thread."""
+        pending = dict.fromkeys(self.takers, b"")
         with selectors.DefaultSelector() as selector:
-            for fd in self._takers:
+            for fd in self.takers:
                 selector.register(fd, selectors.EVENT_READ)
-            while pending and not self._stopped:
+            while pending and not self._is_over:
                 for key, _ in selector.select(timeout=0.2):
                     data = os.read(key.fd, 65536)
                     pending[key.fd] = self._pass_on(key.fd, pending[key.fd] + data, is_last=not data)
@@ -203,7 +191,7 @@ class _Pump:
     def _take(self, fd: int, line: bytes) -> None:
         # A closed terminal (`| head`) or a full disk must not stop the reading: workers would block.
         with contextlib.suppress(OSError, ValueError):
-            self._takers[fd](line)
+            self.takers[fd](line)
 
 
 def _is_piped(fd: int) -> bool:

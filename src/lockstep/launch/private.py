@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.launch.processes import state_of
+
 _PREFIX = "lockstep-"
 _LOCK = "launcher.lock"
 """Locked by a launcher as long as it lives; contains its host and process id. Directories without it are never removed."""
@@ -35,22 +37,22 @@ def private_directory() -> Iterator[str]:
 def live_launches() -> dict[int, Path]:
     """The private directories of this user's live launchers on this machine, by process id."""
     directories = {}
-    for path in _own_directories(tempfile.gettempdir()):
+    for path in _private_directories(tempfile.gettempdir()):
         with contextlib.suppress(OSError, ValueError):
-            host, _, pid = (path / _LOCK).read_text().partition("\n")
-            if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
+            host, pid = (path / _LOCK).read_text().split()
+            if host == socket.gethostname() and state_of(int(pid)) != "dead":
                 directories[int(pid)] = path
     return directories
 
 
 def remove_abandoned(parent: str) -> None:
     """Remove the private directories in ``parent`` whose launcher has ended, as far as possible."""
-    for path in _own_directories(parent):
+    for path in _private_directories(parent):
         with contextlib.suppress(OSError):  # gone meanwhile, without a lock file, or its lock is held
             _remove_if_abandoned(path)
 
 
-def _own_directories(parent: str) -> Iterator[Path]:
+def _private_directories(parent: str) -> Iterator[Path]:
     """The directories of this user that are named like private directories."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:

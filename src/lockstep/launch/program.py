@@ -96,7 +96,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         script,
         local_rank_option=option,
         starter=starter,
-        own_horovod=source.starts_horovod(),
+        horovod_init=source.starts_horovod(),
         has_optimizer=source.has_optimizer(),
         is_store_client=store_client is not None,
         debug_level=source.set_before_torch("TORCH_DISTRIBUTED_DEBUG"),
@@ -110,10 +110,10 @@ def check_starter(script: Script, nproc: int) -> None:
     Raises:
         ConfigError: several processes were requested.
     """
-    if script.own_horovod is not None and nproc > 1:
+    if script.horovod_init is not None and nproc > 1:
         raise ConfigError(
-            f"{script.own_horovod} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep run, "
-            f"each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
+            f"{script.horovod_init} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep "
+            f"run, each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
             f"{script.target}. (To port it to lockstep.join(), which has --strategy horovod: docs/methods.md.)"
         )
     if script.starter is not None and nproc > 1:

@@ -33,7 +33,7 @@ class Script:
     """How the script starts its processes itself; None: it does not, and the workers are its processes."""
     is_executable: bool = False
     """Whether ``target`` is a program, found as a shell would find it."""
-    own_horovod: str | None = None
+    horovod_init: str | None = None
     """Where the script starts Horovod without lockstep; None: it does not."""
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.launch.gpus import valid_entries
+
 
 @dataclass(frozen=True)
 class Node:
@@ -88,13 +90,10 @@ def read_gpu_nodes(
     if visible is None:
         return tuple(node for _, node in gpus)
     chosen: list[int | None] = []
-    for name in visible.split(","):
-        if name.strip().isdecimal() and int(name) < len(gpus):
-            chosen.append(gpus[int(name)][1])
-        elif name.strip().startswith("GPU-"):
-            chosen += [node for uuid, node in gpus if uuid.startswith(name.strip())]
-        else:  # CUDA ignores the rest; and parts of a GPU (MIG) are not in the driver's files
+    for name in valid_entries(len(gpus), visible):
+        if name.startswith("MIG-"):  # parts of a GPU, which are not in the driver's files
             break
+        chosen += [gpus[int(name)][1]] if name.isdecimal() else [node for uuid, node in gpus if uuid.startswith(name)]
     return tuple(chosen)
 
 

@@ -158,9 +158,15 @@ class NodeAgent:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
                 say(f"{why}. The others join a new rendezvous")
 
+    @property
+    def _current(self) -> tuple[Round, Workers]:
+        assert self._round is not None
+        assert self._workers is not None
+        return self._round, self._workers
+
     def _start_workers(self, met: RendezvousInfo) -> None:
         connection, number, num_nodes = self._connection, met.rank, met.world_size
-        address = connection.endpoint.own_address
+        address = connection.endpoint.local_address
         port = self._in_round.enter_context(reserved_port())
         count = self._count = self._count_start(met)
         names = f"{connection.prefix}/round-{count}"
@@ -184,10 +190,10 @@ class NodeAgent:
             interface="lo" if is_loopback(address) else interface_with(address) or "",
         )
         self._introduce(node)
-        own_dir = Path(self._spec.private_dir, f"start-{count}")
-        own_dir.mkdir(mode=0o700)
+        start_dir = Path(self._spec.private_dir, f"start-{count}")
+        start_dir.mkdir(mode=0o700)
         spec = dataclasses.replace(
-            self._spec, private_dir=str(own_dir), node=node, restart=count, master_port=start.master_port
+            self._spec, private_dir=str(start_dir), node=node, restart=count, master_port=start.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
@@ -195,12 +201,12 @@ class NodeAgent:
     def _count_start(self, met: RendezvousInfo) -> int:
         """Number of earlier starts of this run: counted by the first node, the same on all."""
         if met.rank == 0:
-            met.store.set("start", str(self._connection.own_store.add("starts", 1) - 1))
+            met.store.set("start", str(self._connection.run_store.add("starts", 1) - 1))
         return int(met.store.get("start"))
 
     def _num_used(self, more: int = 0) -> int:
         """Add to the number of restarts after failures, and return it. It is in the store, since the first node may be new."""
-        return int(self._connection.own_store.add("used", more))
+        return int(self._connection.run_store.add("used", more))
 
     def _introduce(self, node: Node) -> None:
         assert self._round is not None
@@ -214,39 +220,38 @@ class NodeAgent:
 
         Called several times a second.
         """
-        assert self._round is not None
-        assert self._workers is not None
-        is_running = self._workers.is_running
+        round_, workers = self._current
+        is_running = workers.is_running
         if not is_running:
-            self.stopped_with = self._workers.stopped_with
+            self.stopped_with = workers.stopped_with
         if self._signal:
             self._hear_signal(is_running)
         self._check_store()
-        if not is_running and not self._workers.failures and not self._round.has_ended and not self._was_stopped:
-            self._round.done(self.stopped_with)
-            if self._round.num_done == len(self._round.machines) and not self._round.has_stopped:
+        if not is_running and not workers.failures and not round_.has_ended and not self._was_stopped:
+            round_.done(self.stopped_with)
+            if round_.num_done == len(round_.machines) and not round_.has_stopped:
                 return True
-            if self._round.num_done < len(self._round.machines) and not self._round.silent(self.lost_s):
+            if round_.num_done < len(round_.machines) and not round_.silent(self.lost_s):
                 return False  # others have not finished
         why = self._why_it_ends(is_running)
         if why == "join" and is_running:
             # By SIGTERM, on which workers may save their state. The other nodes notice the new one by themselves.
             self._is_joining = True
-            self._workers.stop(signal.SIGTERM, at_once=True)
+            workers.stop(signal.SIGTERM, at_once=True)
             why = None
         if why is None:
             return False
         if is_running:  # a node was lost or has failed: the others cannot continue
-            self._workers.stop(signal.SIGINT)
-        order = self._round.end()
-        self._workers.wait()
+            workers.stop(signal.SIGINT)
+        order = round_.end()
+        workers.wait()
         return self._settle(why, order)
 
     @property
     def _was_stopped(self) -> bool:
         """Whether the workers were stopped without saving the run."""
-        assert self._workers is not None
-        return self._workers.is_stopping and self._workers.stopped_with is None
+        _, workers = self._current
+        return workers.is_stopping and workers.stopped_with is None
 
     def _hear_signal(self, is_running: bool) -> None:
         """Act on the signal that this launcher got.
@@ -254,55 +259,54 @@ class NodeAgent:
         Raises:
             StoppedError: the workers have ended, and this node leaves.
         """
-        assert self._workers is not None
+        _, workers = self._current
         is_stopped = self._connection.stop.is_set()
-        if is_running and is_stopped and not self._workers.is_stopping:
-            self._workers.stop(self._signal, at_once=True)  # it arrived just before they were started
-        elif not is_stopped and not self._workers.is_stopping:
+        if is_running and is_stopped and not workers.is_stopping:
+            workers.stop(self._signal, at_once=True)  # it arrived just before they were started
+        elif not is_stopped and not workers.is_stopping:
             self._signal = 0  # it was for the script, which continues; or the run had already ended
-        elif not is_running and not self._workers.failures and (is_stopped or self._was_stopped):
+        elif not is_running and not workers.failures and (is_stopped or self._was_stopped):
             self._end_round("stopped")
             raise StoppedError
 
     def _why_it_ends(self, is_running: bool) -> str | None:
         """Why this node ends the round (see ``Report.why``); None: it does not, or the workers are ending already."""
-        assert self._round is not None
-        assert self._workers is not None
+        round_, workers = self._current
         if is_running:
-            if self._round.silent(self.lost_s):
+            if round_.silent(self.lost_s):
                 return "lost"
             if self._signal or self._is_joining:
                 return None  # the workers were told
-            if self._round.num_waiting and not self._round.has_ended:
+            if round_.num_waiting and not round_.has_ended:
                 return "join"
-            return "followed" if self._round.has_ended else None
-        if self._workers.failures:
+            return "followed" if round_.has_ended else None
+        if workers.failures:
             return "failed"
         if self._is_joining:
             return "join"
-        return "saved" if self._workers.stopped_with is not None else "lost"
+        return "saved" if workers.stopped_with is not None else "lost"
 
     def _settle(self, why: str, order: int) -> bool:
         """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
-        assert self._round is not None
-        assert self._workers is not None
-        reported = self._workers.failures
-        stopped_with = self._workers.stopped_with or 0
-        self._round.report(Report(why=why, order=order, failures=reported, signal=self._signal, stopped_with=stopped_with))
+        round_, workers = self._current
+        stopped_with = workers.stopped_with or 0
+        round_.report(
+            Report(why=why, order=order, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
+        )
         nodes = self._connection.nodes
-        reports = self._round.reports(self._connection.stop.sleep)
+        reports = round_.reports(self._connection.stop.sleep)
         self._num_there = len(reports)
         self.verdict = judge(
             reports,
-            self._round.machines,
+            round_.machines,
             least=nodes.least,
             is_elastic=nodes.is_elastic,
             used=self._used,
             max_restarts=self._spec.max_restarts,
         )
         self.stopped_with = self.verdict.stopped_with
-        self.is_reporter = self.verdict.reporter == self._round.number
-        sweep((), self._workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
+        self.is_reporter = self.verdict.reporter == round_.number
+        sweep((), workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
         self._in_round.close()
         self._rendezvous.end_round()
         if not self.verdict.goes_on:
@@ -330,16 +334,15 @@ class NodeAgent:
     def _check_store(self) -> None:
         if self._store_answers:
             return
-        assert self._workers is not None
+        _, workers = self._current
         error, silence_s = self._heartbeat.error, self._heartbeat.silence_s()
         if isinstance(error, ForgedError):
             raise error
         endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
         reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
-        self._workers.stop(signal.SIGINT)
-        self._workers.wait()
-        reported = self._workers.failures
-        causes = [failure for failure in reported if not failure.is_consequence]
+        workers.stop(signal.SIGINT)
+        workers.wait()
+        causes = [failure for failure in workers.failures if not failure.is_consequence]
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
@@ -352,7 +355,7 @@ class NodeAgent:
         """Leave the store. Its keeper waits until the others have left, who may still need it."""
         if self._round is None:
             return
-        store, key = self._connection.own_store, f"left/{self._count}"
+        store, key = self._connection.run_store, f"left/{self._count}"
         store.add(key, 1)
         deadline = time.monotonic() + _FAREWELL_S
         while self._connection.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:

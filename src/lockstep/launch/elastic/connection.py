@@ -52,7 +52,7 @@ class Connection:
         return f"{ALL_RUNS}/{self.nodes.run_id}"
 
     @property
-    def own_store(self) -> SignedStore:
+    def run_store(self) -> SignedStore:
         """The store, with that prefix."""
         return self.store.under(self.prefix)
 

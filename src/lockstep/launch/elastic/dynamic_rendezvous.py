@@ -47,7 +47,7 @@ class DynamicRendezvous:
             nodes.run_id,
             nodes.least,
             nodes.most,
-            connection.endpoint.own_address,
+            connection.endpoint.local_address,
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         try:
@@ -124,7 +124,7 @@ class DynamicRendezvous:
 
     def _gather(self, waiter: Waiter) -> None:
         """Before the first rendezvous: wait a while for the maximum number of nodes, then for the minimum."""
-        store = self._connection.own_store
+        store = self._connection.run_store
         num_here = store.add("arrived", 1)
         try:
             self._await_enough(store, num_here, waiter)

@@ -129,8 +129,8 @@ class _Launch:
         timeout_s = spec.config.timeout_s
         connection = open_connection(self._endpoint, timeout_s, self._stop)
         heartbeat = self._heartbeat = Heartbeat(connection)
-        agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
-        spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
+        agree(connection.run_store, terms_here(self._nodes, spec.max_restarts))
+        spec = dataclasses.replace(spec, name=launch_name(connection.run_store, spec.name))
         rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
         agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:

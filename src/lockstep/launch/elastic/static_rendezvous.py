@@ -64,7 +64,7 @@ class StaticRendezvous:
             LaunchError: a node did not arrive within the timeout.
             StoppedError: this launcher was stopped.
         """
-        store = self._connection.own_store
+        store = self._connection.run_store
         self._number += 1
         self._arrive(store)
         try:
@@ -87,7 +87,7 @@ class StaticRendezvous:
 
     def end_round(self) -> None:
         """Have launchers that are started from now on join the next rendezvous."""
-        store = self._connection.own_store
+        store = self._connection.run_store
         if store.add("rendezvous", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
             store.add("rendezvous", 1)
 
