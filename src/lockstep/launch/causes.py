@@ -17,11 +17,7 @@ _SHM = Path("/dev/shm")
 
 
 class Causes:
-    """Names the causes of failures in one start of the workers.
-
-    Args:
-        environ: the workers' environment.
-    """
+    """Names the causes of failures in one start of the workers, which have the environment ``environ``."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -13,13 +13,7 @@ _ALSO = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
 
 
 def doubts(script: Script, source: Source | None, *, are_several: bool) -> Iterator[str]:
-    """Yield warnings for the user.
-
-    Args:
-        script: about to be started.
-        source: its source; None: it is not plain Python.
-        are_several: whether several processes are started, here or elsewhere.
-    """
+    """Yield warnings for the user. ``are_several``: whether several processes are started, here or elsewhere."""
     if source is None:
         return
     for name in _misplaced(script.args):

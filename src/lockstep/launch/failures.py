@@ -107,7 +107,7 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
     )
 
 
-def is_well(code: object) -> bool:
+def is_success(code: object) -> bool:
     """Whether ``sys.exit(code)`` means success."""
     return code is None or (isinstance(code, int) and code == 0)
 
@@ -155,13 +155,9 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
 
 
 def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
-    """A failure that the worker has not reported.
+    """A failure that the worker has not reported, by its exit status, or minus the signal.
 
-    Args:
-        rank: of the process.
-        status: its exit status, or minus the signal.
-        private_dir: of the launch.
-        end: of its program, if that ended successfully before.
+    ``end``: of its program, if that ended successfully before.
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout

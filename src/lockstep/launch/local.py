@@ -167,8 +167,8 @@ def run_once(
     Raises:
         LaunchError: they could not be started.
     """
-    goes_on = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
-    with Streams(spec.ranks, plan, goes_on=goes_on) as streams:
+    continuation = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
+    with Streams(spec.ranks, plan, continuation=continuation) as streams:
         try:
             outcome = supervise(server, spec, streams, interrupts, exchange)
         except LaunchError as error:

@@ -52,12 +52,12 @@ class Streams:
     Args:
         ranks: of the workers.
         plan: the requested output.
-        goes_on: a line to add to each log, which is then continued; empty: begin new logs.
+        continuation: a line to add to each log, which is then continued; empty: begin new logs.
     """
 
-    def __init__(self, ranks: Collection[int], plan: OutputPlan, *, goes_on: str = "") -> None:
+    def __init__(self, ranks: Collection[int], plan: OutputPlan, *, continuation: str = "") -> None:
         self._plan = plan
-        self._goes_on = goes_on
+        self._goes_on = continuation
         self._given: list[int] = []  # descriptors that only workers need
         self._pump = _Pump()
         self._logs: dict[int, BinaryIO] = {}

@@ -38,7 +38,7 @@ def is_held(pid: int) -> bool:
     return state_of(pid) == "disk-sleep"
 
 
-def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, went_well: bool = False) -> None:
+def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, succeeded: bool = False) -> None:
     """Kill every process of these sessions, and every one with the launch's private directory in its environment.
 
     The second condition finds programs that were started in a session of their own. If the launch went well, they were left
@@ -47,7 +47,7 @@ def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *
     Processes still there after ``timeout_s`` are held by the kernel, and cannot be ended.
     """
     deadline = time.monotonic() + timeout_s
-    while pids := _find_strays(sessions) if went_well else _find(sessions, private_dir):
+    while pids := _find_strays(sessions) if succeeded else _find(sessions, private_dir):
         if time.monotonic() > deadline:
             return
         for pid in pids:

@@ -51,13 +51,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
     """What the workers are to run, as far as the options and the script's source tell.
 
     A script that could start its processes itself, or be launched, is launched if the options give a number of processes or
-    machines.
-
-    Args:
-        target: as the user wrote it.
-        source: of the script; None: it is not plain Python.
-        args: of the script.
-        options: how it is started.
+    machines. ``source``: None: the script is not plain Python.
     """
     option = options.local_rank_option if options.local_rank_option in LOCAL_RANK_OPTIONS else None
     script = Script(

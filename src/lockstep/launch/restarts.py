@@ -49,12 +49,17 @@ def last_error(
 ) -> LaunchError:
     """The error for a launch whose last start has failed."""
     text = failures.report(reported, spec.world_size, attached=attached)
-    if spec.max_restarts:
-        if stopped_by is not None:
-            why = f"it failed after {stopped_by.name}, and was to end"
-        elif reported[0].would_recur:
-            why = f"a {reported[0].kind} would only come again"
-        else:
-            why = f"all restarts were used ({spec.max_restarts})"
-        text += f"\n\nlockstep: not started again: {why}"
-    return LaunchError(text, reported[0].exit_status or 1)
+    return LaunchError(text + why_not(reported[0], spec.max_restarts, stopped_by), reported[0].exit_status or 1)
+
+
+def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals | None = None) -> str:
+    """The end of a message about failures without another restart, after a blank line; empty: restarts were not requested."""
+    if not max_restarts:
+        return ""
+    if stopped_by is not None:
+        why = f"it failed after {stopped_by.name}, and was to end"
+    elif cause is not None and cause.would_recur:
+        why = f"a {cause.kind} would only come again"
+    else:
+        why = f"all restarts were used ({max_restarts})"
+    return f"\n\nlockstep: not started again: {why}"

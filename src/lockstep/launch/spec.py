@@ -159,18 +159,29 @@ class LaunchSpec:
 
 
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    """The environment of a worker: the launcher's, with the variables that torchrun would set."""
-    if isinstance(spec.program, Script) and spec.program.starter is not None:
-        return _starter_environ(spec)
-    name, size, node = str(rank), str(spec.world_size), spec.node
+    """The environment of a worker: the launcher's, with the variables that torchrun would set.
+
+    A script that starts its processes itself gets none with ranks, which it, or its processes, would take for their own.
+    """
+    program, node = spec.program, spec.node
+    of_launchers = (STORE, LAUNCH, CALL, REPLAY, CORES)  # this launcher may be a worker of another
     environ = {
-        **_without_launcher(spec.environ),
-        "RANK": name,
+        **{name: value for name, value in spec.environ.items() if name not in of_launchers},
+        PRIVATE_DIR: spec.private_dir,
+        SETTINGS: json.dumps(dict(spec.settings)),
+        TERMINAL: "1" if spec.terminal else "0",
+    }
+    if spec.replay:
+        environ[REPLAY] = spec.replay
+    if isinstance(program, Script) and program.starter is not None:
+        return environ
+    environ |= {
+        "RANK": str(rank),
         "LOCAL_RANK": str(spec.local_rank(rank)),
-        "ROLE_RANK": name,
-        "WORLD_SIZE": size,
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(spec.nproc),
-        "ROLE_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": str(spec.world_size),
         "ROLE_NAME": "default",
         "GROUP_RANK": str(node.number if node else 0),
         "GROUP_WORLD_SIZE": str(node.num_nodes if node else 1),
@@ -185,40 +196,15 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         # With one machine, no port of Gloo may be reachable from others, unless the user wants that.
         "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),
         STORE: node.store if node else os.path.join(spec.private_dir, "store"),  # noqa: PTH118
-        PRIVATE_DIR: spec.private_dir,
-        SETTINGS: json.dumps(dict(spec.settings)),
-        TERMINAL: "1" if spec.terminal else "0",
         LAUNCH: spec.name,
     }
     if not environ["GLOO_SOCKET_IFNAME"]:
         del environ["GLOO_SOCKET_IFNAME"]
     if spec.binding is not None:
         environ[CORES] = str(spec.binding.num_cores)
-    if spec.replay:
-        environ[REPLAY] = spec.replay
-    if isinstance(spec.program, Call):
+    if isinstance(program, Call):
         environ[CALL] = "1"
-    elif spec.program.is_executable and spec.nproc > 1 and OMP not in environ:
+    elif program.is_executable and spec.nproc > 1 and OMP not in environ:
         # It loads libraries anew, whose numbers of threads can be set by variables only.
         environ[OMP] = environ[OMP_OF_LAUNCHER] = str(max(1, num_cores() // spec.nproc))
     return environ
-
-
-def _starter_environ(spec: LaunchSpec) -> dict[str, str]:
-    """The environment of a script that starts its processes itself: as under ``python``.
-
-    Without ranks, which the script, or its processes, would take for their own. Only the settings for ``lockstep.join()`` are
-    added, and the mark of this launch's processes.
-    """
-    return {
-        **_without_launcher(spec.environ),
-        SETTINGS: json.dumps(dict(spec.settings)),
-        TERMINAL: "1" if spec.terminal else "0",
-        PRIVATE_DIR: spec.private_dir,
-        **({REPLAY: spec.replay} if spec.replay else {}),
-    }
-
-
-def _without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without variables of another lockstep launcher, of which this one may be a worker."""
-    return {name: value for name, value in environ.items() if name not in (STORE, LAUNCH, CALL, REPLAY, CORES)}

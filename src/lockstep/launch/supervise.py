@@ -77,17 +77,17 @@ def supervise(
         LaunchError: a worker could not be forked, or the server died.
     """
     with contextlib.closing(_Watch(server, spec, streams, interrupts, exchange)) as watch:
-        went_well = False
+        succeeded = False
         try:
             watch.run()
-            went_well = not (watch.failures or interrupts.received or watch.stopped_with)
+            succeeded = not (watch.failures or interrupts.received or watch.stopped_with)
         except BaseException as error:
             server.close()  # and with it every worker, also those that have not reported yet
-            watch.hear_all()
+            watch.read_all()
             if not isinstance(error, _StoppedEarlyError):
                 raise
         finally:
-            sweep(watch.sessions, spec.private_dir, went_well=went_well)
+            sweep(watch.sessions, spec.private_dir, succeeded=succeeded)
     return watch.outcome()
 
 
@@ -162,15 +162,15 @@ class _Watch:
                 key.data()
             self._on_time(time.monotonic())
 
-    def hear_all(self) -> None:
+    def read_all(self) -> None:
         """Read the messages of workers that have exited by now."""
         for receiver in self._receivers.values():
             receiver.read()
             receiver.read_file()
 
-    def _last_words(self) -> list[str]:
+    def _last_reports(self) -> list[str]:
         """Descriptions of what workers reported before they were lost with the server."""
-        self.hear_all()
+        self.read_all()
         told = {rank: receiver.told for rank, receiver in self._receivers.items()}
         ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
         self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
@@ -208,14 +208,14 @@ class _Watch:
         while self._to_start and len(self._asked) - len(self._pids) < _MAX_ASKED:
             rank = self._to_start.pop(0)
             receiver = self._receivers[rank] = Receiver(self._spec.private_dir, rank)
-            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_told, rank))
+            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank))
             fds = (*self._streams.for_rank(rank), receiver.worker_fd)
             self._asked[self._server.start_worker(self._spec_path, rank, fds)] = rank
             receiver.handed_over()
             if not self._to_start:
                 self._streams.handed_over()
 
-    def _on_told(self, rank: int) -> None:
+    def _on_message(self, rank: int) -> None:
         """A worker has sent a message, or closed its end."""
         receiver = self._receivers[rank]
         before = receiver.told
@@ -240,7 +240,7 @@ class _Watch:
         except LaunchError as error:
             if self._interrupts.received and not was_ready:
                 raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
-            raise LaunchError("\n\n".join([str(error), *self._last_words()])) from None
+            raise LaunchError("\n\n".join([str(error), *self._last_reports()])) from None
         rank = self._asked.pop(message.get("key", 0), None)
         if rank is None:
             return
@@ -307,7 +307,7 @@ class _Watch:
             return
         elif self._saves_itself():
             self._on(Event.ASKED_TO_SAVE)
-        elif not self._hand_on():
+        elif not self._forward():
             self._on(Event.ASKED_TO_END)
 
     def _saves_itself(self) -> bool:
@@ -322,7 +322,7 @@ class _Watch:
             and all(self._receivers[rank].told.is_watching and catches(pid, number) for rank, pid in pids.items())
         )
 
-    def _hand_on(self) -> bool:
+    def _forward(self) -> bool:
         """Forward SIGUSR1 to workers whose scripts handle it, and continue. False: it is another signal, or none handles it."""
         number = self._interrupts.received[0]
         pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []

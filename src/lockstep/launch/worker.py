@@ -63,7 +63,7 @@ def run_worker(request: Request) -> int:
     except SystemExit as error:
         if spec is None:
             raise
-        if failures.is_well(error.code):
+        if failures.is_success(error.code):
             _tell_end(failures.end_of(error), box, sender)
             raise
         if isinstance(error, Stopped):

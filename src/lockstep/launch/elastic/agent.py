@@ -46,15 +46,8 @@ class StoreLostError(LaunchError):
 class NodeAgent:
     """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
-    Whether to start again is decided in the same way on all nodes (see ``verdict``).
-
-    Args:
-        connection: to the store.
-        heartbeat: of this node.
-        rendezvous: of all nodes.
-        spec: what the workers run, as on one machine; fields that differ between starts are replaced.
-        take_server: returns a fork server that is alive.
-        plan: for the workers' output.
+    Whether to start again is decided in the same way on all nodes (see ``verdict``). ``spec`` is as on one machine: fields that
+    differ between starts are replaced. ``take_server`` returns a fork server that is alive.
     """
 
     def __init__(
@@ -108,7 +101,7 @@ class NodeAgent:
     @property
     def was_cut_short(self) -> bool:
         """Whether this launcher stopped waiting for the run to save itself."""
-        return self._workers is not None and self._workers.was_cut_short
+        return self._workers is not None and self._workers.outcome.was_cut_short
 
     @property
     def is_settling(self) -> bool:
@@ -223,9 +216,9 @@ class NodeAgent:
         round_, workers = self._current
         is_running = workers.is_running
         if not is_running:
-            self.stopped_with = workers.stopped_with
+            self.stopped_with = workers.outcome.stopped_with
         if self._signal:
-            self._hear_signal(is_running)
+            self._handle_signal(is_running)
         self._check_store()
         if not is_running and not workers.failures and not round_.has_ended and not self._was_stopped:
             round_.done(self.stopped_with)
@@ -251,9 +244,9 @@ class NodeAgent:
     def _was_stopped(self) -> bool:
         """Whether the workers were stopped without saving the run."""
         _, workers = self._current
-        return workers.is_stopping and workers.stopped_with is None
+        return workers.is_stopping and workers.outcome.stopped_with is None
 
-    def _hear_signal(self, is_running: bool) -> None:
+    def _handle_signal(self, is_running: bool) -> None:
         """Act on the signal that this launcher got.
 
         Raises:
@@ -284,12 +277,12 @@ class NodeAgent:
             return "failed"
         if self._is_joining:
             return "join"
-        return "saved" if workers.stopped_with is not None else "lost"
+        return "saved" if workers.outcome.stopped_with is not None else "lost"
 
     def _settle(self, why: str, order: int) -> bool:
         """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
         round_, workers = self._current
-        stopped_with = workers.stopped_with or 0
+        stopped_with = workers.outcome.stopped_with or 0
         round_.report(
             Report(why=why, order=order, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
         )
@@ -309,7 +302,7 @@ class NodeAgent:
         sweep((), workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
         self._in_round.close()
         self._rendezvous.end_round()
-        if not self.verdict.goes_on:
+        if not self.verdict.continues:
             return True
         if self._signal:
             raise StoppedError  # the others continue

@@ -70,11 +70,11 @@ class Heartbeat:
             except Exception as error:
                 self.error = self.error or error
                 return
-            self._do_else()
+            self._act_once()
             self.answered_at = time.monotonic()
             self._closed.wait(BEAT_S)
 
-    def _do_else(self) -> None:
+    def _act_once(self) -> None:
         with self._acting:
             act = self._act
             try:

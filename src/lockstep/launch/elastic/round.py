@@ -23,7 +23,7 @@ from lockstep.launch.failures import Failure
 _GONE_S = 3.0
 """Silence after which a launcher is no longer waited for at the end of a round."""
 
-_BEATS_A_WORD = 4
+_BEATS_PER_MESSAGE = 4
 """Heartbeats between two messages of ``Exchange``, at least: about as often as a launcher looks."""
 
 
@@ -116,15 +116,15 @@ class Round:
         self._num_nodes = num_nodes
         self._look = look
         self._count = 0
-        self._said, self._num_said = "", 0  # this node's last message, and their number
-        self._heard: dict[int, bytes] = {}  # number of the last message read, by node
+        self._posted, self._num_posted = "", 0  # this node's last message, and their number
+        self._received: dict[int, bytes] = {}  # number of the last message read, by node
         self._beats: list[tuple[bytes, float]] = []  # the last heartbeat of each node, and when it changed
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
         """Announce this node, and wait for the others. Every node must call it; all return the ``start`` of the first."""
         self._store.set(f"beat/{self.number}", "")
         self._store.set(f"done/{self.number}", "")
-        self._store.set(f"word/{self.number}", "")
+        self._store.set(f"message/{self.number}", "")
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
             self._store.set("start", json.dumps(asdict(start)))
@@ -176,31 +176,31 @@ class Round:
     def _beat(self) -> None:
         names = range(self._num_nodes)
         self._count += 1
-        if self._count % _BEATS_A_WORD == 0:
-            self._say()
-        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_said}")
+        if self._count % _BEATS_PER_MESSAGE == 0:
+            self._send()
+        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted}")
         self._note_beats(self._client.multi_get([f"beat/{number}" for number in names]))
         done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
         self.has_stopped = any(value != b"0" for value in done)
         self.num_done = len(done)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self.num_waiting = self._look()
-        self._hear()
+        self._receive()
 
-    def _say(self) -> None:
-        if self.exchange.to_carry != self._said:
-            self._said = self.exchange.to_carry
-            self._num_said += 1
-            self._client.set(f"word/{self.number}", self._said)
+    def _send(self) -> None:
+        if self.exchange.outgoing != self._posted:
+            self._posted = self.exchange.outgoing
+            self._num_posted += 1
+            self._client.set(f"message/{self.number}", self._posted)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Read the new messages, according to the numbers in the heartbeats: with many nodes, reading all takes long."""
-        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.hears}
-        new = {node: number for node, number in numbers.items() if number and number != self._heard.get(node, b"0")}
+        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.peers}
+        new = {node: number for node, number in numbers.items() if number and number != self._received.get(node, b"0")}
         if new:
-            words = self._client.multi_get([f"word/{node}" for node in new])
-            self.exchange.hear(dict(zip(new, words, strict=True)))
-            self._heard.update(new)
+            messages = self._client.multi_get([f"message/{node}" for node in new])
+            self.exchange.receive(dict(zip(new, messages, strict=True)))
+            self._received.update(new)
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()

@@ -58,7 +58,9 @@ def run_on_nodes(
         stopped_with, verdict, was_cut_short = agent.stopped_with, agent.verdict, agent.was_cut_short
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
         return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
-    if stopped_by is not None and (verdict is None or verdict.goes_on):  # else the nodes have agreed that the run has failed
+    if stopped_by is not None and (
+        verdict is None or verdict.continues
+    ):  # else the nodes have agreed that the run has failed
         return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
         raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
@@ -146,7 +148,7 @@ class _Launch:
             raise
         rendezvous.shutdown()
         agent.leave()
-        if agent.verdict is not None and not agent.verdict.goes_on and agent.stopped_with is None:
+        if agent.verdict is not None and not agent.verdict.continues and agent.stopped_with is None:
             raise LaunchError(agent.verdict.text if agent.is_reporter else agent.verdict.brief, agent.verdict.status)
 
     def _take_server(self) -> ForkServer:

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.launch import failures
+from lockstep.launch import failures, restarts
 from lockstep.launch.elastic.round import Machine, Report
 from lockstep.launch.failures import Failure
 from lockstep.stopping import REQUEUE_STATUS
 
-_GOES_ON = (
+_RESUMES = (
     "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"
 )
 
@@ -20,7 +20,7 @@ _GOES_ON = (
 class Verdict:
     """The decision: the same on every node that has the same reports."""
 
-    goes_on: bool
+    continues: bool
     """Whether the nodes start a new rendezvous."""
     counts: bool
     """Whether that uses one of the allowed restarts."""
@@ -59,29 +59,29 @@ def judge(
     reporter = min(remaining or reports)
 
     def end(text: str, status: int, brief: str = "") -> Verdict:
-        return Verdict(goes_on=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
+        return Verdict(continues=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
 
     def again(text: str, brief: str = "", *, counts: bool = False) -> Verdict:
-        return Verdict(goes_on=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
+        return Verdict(continues=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
 
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
         hosts = ", ".join(machines[number].host for number in stopped)
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
-        text, goes_on = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
+        text, continues = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
-            text, goes_on = "another node has come: all join a new rendezvous", True
+            text, continues = "another node has come: all join a new rendezvous", True
         elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
-            text, goes_on = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
+            text, continues = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
         return Verdict(
-            goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
+            continues=continues, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
         )
     if stopped and not has_cause:
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
         if not is_elastic:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
-            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}", 128 + number)
+            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_RESUMES}", 128 + number)
         if any(machines[node].keeps_store for node in stopped):
             return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number)
         return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
@@ -97,14 +97,12 @@ def judge(
         return again(f"{whole}: the others join a new rendezvous")
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
-        why = f"\n\nlockstep: not started again: a {reported[0].kind} would only come again" if max_restarts else ""
-        return end(whole + why, status, brief)
+        return end(whole + restarts.why_not(reported[0], max_restarts), status, brief)
     if any(report.signal for report in reports.values()) and not is_elastic:
         return end(whole, status, brief)  # a node was stopped, and would be missing
     if used >= max_restarts:
-        whole += f". {_GOES_ON}" if lost and not has_cause else ""
-        why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
-        return end(whole + why, status, brief)
+        whole += f". {_RESUMES}" if lost and not has_cause else ""
+        return end(whole + restarts.why_not(None, max_restarts), status, brief)
     count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
 

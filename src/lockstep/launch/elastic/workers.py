@@ -29,7 +29,8 @@ class Workers:
         self._server = server
         self._plan = plan
         self._interrupts = Interrupts(())
-        self._outcome: Outcome | None = None
+        self.outcome = Outcome(failures=(), stopped_by=None, spec=spec)
+        """How they have ended; before that, without failures."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-workers", daemon=True)
         self._thread.start()
@@ -44,24 +45,14 @@ class Workers:
         """Once they have ended: the failures, the cause first; empty if all ended successfully, or were stopped."""
         if self._error is not None:
             raise self._error
-        return self._outcome.failures if self._outcome else ()
-
-    @property
-    def stopped_with(self) -> int | None:
-        """Once they have ended: see ``Outcome.stopped_with``."""
-        return self._outcome.stopped_with if self._outcome else None
+        return self.outcome.failures
 
     @property
     def is_stopping(self) -> bool:
         """Whether they end, or have ended, because they were stopped. (Not if the script handles the signal, and continues.)"""
         if self.is_running:
             return bool(self._interrupts.received)
-        return self._outcome is not None and (self._outcome.stopped_by or self.stopped_with) is not None
-
-    @property
-    def was_cut_short(self) -> bool:
-        """Once they have ended: see ``Outcome.was_cut_short``."""
-        return self._outcome is not None and self._outcome.was_cut_short
+        return (self.outcome.stopped_by or self.outcome.stopped_with) is not None
 
     def stop(self, number: int, *, at_once: bool = False) -> None:
         """Stop them as this signal would, saving the run if they do that. Does not wait; a second call kills them.
@@ -85,9 +76,9 @@ class Workers:
     def _run(self) -> None:
         try:
             with self._interrupts:
-                self._outcome = run_once(self.spec, self._server, self._plan, self._interrupts, self._exchange)
+                self.outcome = run_once(self.spec, self._server, self._plan, self._interrupts, self._exchange)
         except LaunchError as error:  # they could not be started
             failure = failures.from_exception(self.spec.ranks.start, error)
-            self._outcome = Outcome(failures=(failure,), stopped_by=None, spec=self.spec)
+            self.outcome = Outcome(failures=(failure,), stopped_by=None, spec=self.spec)
         except Exception as error:
             self._error = error
