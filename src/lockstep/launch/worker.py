@@ -52,14 +52,14 @@ def run_worker(request: Request) -> int:
         spec = _settle(request)
         tell_when_watching(lambda: sender.send(is_watching=True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked before the fork
-        if isinstance(spec.program, Script):
-            if spec.program.is_executable:
-                _become_program(spec.program, spec.local_rank(request.rank))
-            box = _open_box(spec, request.rank)
-            _run_script(spec.program, spec.local_rank(request.rank))
+        program, local_rank = spec.program, spec.local_rank(request.rank)
+        if isinstance(program, Script) and program.is_executable:
+            _become_program(program, local_rank)
+        box = _open_box(spec, request.rank)
+        if isinstance(program, Script):
+            _run_script(program, local_rank)
         else:
-            box = _open_box(spec, request.rank)
-            _run_call(spec.program, request.rank, spec.private_dir)
+            _run_call(program, request.rank, spec.private_dir)
     except SystemExit as error:
         if spec is None:
             raise

@@ -27,7 +27,7 @@ class Claim:
 
     pid: int
     host: str
-    processes_of: str
+    pid_namespace: str
     """Identifies the boot and PID namespace in which ``pid`` is valid; empty: unknown."""
     token: str
     """Unique."""
@@ -35,19 +35,19 @@ class Claim:
     @staticmethod
     def of_this_process() -> Claim:
         """The claim of this process."""
-        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=shared_by("pid"), token=uuid.uuid4().hex)
+        return Claim(pid=os.getpid(), host=socket.gethostname(), pid_namespace=shared_by("pid"), token=uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
     def has_ended(self, here: Claim) -> bool:
         """Whether the launcher is known to have ended. ``here``: the claim of this process."""
-        is_here = (self.host, self.processes_of) == (here.host, here.processes_of) and self.processes_of != ""
+        is_here = (self.host, self.pid_namespace) == (here.host, here.pid_namespace) and self.pid_namespace != ""
         return is_here and state_of(self.pid) == "dead"
 
 
 class StaticRendezvous:
-    """The rendezvous of numbered nodes: every time of all of them."""
+    """The rendezvous of numbered nodes: of all of them, every time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
