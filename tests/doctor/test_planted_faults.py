@@ -20,6 +20,7 @@ from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.doctor.table import CHECKS, examine
 from lockstep.launch.gpus import num_present, torch_has_cuda
 from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.options import LaunchOptions
 from lockstep.world import read_environment
 
 pytestmark = pytest.mark.timeout(60)
@@ -138,7 +139,7 @@ def test_a_host_name_that_does_not_resolve(examined, require):
 
 
 def test_a_place_to_meet_that_does_not_resolve():
-    nodes = plan_nodes(nnodes="2", node_rank=1, master_addr="nosuch.invalid")
+    nodes = plan_nodes(LaunchOptions(nnodes="2", node_rank=1, master_addr="nosuch.invalid"))
     found = find("host name", nodes=nodes)
     assert found.state == FAIL
     assert found.found.startswith("nosuch.invalid, the rendezvous endpoint, does not resolve here: ")
@@ -147,7 +148,7 @@ def test_a_place_to_meet_that_does_not_resolve():
 def test_a_port_that_another_program_has():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        nodes = plan_nodes(nnodes="2", node_rank=0, master_addr=socket.gethostname(), master_port=port)
+        nodes = plan_nodes(LaunchOptions(nnodes="2", node_rank=0, master_addr=socket.gethostname(), master_port=port))
         assert find("ports", nodes=nodes).found == f"port {port} cannot be had: Address already in use"
         assert find("ports", nodes=nodes).state == FAIL
         assert find("ports", master_port=port).state == FAIL

@@ -11,11 +11,13 @@ from launch_helpers import MEET
 from warm import run_here
 
 from lockstep.launch.local import run_workers
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 
@@ -73,7 +75,9 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
         path = tmp_path / "script.py"
         path.write_text((MEET if meet else "") + textwrap.dedent(source))
         target = "script" if is_module else str(path)
-        script = check_script(target, path, is_module=is_module, args=args, pass_local_rank=pass_local_rank)
+        script = check_script(
+            target, Source.read(path), args, LaunchOptions(is_module=is_module, pass_local_rank=pass_local_rank, spawns="no")
+        )
         with Interrupts() as interrupts, private_directory() as private_dir:
             spec = LaunchSpec(
                 program=script,

@@ -11,7 +11,8 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
 from lockstep.launch.local import check_fit, reserved_port, resolve_nproc
-from lockstep.launch.program import check_script, find_script
+from lockstep.launch.program import find_script
+from lockstep.launch.source import Source
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_syntax_error_is_found_before_any_worker_starts(tmp_path, source, word
     path = tmp_path / "script.py"
     path.write_bytes(source)
     with pytest.raises(ConfigError, match=words):
-        check_script(str(path), path, is_module=False, args=(), pass_local_rank="auto")
+        Source.read(path)
 
 
 def test_a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else():

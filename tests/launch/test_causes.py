@@ -7,23 +7,8 @@ import pytest
 from launch_helpers import MEET
 
 from lockstep.launch import causes
-from lockstep.launch.causes import Causes, oom_kills
+from lockstep.launch.causes import Causes
 from lockstep.launch.failures import from_exception, from_status, report
-
-V1 = "4:memory:/job\n0::/\n"
-V2 = "0::/job\n"
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "file"), [(V2, "job/memory.events"), (V1, "memory/job/memory.oom_control"), (V1, "../proc/vmstat")]
-)
-def test_what_the_kernel_has_killed_for_want_of_memory_is_counted_where_it_counts(tmp_path, cgroup, file):
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    for path, text in ((proc / "self/cgroup", cgroup), (cgroups / file, "oom 9\noom_kill 3\n")):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert oom_kills(cgroups, proc) == 3
-    assert oom_kills(tmp_path / "none", tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize("is_loader", [True, False])

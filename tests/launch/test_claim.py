@@ -36,7 +36,7 @@ def test_one_that_was_killed_has_ended_also_while_nobody_has_waited_for_it(other
     assert claim.has_ended(Claim.of_this_process())
 
 
-@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"processes_of": "elsewhere"}, {"processes_of": ""}])
+@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"pid_namespace": "elsewhere"}, {"pid_namespace": ""}])
 def test_of_a_launcher_whose_processes_cannot_be_seen_from_here_nothing_is_known(other, claim, elsewhere):
     other.kill()
     other.wait(10)

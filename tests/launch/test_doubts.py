@@ -5,7 +5,9 @@ import textwrap
 import pytest
 
 from lockstep.launch.doubts import doubts
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import check_script
+from lockstep.launch.source import Source
 
 ALONE = """
     import random
@@ -25,8 +27,9 @@ def said(tmp_path):
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(source))
         (tmp_path / "model.py").write_text(model)
-        script = check_script(str(path), path, is_module=False, args=args, pass_local_rank="none")
-        return list(doubts(script, path, are_several=several))
+        source = Source.read(path)
+        script = check_script(str(path), source, args, LaunchOptions(pass_local_rank="none", spawns="no"))
+        return list(doubts(script, source, are_several=several))
 
     return call
 

@@ -14,7 +14,7 @@ from lockstep.explain.rank_reports import box_path
 from lockstep.launch import watching
 from lockstep.launch.elastic.round import Machine, Round, Start
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.exchange import Exchange, Word
+from lockstep.launch.exchange import Exchange, Message
 from lockstep.launch.secret import Secret
 from lockstep.machine.identity import shared_by
 
@@ -61,7 +61,7 @@ def launchers(tmp_path, monkeypatch):
         for watch in watches:
             watch._look()
         for mine, other in (exchanges, reversed(exchanges)):
-            mine.hear({other.number: other.to_carry})
+            mine.receive({other.number: other.outgoing})
 
     return directories, watches, look, said
 
@@ -88,7 +88,7 @@ def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers
     for _ in range(3):
         look()
     assert said == []
-    assert json.loads(watches[1]._exchange.to_carry)["reports"] == []
+    assert json.loads(watches[1]._exchange.outgoing)["reports"] == []
 
 
 def test_a_slow_rank_of_the_other_machine_is_named(launchers):
@@ -99,8 +99,8 @@ def test_a_slow_rank_of_the_other_machine_is_named(launchers):
         box(directories[rank], rank, stack=WORKING, still_s=0.1, windows=windows)
     for _ in range(4):
         look()
-    (words,) = said
-    assert words.startswith(
+    (messages,) = said
+    assert messages.startswith(
         "WARNING: rank 1 on node1 is slow, up to step 40: it is busy 2.0 times as long as the other ranks"
     )
 
@@ -110,8 +110,8 @@ def test_of_a_full_history_little_is_sent(launchers):
     windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}) for n in range(64)]
     box(directories[1], 1, stack=WORKING, still_s=0.1, windows=windows)
     look()
-    assert len(watches[1]._exchange.to_carry) < 1500
-    assert json.loads(watches[1]._exchange.to_carry)["steps"][0]["steps"]["windows"][-1][0] == 12408
+    assert len(watches[1]._exchange.outgoing) < 1500
+    assert json.loads(watches[1]._exchange.outgoing)["steps"][0]["steps"]["windows"][-1][0] == 12408
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def rounds(monkeypatch):
     heartbeat = SimpleNamespace(store=store, also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0)
     rounds = [Round(store, heartbeat, "round-0", number, 2, lambda: 0) for number in range(2)]
     for each in rounds:
-        hear = each.exchange.hear
-        each.exchange.hear = lambda words, hear=hear: (parsed.append(dict(words)), hear(words))
+        hear = each.exchange.receive
+        each.exchange.receive = lambda messages, hear=hear: (parsed.append(dict(messages)), hear(messages))
     machines = [Machine(host=f"node{number}", address="127.0.0.1", num_ranks=1) for number in range(2)]
     start = Start(used=0, master_port=1)
     with ThreadPoolExecutor() as pool:
@@ -140,23 +140,23 @@ def test_a_word_is_read_once_and_again_only_when_another_was_said(rounds):
 
     beat(8)
     assert parsed == []
-    second.exchange.say(Word(waited=[1]))
+    second.exchange.post(Message(waited=[1]))
     beat(20)
-    assert [list(words) for words in parsed] == [[1]]
-    assert first.exchange.heard[1].waited == [1]
-    second.exchange.say(Word(waited=[]))
+    assert [list(messages) for messages in parsed] == [[1]]
+    assert first.exchange.received[1].waited == [1]
+    second.exchange.post(Message(waited=[]))
     beat(20)
     assert len(parsed) == 2
-    assert first.exchange.heard[1].waited == []
+    assert first.exchange.received[1].waited == []
 
 
 def test_the_first_hears_all_and_the_others_hear_the_first():
     first, third = Exchange(0, 4), Exchange(2, 4)
-    assert (first.hears, third.hears) == ([1, 2, 3], [0])
-    third.say(Word(waited=[5]))
-    first.hear({1: "", 2: third.to_carry, 3: b""})
-    assert {number: word.waited for number, word in first.heard.items()} == {2: [5]}
+    assert (first.peers, third.peers) == ([1, 2, 3], [0])
+    third.post(Message(waited=[5]))
+    first.receive({1: "", 2: third.outgoing, 3: b""})
+    assert {number: message.waited for number, message in first.received.items()} == {2: [5]}
     assert not first.has_all_reports
-    third.say(Word(waited=[7]))
-    first.hear({3: third.to_carry})
-    assert {number: word.waited for number, word in first.heard.items()} == {2: [5], 3: [7]}
+    third.post(Message(waited=[7]))
+    first.receive({3: third.outgoing})
+    assert {number: message.waited for number, message in first.received.items()} == {2: [5], 3: [7]}

@@ -9,8 +9,14 @@ from launch_helpers import free_port, listening
 from lockstep.errors import ConfigError
 from lockstep.launch.endpoint import find_endpoint, introduce
 from lockstep.launch.nodes import DEFAULT_PORT, QUICK, plan_nodes
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import SharedSecret
-from lockstep.machine.addresses import is_loopback, outward_addresses, own_address
+from lockstep.machine.addresses import is_loopback, outward_addresses, source_address
+
+
+def plan(**options):
+    return plan_nodes(LaunchOptions(**options))
+
 
 HERE = {"nnodes": "2", "node_rank": 0, "master_addr": "127.0.0.1"}
 
@@ -20,24 +26,24 @@ HERE = {"nnodes": "2", "node_rank": 0, "master_addr": "127.0.0.1"}
     [{}, {"nnodes": "1"}, {"nnodes": "1:1"}, {"nnodes": "1", "node_rank": 0, "master_addr": "one", "master_port": 29501}],
 )
 def test_one_machine_is_one_machine_however_it_is_said(options):
-    assert plan_nodes(**options) is None
+    assert plan(**options) is None
 
 
 def test_nodes_with_numbers_meet_at_the_first_and_all_come():
-    nodes = plan_nodes(**{**HERE, "node_rank": 1})
+    nodes = plan(**{**HERE, "node_rank": 1})
     assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (2, 2, 1, False)
     assert nodes.endpoint == f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def test_nodes_without_numbers_meet_at_an_endpoint_and_may_come_and_go():
-    nodes = plan_nodes(nnodes="1:4", endpoint="[::1]:2940", run_id="mine", conf="last_call_timeout=7")
+    nodes = plan(nnodes="1:4", rdzv_endpoint="[::1]:2940", rdzv_id="mine", rdzv_conf="last_call_timeout=7")
     assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (1, 4, None, True)
     assert (nodes.endpoint, nodes.run_id) == ("[::1]:2940", "mine")
     assert nodes.conf == {**QUICK, "last_call_timeout": 7}
 
 
 def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
-    assert plan_nodes(nnodes="2", node_rank=1, endpoint="one:29400", backend="c10d").node_rank == 1
+    assert plan(nnodes="2", node_rank=1, rdzv_endpoint="one:29400", rdzv_backend="c10d").node_rank == 1
 
 
 @pytest.mark.parametrize(
@@ -52,19 +58,22 @@ def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
         ({**HERE, "node_rank": -1}, "numbered from 0 to 1"),
         ({"nnodes": "1", "node_rank": 1}, "numbered from 0 to 0"),
         ({**HERE, "master_port": 70000}, "--master-port 70000: ports go from 1 to 65535"),
-        ({**HERE, "endpoint": "one:29400"}, "both give the rendezvous endpoint"),
+        ({**HERE, "rdzv_endpoint": "one:29400"}, "both give the rendezvous endpoint"),
         ({**HERE, "nnodes": "1:2"}, "--node-rank with --nnodes 1:2"),
         ({"nnodes": "1:2", "master_addr": "one"}, "--master-addr with --nnodes 1:2"),
-        ({"nnodes": "2", "endpoint": "one:port"}, "--rdzv-endpoint one:port: give HOST:PORT"),
-        ({"nnodes": "2", "endpoint": "one:0"}, "from 1 to 65535"),
-        ({"nnodes": "2", "endpoint": "one", "backend": "etcd"}, "--rdzv-backend etcd"),
-        ({"nnodes": "2", "endpoint": "one", "conf": "patience=3"}, "there is no such setting here, but join_timeout"),
-        ({"nnodes": "2", "endpoint": "one", "conf": "join_timeout=soon"}, "whole number"),
+        ({"nnodes": "2", "rdzv_endpoint": "one:port"}, "--rdzv-endpoint one:port: give HOST:PORT"),
+        ({"nnodes": "2", "rdzv_endpoint": "one:0"}, "from 1 to 65535"),
+        ({"nnodes": "2", "rdzv_endpoint": "one", "rdzv_backend": "etcd"}, "--rdzv-backend etcd"),
+        (
+            {"nnodes": "2", "rdzv_endpoint": "one", "rdzv_conf": "patience=3"},
+            "there is no such setting here, but join_timeout",
+        ),
+        ({"nnodes": "2", "rdzv_endpoint": "one", "rdzv_conf": "join_timeout=soon"}, "whole number"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(options, words):
     with pytest.raises(ConfigError) as caught:
-        plan_nodes(**options)
+        plan(**options)
     assert words in str(caught.value)
 
 
@@ -72,7 +81,7 @@ SECRET = SharedSecret(given=None, path=Path("not looked at"))
 
 
 def find(**options):
-    return find_endpoint(plan_nodes(**options), SECRET)
+    return find_endpoint(plan(**options), SECRET)
 
 
 def test_a_host_that_nobody_knows_is_an_error_at_once_on_every_node():
@@ -96,17 +105,17 @@ def test_a_port_in_use_is_an_error_at_once():
 
 def test_of_two_nodes_on_one_machine_the_first_keeps_the_store():
     port = free_port()
-    first = find(nnodes="1:2", endpoint=f"127.0.0.1:{port}")
+    first = find(nnodes="1:2", rdzv_endpoint=f"127.0.0.1:{port}")
     with first.listener:
-        second = find(nnodes="1:2", endpoint=f"127.0.0.1:{port}")
+        second = find(nnodes="1:2", rdzv_endpoint=f"127.0.0.1:{port}")
         assert first.listener.getsockname() == ("127.0.0.1", port)
         assert second.listener is None
-        assert first.own_address == second.own_address == "127.0.0.1"
+        assert first.local_address == second.local_address == "127.0.0.1"
 
 
 def test_it_is_told_who_listens_where_and_that_there_is_no_password(capfd):
     port = free_port()
-    nodes = plan_nodes(**HERE, master_port=port)
+    nodes = plan(**HERE, master_port=port)
     endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
         introduce(endpoint)
@@ -134,7 +143,7 @@ def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_i
 ):
     monkeypatch.setattr("lockstep.launch.endpoint.SOMEWHERE", "no-such-host.invalid")
     monkeypatch.setattr("lockstep.launch.endpoint.outward_addresses", lambda: addresses)
-    nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
+    nodes = plan(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
     if known_by is None:
         with pytest.raises(
             ConfigError, match=r"--master-addr this means this machine alone here \(127\.0\.1\.1\).*10\.2\.0\.7"
@@ -143,18 +152,18 @@ def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_i
         return
     endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
-        assert endpoint.own_address in (known_by, "127.0.1.1")
-        assert is_loopback(endpoint.own_address) == is_loopback(known_by)
+        assert endpoint.local_address in (known_by, "127.0.1.1")
+        assert is_loopback(endpoint.local_address) == is_loopback(known_by)
 
 
 def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loopback():
     for address in outward_addresses():
         assert not is_loopback(address)
-        assert own_address(address) == address
+        assert source_address(address) == address
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):
-    nodes = plan_nodes(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
+    nodes = plan(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
     endpoint = find_endpoint(nodes, SECRET)
     with endpoint.listener:
         assert endpoint.listens_at is None

@@ -7,10 +7,11 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import Secret, shared_secret
 
 LONG = "a secret that is long enough"
-NODES = plan_nodes(nnodes="2", node_rank=1, master_addr="host0", master_port=4000)
+NODES = plan_nodes(LaunchOptions(nnodes="2", node_rank=1, master_addr="host0", master_port=4000))
 
 
 def found(run_dir=None, file=None, text=None):
@@ -72,7 +73,7 @@ def test_a_file_that_others_could_have_written_or_read_is_none(tmp_path):
 
 
 def test_machines_that_mean_themselves_by_an_address_have_files_of_their_own(tmp_path):
-    nodes = plan_nodes(nnodes="2", node_rank=1, master_addr="localhost", master_port=4000)
+    nodes = plan_nodes(LaunchOptions(nnodes="2", node_rank=1, master_addr="localhost", master_port=4000))
     path = shared_secret(nodes, str(tmp_path / "run"), None, None).path
     assert path.name == f".lockstep-localhost-of-{socket.gethostname()}-4000.secret"
 

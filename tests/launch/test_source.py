@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import check_script, check_starter
 from lockstep.launch.source import Source
 
@@ -21,6 +22,10 @@ def read(tmp_path):
         return Source.read(tmp_path / "train.py")
 
     return make
+
+
+def check(source, **options):
+    return check_script(str(source.path), source, (), LaunchOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,7 @@ def read(tmp_path):
     ],
 )
 def test_an_argument_for_the_local_rank_is_found_where_it_is_defined(read, tmp_path, source, expected):
-    found = read(source).local_rank_option(tmp_path)
+    found = read(source).local_rank_option()
     assert found == (expected and (expected, f"{tmp_path}/train.py, line 1"))
 
 
@@ -62,17 +67,17 @@ def test_an_argument_for_the_local_rank_is_found_where_it_is_defined(read, tmp_p
 )
 def test_the_argument_is_found_in_files_beside_the_script_that_it_imports(read, tmp_path, line, where):
     source = read(line, {where: "\n\nparser.add_argument('--local_rank')"})
-    assert source.local_rank_option(tmp_path) == ("--local_rank", f"{tmp_path}/{where}, line 3")
+    assert source.local_rank_option() == ("--local_rank", f"{tmp_path}/{where}, line 3")
 
 
-def test_arguments_of_files_that_are_not_imported_or_only_as_scripts_of_their_own_do_not_count(read, tmp_path):
+def test_arguments_of_files_that_are_not_imported_or_only_as_scripts_of_their_own_do_not_count(read):
     other = "if __name__ == '__main__':\n    parser.add_argument('--local_rank')"
     source = read("import other\nfrom missing import x", {"other.py": other, "x.py": "parser.add_argument('--local_rank')"})
-    assert source.local_rank_option(tmp_path) is None
+    assert source.local_rank_option() is None
 
 
-def test_a_broken_file_that_is_imported_is_left_for_the_script_to_tell_of(read, tmp_path):
-    assert read("import broken", {"broken.py": "def local_rank(:"}).local_rank_option(tmp_path) is None
+def test_a_broken_file_that_is_imported_is_left_for_the_script_to_tell_of(read):
+    assert read("import broken", {"broken.py": "def local_rank(:"}).local_rank_option() is None
 
 
 @pytest.mark.parametrize(
@@ -135,8 +140,8 @@ def test_processes_that_do_not_train_are_none_that_a_script_starts_to_train(read
         ("import setup", True),
     ],
 )
-def test_a_script_that_reads_what_a_launcher_sets_is_recognised(read, tmp_path, source, expected):
-    assert read(source, {"setup.py": "RANK = int(os.getenv('RANK', 0))"}).asks_launcher(tmp_path) is expected
+def test_a_script_that_reads_what_a_launcher_sets_is_recognised(read, source, expected):
+    assert read(source, {"setup.py": "RANK = int(os.getenv('RANK', 0))"}).asks_launcher() is expected
 
 
 @pytest.mark.parametrize(
@@ -151,9 +156,9 @@ def test_a_script_that_reads_what_a_launcher_sets_is_recognised(read, tmp_path, 
         ("import torch\ntorch.optimize = optimal", False),
     ],
 )
-def test_a_script_that_trains_with_an_optimizer_is_recognised(read, tmp_path, source, expected):
+def test_a_script_that_trains_with_an_optimizer_is_recognised(read, source, expected):
     others = {"recipe.py": "from torch.optim import AdamW", "other.py": "import torch.optim"}
-    assert read(source, others).has_optimizer(tmp_path) is expected
+    assert read(source, others).has_optimizer() is expected
 
 
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(f, nprocs=2)\n"
@@ -173,10 +178,7 @@ EITHER = SPAWNS + "rank = os.environ.get('RANK')\n"
     ],
 )
 def test_who_starts_the_processes_follows_from_the_source_and_what_was_said(read, source, spawns, nproc_given, expected):
-    path = read(source).path
-    script = check_script(
-        str(path), path, is_module=False, args=(), pass_local_rank="auto", spawns=spawns, nproc_given=nproc_given
-    )
+    script = check(read(source), spawns=spawns, nproc_per_node=2 if nproc_given else None)
     assert (script.starter is not None) is expected
     check_starter(script, 1)
     if expected:
@@ -197,23 +199,17 @@ def test_who_starts_the_processes_follows_from_the_source_and_what_was_said(read
     ],
 )
 def test_a_script_of_lightning_with_devices_starts_its_processes_unless_a_number_of_them_was_said(read, source, is_alone):
-    path = read(source).path
-
-    def check(nproc_given, spawns="auto"):
-        how = {"is_module": False, "args": (), "pass_local_rank": "auto", "nproc_given": nproc_given}
-        return check_script(str(path), path, spawns=spawns, **how)
-
-    assert (check(False).starter is not None) is is_alone
-    assert check(True).starter is None
-    assert check(False, "no").starter is None
+    parsed = read(source)
+    assert (check(parsed).starter is not None) is is_alone
+    assert check(parsed, nproc_per_node=2).starter is None
+    assert check(parsed, nnodes="2", rdzv_endpoint="one").starter is None
+    assert check(parsed, spawns="no").starter is None
     if is_alone:
-        assert "it is started once (--nproc-per-node N launches it)" in check(False).guesses[0]
+        assert "it is started once (--nproc-per-node N launches it)" in check(parsed).guesses[0]
 
 
 def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
-    path = read(SPAWNS + "parser.add_argument('--local_rank')").path
-    script = check_script(str(path), path, is_module=False, args=(), pass_local_rank="auto", spawns="auto")
-    assert script.arguments(0) == []
+    assert check(read(SPAWNS + "parser.add_argument('--local_rank')"), nproc_per_node=2).arguments(0) == []
 
 
 @pytest.mark.parametrize(
@@ -229,15 +225,14 @@ def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
             {},
             "torch.multiprocessing.spawn in train.py, line 2): it is started once (--spawns no launches it)",
         ),
-        (EITHER, {"nproc_given": False}, "it is started once (--spawns no launches it)"),
+        (EITHER, {"nproc_per_node": None}, "it is started once (--spawns no launches it)"),
         (EITHER, {}, "it is launched (--spawns yes starts it once)"),
     ],
 )
 def test_a_guess_is_told_in_a_line_that_says_what_overrides_it(read, source, options, words):
-    path = read(source).path
-    said = {"is_module": False, "args": (), "pass_local_rank": "auto", "spawns": "auto", **options}
-    (guess,) = check_script(str(path), path, **said).guesses
-    assert words in guess.replace(f"{path.parent}/", "")
+    parsed = read(source)
+    (guess,) = check(parsed, **{"nproc_per_node": 2, **options}).guesses
+    assert words in guess.replace(f"{parsed.path.parent}/", "")
     assert "\n" not in guess
 
 
@@ -253,9 +248,7 @@ def test_a_guess_is_told_in_a_line_that_says_what_overrides_it(read, source, opt
     ],
 )
 def test_nothing_is_told_where_nothing_was_guessed(read, source, said):
-    path = read(source).path
-    options = {"is_module": False, "args": (), "pass_local_rank": "auto", "spawns": "auto", **said}
-    assert not check_script(str(path), path, **options).guesses
+    assert not check(read(source), nproc_per_node=2, **said).guesses
 
 
 HOROVOD = "import horovod.torch as hvd\nhvd.init()\n"
@@ -270,10 +263,8 @@ HOROVOD = "import horovod.torch as hvd\nhvd.init()\n"
         ("print('hvd.init()')", 3, False),
     ],
 )
-def test_a_script_of_horovods_own_is_told_who_starts_it(tmp_path, source, nproc, is_refused):
-    path = tmp_path / "train.py"
-    path.write_text(source)
-    script = check_script(str(path), path, is_module=False, args=(), pass_local_rank="auto")
+def test_a_script_of_horovods_own_is_told_who_starts_it(read, source, nproc, is_refused):
+    script = check(read(source))
     if not is_refused:
         check_starter(script, nproc)
         return
@@ -300,5 +291,5 @@ CLIENT = "from torch.distributed import TCPStore\nTCPStore('127.0.0.1', 29500, i
     ],
 )
 def test_a_client_of_the_launchers_store_is_told_from_a_script_that_may_serve_one(read, tmp_path, source, where):
-    found = read(source, {"parts.py": "import torchft"}).store_client(tmp_path)
+    found = read(source, {"parts.py": "import torchft"}).store_client()
     assert found == (where and where.format(tmp_path))

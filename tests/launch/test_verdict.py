@@ -33,7 +33,7 @@ FAILED = Report(why="failed", order=1, failures=(failure(2, exit_status=7),))
 
 def test_the_first_failure_is_told_whole_once_and_in_a_line_by_the_others():
     found = judged([Report(why="failed", order=1, failures=(echo(0), echo(1))), FAILED])
-    assert not found.goes_on
+    assert not found.continues
     assert found.text.startswith(
         "rank 2 of 3 on two failed: ValueError: boom\n\nwhole ValueError\n\nfailed after it:\n  rank 0 on one"
     )
@@ -54,64 +54,64 @@ def test_of_two_causes_the_first_is_that_which_was_seen_first_whatever_the_clock
 
 def test_restarts_are_counted_and_end():
     found = judged([FOLLOWED, FAILED], used=1, max_restarts=2)
-    assert (found.goes_on, found.counts) == (True, True)
+    assert (found.continues, found.counts) == (True, True)
     assert found.text.endswith("lockstep: restart 2 of 2: all nodes join a new rendezvous")
     found = judged([FOLLOWED, FAILED], used=2, max_restarts=2)
-    assert not found.goes_on
+    assert not found.continues
     assert found.text.endswith("not started again: all restarts were used (2)")
 
 
 def test_an_error_that_would_only_come_again_is_the_end():
     failed = Report(why="failed", order=1, failures=(failure(2, "ConfigError", would_recur=True),))
     found = judged([FOLLOWED, failed], max_restarts=3)
-    assert not found.goes_on
+    assert not found.continues
     assert "a ConfigError would only come again" in found.text
 
 
 def test_where_nodes_come_and_go_a_lost_one_costs_no_restart():
     found = judged([Report(why="failed", order=1, failures=(echo(0),))], is_elastic=True)
-    assert (found.goes_on, found.counts) == (True, False)
+    assert (found.continues, found.counts) == (True, False)
     assert "nothing is heard any more from two (rank 2)" in found.text
 
 
 def test_where_they_do_not_a_lost_one_is_the_end_or_a_restart():
     lost = [Report(why="lost", order=1, failures=(echo(0),))]
     found = judged(lost)
-    assert not found.goes_on
+    assert not found.continues
     assert "nothing is heard any more from two (rank 2)" in found.text
     found = judged(lost, max_restarts=1)
-    assert (found.goes_on, found.counts) == (True, True)
+    assert (found.continues, found.counts) == (True, True)
 
 
 def test_a_failure_is_not_taken_for_a_loss_by_the_one_who_reports_it():
     found = judged([Report(why="failed", order=1, failures=(failure(0, host="one"),))], is_elastic=True)
-    assert not found.goes_on
+    assert not found.continues
     assert "rank 0 of 3 on one failed" in found.text
     assert "nothing is heard any more from two" in found.text
 
 
 def test_only_echoes_with_all_nodes_there_are_a_failure():
     reports = [Report(why="failed", order=1, failures=(echo(0),)), Report(why="failed", order=2, failures=(echo(2, "two"),))]
-    assert not judged(reports, is_elastic=True).goes_on
+    assert not judged(reports, is_elastic=True).continues
     assert judged(reports, is_elastic=True, max_restarts=1).counts
 
 
 def test_a_node_that_comes_costs_no_restart():
     join = Report(why="join", order=1)
     found = judged([join, Report(why="failed", order=2, failures=(echo(2, "two"),))], is_elastic=True)
-    assert (found.goes_on, found.counts) == (True, False)
+    assert (found.continues, found.counts) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("is_elastic", "stopped", "goes_on"), [(False, 0, False), (False, 1, False), (True, 0, False), (True, 1, True)]
+    ("is_elastic", "stopped", "continues"), [(False, 0, False), (False, 1, False), (True, 0, False), (True, 1, True)]
 )
-def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stopped, goes_on):
+def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stopped, continues):
     reports = [FOLLOWED, FOLLOWED]
     reports[stopped] = Report(why="stopped", order=1, signal=15)
     found = judged(reports, is_elastic=is_elastic)
-    assert (found.goes_on, found.counts, found.reporter) == (goes_on, False, 1 - stopped)
-    assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or goes_on
-    assert found.status == (0 if goes_on else 128 + 15)
+    assert (found.continues, found.counts, found.reporter) == (continues, False, 1 - stopped)
+    assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or continues
+    assert found.status == (0 if continues else 128 + 15)
     if is_elastic and stopped == 0:
         assert "it kept the rendezvous store" in found.text
 
@@ -128,29 +128,29 @@ LEAVES = Report(why="saved", order=2, stopped_with=75, signal=15)
 def test_a_run_that_has_saved_itself_ends_on_all_nodes_with_its_status_and_is_no_failure():
     for reports in ([SAVED, LEAVES], [SAVED, SAVED], [LEAVES, LEAVES]):
         found = judged(reports, max_restarts=3)
-        assert (found.goes_on, found.stopped_with, found.status) == (False, 75, 75)
+        assert (found.continues, found.stopped_with, found.status) == (False, 75, 75)
     unsaved = [replace(SAVED, stopped_with=74), replace(LEAVES, stopped_with=74)]
     for is_elastic in (False, True):
         found = judged(unsaved, is_elastic=is_elastic)
-        assert (found.goes_on, found.stopped_with) == (False, 74)
+        assert (found.continues, found.stopped_with) == (False, 74)
 
 
 def test_where_nodes_come_and_go_those_that_were_not_told_go_on_if_they_are_enough():
     found = judged([SAVED, LEAVES], is_elastic=True)
-    assert (found.goes_on, found.counts, found.reporter) == (True, False, 0)
+    assert (found.continues, found.counts, found.reporter) == (True, False, 0)
     assert found.text == "the run is saved, and two leaves: the others join a new rendezvous"
-    assert not judged([SAVED, LEAVES], is_elastic=True, least=2).goes_on
-    assert not judged([LEAVES, LEAVES], is_elastic=True).goes_on
-    assert not judged([LEAVES, SAVED], is_elastic=True).goes_on  # node 0 keeps the store
-    assert not judged([SAVED, SAVED], is_elastic=True).goes_on
+    assert not judged([SAVED, LEAVES], is_elastic=True, least=2).continues
+    assert not judged([LEAVES, LEAVES], is_elastic=True).continues
+    assert not judged([LEAVES, SAVED], is_elastic=True).continues  # node 0 keeps the store
+    assert not judged([SAVED, SAVED], is_elastic=True).continues
 
 
 def test_a_run_that_has_saved_itself_for_a_node_that_comes_meets_again():
     found = judged([replace(SAVED, why="join"), SAVED], is_elastic=True)
-    assert (found.goes_on, found.counts) == (True, False)
+    assert (found.continues, found.counts) == (True, False)
     assert "another node has come" in found.text
 
 
 def test_what_fails_while_the_run_is_saved_is_a_failure_and_starts_nothing_again():
     found = judged([replace(LEAVES, stopped_with=0), FAILED], max_restarts=3)
-    assert (found.goes_on, found.stopped_with, found.status) == (False, None, 7)
+    assert (found.continues, found.stopped_with, found.status) == (False, None, 7)

@@ -18,12 +18,14 @@ from crew import warm_server
 
 from lockstep.checkpoint.store import Store
 from lockstep.launch.local import run_workers
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
 from lockstep.launch.restarts import last_error
 from lockstep.launch.script import interruption
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.measure.events import read_events
 
@@ -74,7 +76,7 @@ class Lab:
         settings = {**SETTINGS, **({} if run_dir is None else {"run_dir": str(self.directory / run_dir)}), **settings}
         settings = {name: value for name, value in settings.items() if value is not None}
         self._monkeypatch.setenv("FAULT", json.dumps(fault))
-        checked = check_script(str(script), script, is_module=False, args=args, pass_local_rank="off")
+        checked = check_script(str(script), Source.read(script), args, LaunchOptions(pass_local_rank="none", spawns="no"))
         self._capfd.readouterr()
         with Interrupts() as interrupts, private_directory() as private_dir:
             spec = LaunchSpec(

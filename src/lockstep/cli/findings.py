@@ -16,6 +16,7 @@ from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
 from lockstep.doctor.table import examine
 from lockstep.errors import ConfigError
 from lockstep.launch.local import resolve_nproc
+from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.machine.sizes import counted
 from lockstep.world import read_environment
@@ -27,7 +28,7 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
     """What a command line asks for, on this machine, with what a launcher around it has told."""
-    world, nodes = read_environment().world, options.nodes()
+    world, nodes = read_environment().world, plan_nodes(options)
     is_one_of_several = nodes is None and world.world_size > 1
     count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
     return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)

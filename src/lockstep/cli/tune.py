@@ -22,6 +22,7 @@ from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError, unknown_name
 from lockstep.launch.local import resolve_nproc
+from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
@@ -106,7 +107,7 @@ def command(
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
-    if options.nodes() is not None:
+    if plan_nodes(options) is not None:
         raise ConfigError(
             "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "
             "several. The run on several needs a file of a run on several, so set --workers there to what was found"

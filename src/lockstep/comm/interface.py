@@ -6,7 +6,7 @@ import os
 import socket
 
 from lockstep.errors import ConfigError
-from lockstep.machine.addresses import SOMEWHERE, interface_with, own_address
+from lockstep.machine.addresses import SOMEWHERE, interface_with, source_address
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -44,5 +44,5 @@ def nccl_interface() -> str:
 
 def interface_towards(host: str | None) -> str | None:
     """The interface by which packets to a host leave this machine; None: there is no route, or only loopback."""
-    address = own_address(host) if host is not None else None
+    address = source_address(host) if host is not None else None
     return None if address is None else interface_with(address)

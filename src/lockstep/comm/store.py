@@ -22,7 +22,7 @@ from lockstep.comm.tcp import client, tcp_store
 from lockstep.comm.waiter import Waiter
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, PeerError
-from lockstep.machine.addresses import is_loopback
+from lockstep.machine.addresses import is_loopback, with_port
 from lockstep.machine.tcp_store import first_line
 from lockstep.world import World
 
@@ -158,7 +158,7 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
             raise ConfigError(
                 f"MASTER_ADDR={host}, and MASTER_PORT={port or ' is not set'}: set it to a free port of that host"
             )
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return f"tcp://{with_port(host, port)}"
     is_placed = "local_world_size" not in world.unsaid
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None

@@ -27,7 +27,7 @@ from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
-from lockstep.joining.opening import Launch, open_run
+from lockstep.joining.opening import Launch, OpenRun, open_run
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
@@ -176,32 +176,10 @@ def _agree(
     lock: RunLock | None = None
     is_new, notices = True, list[str]()
     if world.rank == 0:
-        born_with = Birth(
-            shards=config.shards or world.world_size,
-            exact=promises_bits(config.strategy, shards_given=config.shards is not None),
-            accumulate=config.accumulate,
-            seed=config.seed or 0,
-            threads=config.threads or environment.threads or _default_threads(config.shards or world.world_size, world),
-            precision=config.precision,
-            device=device,
-        )
         try:
-            block(0, world.world_size, born_with.shards)
-            run = open_run(
-                Launch(
-                    config=config,
-                    explicit=explicit,
-                    born_with=born_with,
-                    command=Command.of_this_process(
-                        _num_joined,
-                        is_program=world.is_program,
-                        explicit=explicit,
-                        part="" if world.job is None else world.job.part,
-                    ),
-                    world=world,
-                )
-            )
-            result = (_for_all(run.run_dir, world), run.birth, run.checkpoint)
+            run = _open(config, explicit, environment, world, device)
+            # Other machines may have started the script in other directories.
+            result = run.run_dir if world.num_nodes == 1 else run.run_dir.absolute(), run.birth, run.checkpoint
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
         except LockstepError as error:
             result = error
@@ -234,6 +212,24 @@ def _agree(
     )
 
 
+def _open(config: RunConfig, explicit: dict[str, Any], environment: Environment, world: World, device: str) -> OpenRun:
+    """Find or create the run, on rank 0."""
+    num_shards = config.shards or world.world_size
+    block(0, world.world_size, num_shards)  # more processes than shards is an error
+    born_with = Birth(
+        shards=num_shards,
+        exact=promises_bits(config.strategy, shards_given=config.shards is not None),
+        accumulate=config.accumulate,
+        seed=config.seed or 0,
+        threads=config.threads or environment.threads or _default_threads(num_shards, world),
+        precision=config.precision,
+        device=device,
+    )
+    part = "" if world.job is None else world.job.part
+    command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
+    return open_run(Launch(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
+
+
 def _situation(world: World, device: str) -> Situation:
     """What the best settings of a loader depend on."""
     command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit={})
@@ -246,11 +242,6 @@ def _situation(world: World, device: str) -> Situation:
         world_size=world.world_size,
         device=device,
     )
-
-
-def _for_all(run_dir: Path, world: World) -> Path:
-    """An absolute path if there are several machines, which may have started the script in other directories."""
-    return run_dir if world.num_nodes == 1 else run_dir.absolute()
 
 
 def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:

@@ -1,11 +1,13 @@
 """Starting the processes of a run on this machine, watching them, and ending all of them.
 
-``function.launch`` is for scripts and notebooks, ``script.run_script`` for the command line; both put the same pieces
-together: ``spec`` (what a worker is), ``server`` and ``serve`` (the two ends of the fork server), ``worker`` (what runs
-in a worker), ``messages`` (what workers tell the launcher), ``supervise`` (start, watch, end) and its ``stages``, ``restarts``,
-``standstill``, ``private`` (the directory), ``ending`` (a mark in it), ``output``, ``failures``, ``processes``.
+- entries: ``function.launch`` for scripts and notebooks, ``script.run_script`` for the command line; ``local``: on this machine
+- before it: ``options``, ``nodes``, ``source``, ``program``, ``doubts``, ``surroundings``, ``gpus``, ``topology``, ``binding``
+- the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
+- running: ``supervise``, ``stages``, ``signals``, ``messages``, ``output``, ``watching``, ``exchange``, ``standstill``
+- failures, the end: ``failures``, ``causes``, ``restarts``, ``processes``; ``private`` (the directory), ``ending`` (its mark)
+- several machines: ``endpoint``, ``secret``, ``elastic``
 
-Nothing here imports torch in the process that launches.
+Only ``elastic`` imports torch in the process that launches.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    # ``lockstep.launch`` is the function in the list of public names, and this package as soon as any module of it is
-    # imported (in every worker, for one). Both names stay right if the package can be called.
+    # ``lockstep.launch`` is a public function, and this package as soon as any of its modules is imported (as in every worker).
+    # A callable package serves as both.
     def __call__(self, fn: Any, *args: Any, **options: Any) -> Any:
         from lockstep.launch.function import launch
 

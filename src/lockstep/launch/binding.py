@@ -1,4 +1,4 @@
-"""Which CPUs each process may run on. Planned here, from a description of the machine; done in the workers."""
+"""The CPUs on which each process may run. Planned here, from a description of the machine; applied in the workers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BINDINGS = ("none", "auto", "cores", "numa")
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """What each process of a launch is bound to. (Loader workers inherit it.)"""
+    """The CPUs of each process of a launch. (Loader workers inherit them.)"""
 
     kind: str
     """``cores`` or ``numa``."""
     cpus: tuple[tuple[int, ...], ...]
     """By rank."""
     nodes: tuple[tuple[int, ...], ...]
-    """By rank: the NUMA nodes that they belong to."""
+    """By rank: the NUMA nodes of the CPUs."""
     num_cores: int
-    """What the processes may use together, bound or not: numbers of threads must not depend on it."""
+    """Cores that the processes may use together, whether bound or not: numbers of threads must not depend on the binding."""
 
     def __str__(self) -> str:
         """The line for the user."""
@@ -41,9 +41,9 @@ class Binding:
 
 
 def announce(kind: str, binding: Binding | None, *, is_one_of_several: bool = False) -> None:
-    """Tell on standard error what was bound, if that was asked for.
+    """Report the binding on standard error, if one was requested.
 
-    ``is_one_of_several``: this machine, whose processes have no ranks but its own before all have met.
+    ``is_one_of_several``: whether there are several machines, so that only local ranks are known yet.
     """
     if binding is None and kind == "auto":
         print("lockstep: processes are not bound: there are fewer cores than processes, and one NUMA node", file=sys.stderr)
@@ -53,16 +53,16 @@ def announce(kind: str, binding: Binding | None, *, is_one_of_several: bool = Fa
 
 
 def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
-    """A binding for processes of this machine, within the CPUs that this process may use; None for no binding.
+    """Plan a binding of this machine's processes to the CPUs that this process may use; None: no binding.
 
     Args:
         kind: ``cores`` (each process has cores of its own, on one NUMA node if possible), ``numa`` (each has all cores of a
             node), ``auto`` (``cores`` if there are enough, else ``numa`` if there are several nodes, else none), ``none``.
         nproc: number of processes.
-        config: for the GPUs that they use: a process is bound close to its own.
+        config: says which GPUs a process uses; it is bound close to them.
 
     Raises:
-        ConfigError: there is no such kind, or there are too few cores.
+        ConfigError: the kind is unknown, or there are too few cores.
     """
     if kind not in BINDINGS:
         raise unknown_name("binding", kind, BINDINGS)
@@ -77,16 +77,16 @@ def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
 
 
 def plan_binding(kind: str, nodes: Sequence[Node], near: Sequence[int | None], num_cores: int) -> Binding | None:
-    """The binding of so many processes as ``near`` has entries. Pure.
+    """Plan a binding of as many processes as ``near`` has entries. Pure.
 
     Args:
-        kind: as for ``bind_here``, but for ``none``.
-        nodes: of the machine, with the CPUs that may be used.
-        near: for each process the number of the node that it should be close to, or None.
+        kind: as for ``bind_here``, except ``none``.
+        nodes: the NUMA nodes of the machine, with the CPUs that may be used.
+        near: for each process, the number of the node that it should be close to, or None.
         num_cores: cores that they may use together.
 
     Raises:
-        ConfigError: ``cores`` for more processes than there are CPUs where they should be.
+        ConfigError: ``cores``, and a node has fewer CPUs than processes that should be there.
     """
     shares = _deal_nodes(nodes, near)
     if kind == "auto":
@@ -107,14 +107,14 @@ def plan_binding(kind: str, nodes: Sequence[Node], near: Sequence[int | None], n
 
 
 def _deal_nodes(nodes: Sequence[Node], near: Sequence[int | None]) -> list[tuple[Node, ...]]:
-    """The nodes of each process: one, or several where there are fewer processes than nodes."""
+    """The nodes of each process: one, or several if there are fewer processes than nodes."""
     numbers = {node.number: index for index, node in enumerate(nodes)}
     indices = [numbers.get(number) if number is not None else None for number in near]
     num_processes = len(indices)
     if num_processes < len(nodes) and all(index is None for index in indices):
         cuts = [rank * len(nodes) // num_processes for rank in range(num_processes + 1)]
         return [tuple(nodes[first:last]) for first, last in itertools.pairwise(cuts)]
-    # Those without a GPU of their own go where a core is shared by the fewest, and neighbours in rank stay together.
+    # Processes without a GPU go to the node with the most cores per process, and neighbours in rank stay together.
     load = [indices.count(index) for index in range(len(nodes))]
     free = [rank for rank, index in enumerate(indices) if index is None]
     chosen = []
@@ -128,7 +128,7 @@ def _deal_nodes(nodes: Sequence[Node], near: Sequence[int | None]) -> list[tuple
 
 
 def _deal_cores(shares: Sequence[tuple[Node, ...]]) -> list[tuple[int, ...]]:
-    """Cores of its own for each process: whole ones, or, where there are too few, single CPUs of them."""
+    """Separate cores for each process or, if there are too few, separate CPUs."""
     cpus: list[tuple[int, ...]] = [()] * len(shares)
     for share in dict.fromkeys(shares):
         ranks = [rank for rank, assigned in enumerate(shares) if assigned == share]

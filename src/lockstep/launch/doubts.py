@@ -1,9 +1,8 @@
-"""Warnings about command lines of ``lockstep run`` that probably do not mean what they say, given before anything starts."""
+"""Warnings about command lines of ``lockstep run`` that are probably mistakes, before anything starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.source import Source
@@ -13,26 +12,18 @@ from lockstep.option import MACHINES, PROCESSES, options_of
 _ALSO = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
 
 
-def doubts(script: Script, source: Path | None, *, are_several: bool) -> Iterator[str]:
-    """Yield warnings for the user.
-
-    Args:
-        script: what is about to start.
-        source: its file; None: not plain Python.
-        are_several: whether several processes are started, here or elsewhere.
-    """
+def doubts(script: Script, source: Source | None, *, are_several: bool) -> Iterator[str]:
+    """Yield warnings for the user. ``are_several``: whether several processes are started, here or elsewhere."""
     if source is None:
         return
-    read = Source.read(source)
-    root = Path.cwd() if script.is_module else source.resolve().parent
     for name in _misplaced(script.args):
         word = name.lstrip("-")
-        if not any(read.mentions(root, spelling) for spelling in (word, word.replace("-", "_"))):
+        if not any(source.mentions(spelling) for spelling in (word, word.replace("-", "_"))):
             yield (
                 f"WARNING: {name} comes after {script.target}, so it goes to the script, in which there is no such option. "
                 f"Options of lockstep run come before the script: lockstep run {name} ... {script.target}"
             )
-    if are_several and script.starter is None and read.trains_alone(root):
+    if are_several and script.starter is None and source.trains_alone():
         yield (
             f"WARNING: {script.target} calls neither lockstep.join() nor anything else that would make its processes one "
             f"training: each trains a model of its own, on the same data, and writes the same files. "
@@ -41,7 +32,7 @@ def doubts(script: Script, source: Path | None, *, are_several: bool) -> Iterato
 
 
 def _misplaced(args: Sequence[str]) -> Iterator[str]:
-    """Options among a script's arguments that are ``lockstep run``'s, and that hardly any script has."""
+    """Options of ``lockstep run`` among a script's arguments, that hardly any script has."""
     ours = set(_ALSO)
     for field, option in options_of(LaunchOptions).items():
         if option.group in (PROCESSES, MACHINES):

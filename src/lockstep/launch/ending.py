@@ -1,4 +1,5 @@
-"""A mark in the launch's private directory, for all of its processes: it is being ended, and what fails now is an echo."""
+"""A mark in the launch's private directory, for all of its processes: the launch is being ended, and failures from now on are
+consequences."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from pathlib import Path
 
 
 def mark(private_dir: str, *, is_stopped: bool = False) -> None:
-    """Let all processes of the launch know that it is being ended: by a failed worker, or by the launcher.
+    """Mark the launch as being ended. Called by a failed worker, or by the launcher.
 
-    ``is_stopped``: because somebody stopped the launcher, which then reports no failures.
+    ``is_stopped``: because the launcher was stopped, which then reports no failures.
     """
     Path(private_dir, "ending").touch()
     if is_stopped:
@@ -16,15 +17,15 @@ def mark(private_dir: str, *, is_stopped: bool = False) -> None:
 
 
 def is_over(private_dir: str) -> bool:
-    """Whether it is, or has been: for its workers, while the launcher may be gone, and the directory with it."""
+    """Whether the launch is being ended, or has ended. For workers: the launcher may be gone, and with it the directory."""
     return not Path(private_dir, "spec.pickle").exists() or is_marked(private_dir)
 
 
 def is_marked(private_dir: str) -> bool:
-    """The same for the launcher, which writes into the directory only when it starts the workers."""
+    """Whether the launch is being ended. For the launcher, before it has started workers as well."""
     return Path(private_dir, "ending").exists()
 
 
 def is_stopped(private_dir: str) -> bool:
-    """Whether it is because somebody stopped the launcher."""
+    """Whether the launch is being ended because the launcher was stopped."""
     return Path(private_dir, "stopped").exists()

@@ -1,11 +1,10 @@
-"""Where the launchers of several machines have their rendezvous, as this machine finds it."""
+"""The rendezvous endpoint of several machines' launchers, as seen from this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import socket
-import sys
 from dataclasses import dataclass
 
 from lockstep.errors import ConfigError
@@ -18,8 +17,9 @@ from lockstep.machine.addresses import (
     listen,
     listening,
     outward_addresses,
-    own_address,
+    source_address,
 )
+from lockstep.stopping import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,37 +28,37 @@ class Endpoint:
 
     nodes: Nodes
     secret: SharedSecret
-    own_address: str
-    """That the others reach it at."""
+    local_address: str
+    """The address by which the others reach this machine."""
     listener: socket.socket | None
-    """Where this node keeps the store; None: another one does."""
+    """The socket of the store, if this node keeps it; else None."""
     listens_at: str | None
-    """The address it listens on; None: all of this machine's."""
+    """The address on which it listens; None: all addresses of this machine."""
 
 
 def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
-    """Look up the rendezvous endpoint, and listen there if that is here.
+    """Look up the rendezvous endpoint, and listen there if it is on this machine.
 
     Raises:
-        ConfigError: there is no such host, it should be this machine and is not, or the port is in use.
+        ConfigError: the host is unknown, or should be this machine and is not; or the port is in use.
     """
     addresses = _resolve(nodes)
-    address = own_address(nodes.host)
+    address = source_address(nodes.host)
     if address is None:
         raise ConfigError(f"{nodes.endpoint}: this machine has no way to {', '.join(addresses)} (see `ip route`)")
-    elsewhere = Endpoint(nodes=nodes, secret=secret, own_address=address, listener=None, listens_at=None)
+    elsewhere = Endpoint(nodes=nodes, secret=secret, local_address=address, listener=None, listens_at=None)
     if nodes.node_rank not in (0, None):
         return elsewhere
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
-        # Debian gives a machine's own name an address of loopback. Others, who see another one, shall get through.
+        # Debian gives a machine's own name a loopback address. Others, for whom it has another one, must get through.
         at, address = None, _outward_address(nodes) or address
     try:
-        return dataclasses.replace(elsewhere, own_address=address, listener=listen(at, nodes.port), listens_at=at)
+        return dataclasses.replace(elsewhere, local_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
         is_foreign = error.errno == errno.EADDRNOTAVAIL
         if nodes.node_rank is None and (is_foreign or error.errno == errno.EADDRINUSE):
-            return dataclasses.replace(elsewhere, own_address=address)  # another node's, or launcher's on this machine
+            return dataclasses.replace(elsewhere, local_address=address)  # of another node, or another launcher here
         if is_foreign:
             raise ConfigError(
                 f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the rendezvous "
@@ -71,8 +71,8 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
 
 
 def _outward_address(nodes: Nodes) -> str | None:
-    """The address that the other machines can know this one by, whose name means loopback here; None: it has no other."""
-    towards_most = own_address(SOMEWHERE)
+    """An address by which others can reach this machine, whose name is a loopback address here; None: it has no other."""
+    towards_most = source_address(SOMEWHERE)
     candidates = outward_addresses() if towards_most is None else [towards_most]
     if len(candidates) > 1:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
@@ -97,12 +97,10 @@ def _resolve(nodes: Nodes) -> list[str]:
 
 
 def introduce(endpoint: Endpoint) -> None:
-    """Tell on standard error who listens where, and who can reach it."""
+    """Report on standard error where this machine listens, and who can reach it."""
     nodes = endpoint.nodes
     who = f"node {nodes.node_rank} of {nodes.count}" if nodes.node_rank is not None else f"one of {nodes.count} nodes"
-    name = f"lockstep: {socket.gethostname()} is {who}"
-    if endpoint.listener is None:
-        print(f"{name}, and joins the rendezvous at {nodes.endpoint}", file=sys.stderr, flush=True)
-        return
-    where = listening(nodes.host, endpoint.listens_at, nodes.port)
-    print(f"{name}, and keeps the rendezvous store: it {where}", file=sys.stderr, flush=True)
+    role = f"joins the rendezvous at {nodes.endpoint}"
+    if endpoint.listener is not None:
+        role = f"keeps the rendezvous store: it {listening(nodes.host, endpoint.listens_at, nodes.port)}"
+    say(f"{socket.gethostname()} is {who}, and {role}")

@@ -1,8 +1,9 @@
-"""What the launchers of several machines tell each other about their running workers: one thread posts messages here, another
-sends and receives them.
+"""Messages between the launchers of several machines about their running workers: one thread posts them, another sends and
+receives them.
 
-The first machine's launcher hears all others, and they hear only it, so traffic grows with the number of machines, not with its
-square. Little is sent while nobody waits. Once a rank waits for too long, the first launcher asks all for reports.
+The first machine's launcher receives those of all others, and they only its own, so traffic grows with the number of machines,
+not with its square. Little is sent while nobody waits. Once a rank waits for too long, the first launcher requests reports from
+all.
 """
 
 from __future__ import annotations
@@ -14,46 +15,42 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class Message:
     """A message from one launcher."""
 
     waited: Sequence[int] = ()
-    """Those of its ranks that have waited for too long."""
+    """Its ranks that have waited for too long."""
     asks: bool = False
-    """Whether it asks for the reports of all ranks."""
+    """Whether it requests reports of all ranks."""
     told: str = ""
-    """Who waits for whom, once the user was told."""
+    """Who waits for whom, once that was reported to the user."""
     reports: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks, if a launcher asks: see ``RankReport.as_json``."""
+    """Of its ranks, on request: see ``RankReport.as_json``."""
     steps: Sequence[Mapping[str, Any]] = ()
     """Of its ranks: see ``slow_script.newest_steps``."""
 
 
 class Exchange:
-    """One launcher's end of the exchange.
-
-    Args:
-        number: of its machine, from 0.
-        num_nodes: number of machines.
-    """
+    """One launcher's end of the exchange. ``number``: of its machine, from 0."""
 
     def __init__(self, number: int, num_nodes: int) -> None:
         self.number = number
-        self.to_carry = ""
-        """This launcher's latest word, as JSON."""
-        self.heard: Mapping[int, Word] = {}
-        """The latest words of the launchers that it hears, by number."""
-        self.hears = [each for each in range(num_nodes) if each != number] if number == 0 else [0]
+        self.outgoing = ""
+        """This launcher's latest message, as JSON."""
+        self.received: Mapping[int, Message] = {}
+        """The latest messages of its peers, by number."""
+        self.peers = [each for each in range(num_nodes) if each != number] if number == 0 else [0]
 
     @property
     def has_all_reports(self) -> bool:
-        """Whether all launchers that it hears have sent reports of their ranks."""
-        return all(each in self.heard and self.heard[each].reports for each in self.hears)
+        """Whether all peers have sent reports of their ranks."""
+        return all(each in self.received and self.received[each].reports for each in self.peers)
 
-    def say(self, word: Word) -> None:
-        """Post a word for the others. From any thread."""
-        self.to_carry = json.dumps(asdict(word), separators=(",", ":"))
+    def post(self, message: Message) -> None:
+        """Post a message for the peers. May be called from any thread."""
+        self.outgoing = json.dumps(asdict(message), separators=(",", ":"))
 
-    def hear(self, words: Mapping[int, str | bytes]) -> None:
-        """Receive new words from the others, by number; an empty one means none yet. The words of those not named stay."""
-        self.heard = {**self.heard, **{number: Word(**json.loads(text)) for number, text in words.items() if text}}
+    def receive(self, messages: Mapping[int, str | bytes]) -> None:
+        """Take new messages of peers, by number; an empty one means none yet. Messages of other peers stay."""
+        new = {number: Message(**json.loads(text)) for number, text in messages.items() if text}
+        self.received = {**self.received, **new}

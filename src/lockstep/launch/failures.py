@@ -1,4 +1,4 @@
-"""What went wrong in a worker: told by the worker (``messages``), put in order and shown to the user by the launcher."""
+"""Failures of workers: reported by workers (``messages``), and put in order and shown to the user by the launcher."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _CONSEQUENCE_TEXTS = (
     "ms for send operation to complete",
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
-"""What Gloo says around its errors: its own source, and that the logs of the other side should be looked at."""
+"""Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
 
 _SHARED_END = 80
-"""So many characters at the end of two errors are not said twice."""
+"""A common end of two errors of this many characters, or more, is shown once."""
 
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
@@ -50,33 +50,33 @@ _SIGNAL_WORDS: dict[int, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The end of one worker that did not end well."""
+    """The failure of one worker."""
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
     time_s: float = field(default_factory=time.time)
-    """When it ended, or this was seen, in seconds since 1970."""
+    """When it ended, or that was noticed, in seconds since 1970."""
     kind: str
-    """Name of the exception's type, ``SystemExit`` or of the signal; empty if it ended without a word."""
+    """Name of the exception's type, or of the signal; empty: unknown."""
     message: str
     text: str = ""
-    """The whole traceback, or what faulthandler wrote."""
+    """The traceback, by Python or faulthandler."""
     explanation: str = ""
-    """What it means, if it is one of PyTorch's cryptic errors."""
+    """In plain words, if it is one of PyTorch's cryptic errors."""
     exit_status: int = 1
-    """What the launcher should end with if this is the first failure."""
+    """The exit status of the launcher if this is the first failure."""
     is_consequence: bool = False
-    """Whether it looks like the echo of another rank's failure."""
+    """Whether it looks like a consequence of another rank's failure."""
     would_recur: bool = False
-    """Whether the same program, started again, could only fail like this again."""
+    """Whether the same program would fail in the same way again."""
     ended_early: bool = False
-    """It did not fail by itself: its program ended well, while other ranks still needed it."""
+    """Whether its program ended successfully, but while other ranks still needed it."""
     is_of_all: bool = False
-    """All ranks end with it together, so that the one that tells it is not to blame: its message says who is."""
+    """Whether all ranks end with it together, so that the reporting rank need not be the cause: the message names that."""
     waited: str = ""
-    """Who waited for whom when this rank timed out, and what those did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what the others did (``watching``)."""
     remark: str = ""
-    """What else is known: the likely cause and a remedy (``causes``), and what it was last seen at."""
+    """The likely cause and a remedy, if known (``causes``), and what the rank was last seen doing."""
 
     def summary(self) -> str:
         """One line."""
@@ -87,14 +87,14 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """That a worker's program has ended well."""
+    """The successful end of a worker's program."""
 
     how: str
     time_s: float = field(default_factory=time.time)
 
 
 def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
-    """A failure by an exception; to be called in the worker, when it was caught, with what puts cryptic errors in words."""
+    """A failure by an exception. Called in the worker; ``explain`` puts cryptic errors into plain words."""
     return Failure(
         rank=rank,
         kind=type(error).__qualname__,
@@ -107,13 +107,13 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
     )
 
 
-def is_well(code: object) -> bool:
-    """Whether ``sys.exit(code)`` means that all went well."""
+def is_success(code: object) -> bool:
+    """Whether ``sys.exit(code)`` means success."""
     return code is None or (isinstance(code, int) and code == 0)
 
 
 def status_of(code: object) -> int:
-    """The status that Python ends with after ``sys.exit(code)``, of which the system keeps 8 bits."""
+    """The exit status of Python after ``sys.exit(code)``, of which the system keeps 8 bits."""
     if code is None:
         return 0
     if not isinstance(code, int):
@@ -122,7 +122,7 @@ def status_of(code: object) -> int:
 
 
 def from_exit(rank: int, code: object) -> Failure:
-    """A failure by ``sys.exit(code)``; to be called in the worker."""
+    """A failure by ``sys.exit(code)``. Called in the worker."""
     if isinstance(code, int):
         message, status = f"the script ended itself with sys.exit({code})", status_of(code)
         if status == 0:
@@ -131,7 +131,7 @@ def from_exit(rank: int, code: object) -> Failure:
                 "all were well. Use a status from 1 to 255"
             )
             status = 1
-    else:  # words, which the interpreter would write
+    else:  # a message, which the interpreter would print
         message, status = _message(code), 1
     return Failure(
         rank=rank,
@@ -143,7 +143,7 @@ def from_exit(rank: int, code: object) -> Failure:
 
 
 def from_audit(rank: int, error: AuditFailed) -> Failure:
-    """A failure by an audit, which has printed its verdict already; to be called in the worker."""
+    """A failure by an audit, which has printed its verdict already. Called in the worker."""
     return Failure(
         rank=rank,
         kind="wrong result",
@@ -155,16 +155,12 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
 
 
 def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
-    """A failure without a word: all that is known is how the process ended (its exit code, or minus the signal).
+    """A failure that the worker has not reported, by its exit status, or minus the signal.
 
-    Args:
-        rank: of the process.
-        status: its exit code, or minus the signal.
-        private_dir: of the launch.
-        end: of its program, if that has ended well before.
+    ``end``: of its program, if that ended successfully before.
     """
     text, has_waited = "", end is not None and status == 1
-    if has_waited:  # as an exit handler of ours ends it whose wait for the others timed out
+    if has_waited:  # as lockstep's exit handler ends it after a timeout
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
@@ -187,19 +183,8 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
     )
 
 
-def from_early_end(rank: int, end: End) -> Failure:
-    """A worker whose program ended well, and too early for the others."""
-    return Failure(
-        rank=rank,
-        time_s=end.time_s,
-        kind="",
-        message=f"{end.how}, while other ranks still needed it. All ranks must take the same steps, and end together",
-        ended_early=True,
-    )
-
-
 def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
-    """A worker that somebody has stopped, and that the launcher kills for it."""
+    """A worker that was stopped for too long, so that the launcher kills it."""
     return Failure(
         rank=rank,
         time_s=time.time() - stopped_s,
@@ -213,12 +198,12 @@ def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
 
 
 def fault_path(private_dir: str, rank: int) -> Path:
-    """Where the worker's faulthandler writes."""
+    """The file to which the worker's faulthandler writes."""
     return Path(private_dir, f"fault-{rank}.txt")
 
 
 def end_of(error: SystemExit | None = None) -> End:
-    """The end of a program, by ``sys.exit()`` or when it is through; to be called in the worker."""
+    """The successful end of a program, perhaps by ``sys.exit()``. Called in the worker."""
     how = "its program came to its end"
     if error is not None:
         frames = traceback.extract_tb(error.__traceback__)
@@ -230,17 +215,17 @@ def end_of(error: SystemExit | None = None) -> End:
 def early_end(
     reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
 ) -> Failure | None:
-    """The rank that ended well and too early, if that is what the failures are the echo of; None: it is not.
+    """The rank that ended successfully but too early, if the failures are consequences of that; else None.
 
     Args:
         reported: the failures, in order.
-        ends: of the programs that have ended well, by rank.
-        without_failure: the ranks whose processes have ended with status 0, with the time when that was seen.
+        ends: of the programs that have ended successfully, by rank.
+        without_failure: when processes ended with status 0, by rank.
         num_ranks: of this machine.
     """
     if not reported or not all(map(lacked_peers, reported)):
         return None
-    if len(ends) == num_ranks:  # all programs came to their end, and leaving went wrong
+    if len(ends) == num_ranks:  # all programs ended; the failures are of exit handlers
         return None
     known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
     for rank, time_s in without_failure.items():
@@ -249,24 +234,30 @@ def early_end(
     if not known:
         return None
     rank = min(known, key=lambda rank: known[rank].time_s)
-    return from_early_end(rank, known[rank])
+    return Failure(
+        rank=rank,
+        time_s=known[rank].time_s,
+        kind="",
+        message=f"{known[rank].how}, while other ranks still needed it. All ranks must take the same steps, and end together",
+        ended_early=True,
+    )
 
 
 def lacked_peers(failure: Failure) -> bool:
-    """Whether a rank seems to have failed only because others did not take part: within the timeout, or any more."""
-    # Libraries that talk to other ranks do it in threads of their own, and abort the process there. faulthandler names the
-    # thread that was running only if it is one of Python's.
+    """Whether a rank seems to have failed only because others did not take part, or not within the timeout."""
+    # Communication libraries abort the process in threads of their own, and faulthandler names the current thread only if it
+    # is one of Python's.
     is_native = failure.kind == "SIGABRT" and "Current thread" not in failure.text
     return failure.is_consequence or is_native
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
-    """The cause first: by time, and echoes of a peer's death behind what is none."""
+    """The failures, the cause first: by time, and consequences of others last."""
     return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))
 
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
-    """The text for the user: the first failure whole, the others in a line each. They come in order, the cause first."""
+    """The text for the user: the first failure in full, the others in a line each. They must be in order, the cause first."""
     first, *rest = failures
     explained = f"In words: {first.explanation}" if first.explanation else ""
     parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
@@ -286,7 +277,7 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
 
 
 def _beside(first: str, later: str) -> str:
-    """A later error, less the end that it shares with the first: nearly all of it where only a rank's own numbers differ."""
+    """A later error, without the end that it shares with the first: nearly all of it if only a rank's own numbers differ."""
     if first == later:
         return "the same error"
     pairs = zip(reversed(first), reversed(later), strict=False)
@@ -295,7 +286,7 @@ def _beside(first: str, later: str) -> str:
 
 
 def headline(first: Failure, nproc: int) -> str:
-    """One line: which rank was the first, and how; or what has ended all."""
+    """One line: which rank failed first, and how; or what ended all ranks."""
     if first.is_of_all:
         return first.summary()
     how = "ended first" if first.ended_early else "failed"
@@ -303,13 +294,12 @@ def headline(first: Failure, nproc: int) -> str:
 
 
 def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
-    """What belongs into each failed rank's own log."""
-    return {failure.rank: _in_log(failure) + "\n" for failure in failures}
-
-
-def _in_log(failure: Failure) -> str:
-    text = failure.text.rstrip() or failure.summary()
-    return f"{text}\n\nIn words: {failure.explanation}" if failure.explanation else text
+    """The text for each failed rank's log."""
+    texts = {}
+    for failure in failures:
+        explained = f"\n\nIn words: {failure.explanation}" if failure.explanation else ""
+        texts[failure.rank] = f"{failure.text.rstrip() or failure.summary()}{explained}\n"
+    return texts
 
 
 def _message(error: object) -> str:
@@ -320,7 +310,7 @@ def _message(error: object) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The whole traceback of an exception, from the script's first line on, without what libraries say around it."""
+    """The traceback of an exception, from the script's first line on, without the additions of libraries."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -328,7 +318,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _without_ours(fault: str) -> str:
-    """What faulthandler has written of a process, without the thread of its black box, and what has started its script."""
+    """A report of faulthandler, without the thread of the black box, and the frames that started the script."""
     threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
     return "\n\n".join(
         "\n".join(line for line in thread.split("\n") if not ((at := _FAULT_LINE.match(line)) and _is_ours(at[1])))

@@ -98,12 +98,12 @@ def launch(
         if outcome.stopped_by is None:
             return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
     if outcome.stopped_by is not signal.SIGINT:
-        signal.raise_signal(outcome.stopped_by)  # it does now what it would have done before
+        signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process
     raise KeyboardInterrupt
 
 
 def _result(private_dir: str, rank: int) -> Any:
-    # Classes of the calling script bear this name in workers (``multiprocessing`` has the same alias).
+    # Classes of the calling script are pickled under this name in workers (``multiprocessing`` has the same alias).
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         return pickle.loads(worker.result_path(private_dir, rank).read_bytes())
@@ -112,14 +112,14 @@ def _result(private_dir: str, rank: int) -> Any:
 
 
 def _stdout_is_plain() -> bool:
-    """Whether what is written to file 1 goes where ``print`` writes. (Not so in a notebook, or under pytest.)"""
+    """Whether ``print`` writes to descriptor 1. (Not in a notebook, nor under pytest.)"""
     with contextlib.suppress(Exception):
         return sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
     return False
 
 
 def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    """Pickle a call so that a fresh process can unpickle it."""
+    """Pickle a call so that a new process can unpickle it."""
     main_path, main_module = _caller()
     why = "it is defined where a new process cannot import it from (a notebook, or the interactive prompt)"
     try:

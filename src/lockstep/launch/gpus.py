@@ -1,8 +1,9 @@
-"""How many CUDA GPUs workers could use, found without importing torch or touching CUDA."""
+"""The number of CUDA GPUs that workers could use, without importing torch or initializing CUDA."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -12,19 +13,19 @@ from pathlib import Path
 
 
 def num_gpus_here() -> int:
-    """GPUs that processes started by this one would see."""
+    """The number of GPUs that processes started by this one would see."""
     return num_gpus(os.environ)
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that this machine has, the installed torch was built for, and CUDA_VISIBLE_DEVICES leaves visible."""
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible; 0 if the installed torch was built without CUDA."""
     if not torch_has_cuda():
         return 0
     return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA, read off its version file."""
+    """Whether the installed torch was built with CUDA, according to its version file."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -37,7 +38,7 @@ def torch_has_cuda() -> bool:
 
 
 def num_present(dev: Path = Path("/dev")) -> int:
-    """GPUs of this machine (or container), hidden or not."""
+    """The number of GPUs of this machine (or container), hidden or not."""
     nodes = [node for node in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", node.name)]
     if nodes:
         return len(nodes)
@@ -52,15 +53,17 @@ def num_present(dev: Path = Path("/dev")) -> int:
 
 
 def num_visible(present: int, visible: str | None) -> int:
-    """How many GPUs CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first entry that names none ends the list."""
+    """How many GPUs CUDA_VISIBLE_DEVICES leaves visible; None: it is not set."""
     if visible is None:
         return present
-    count = 0
-    for entry in visible.split(","):
-        name = entry.strip()
-        is_index = name.isdigit() and int(name) < present
-        if not is_index and not name.startswith(("GPU-", "MIG-")):
-            break
-        count += 1
     # Several MIG slices may share one GPU, but a process sees only one of them.
-    return count if present else 0
+    return len(valid_entries(present, visible)) if present else 0
+
+
+def valid_entries(present: int, visible: str) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES that CUDA uses: the first invalid one ends the list."""
+
+    def is_valid(name: str) -> bool:
+        return (name.isdecimal() and int(name) < present) or name.startswith(("GPU-", "MIG-"))
+
+    return list(itertools.takewhile(is_valid, map(str.strip, visible.split(","))))

@@ -1,7 +1,7 @@
-"""The death signal: a process that has it cannot outlive its parent.
+"""The parent death signal: a process that has set it cannot outlive its parent, even one killed with SIGKILL.
 
-The kernel sends it even when the parent was killed with SIGKILL and could do nothing. Set in the fork server and,
-through a fork hook that every descendant inherits, in the workers and in all that they fork (loader workers too).
+It is set in the fork server and, through a fork hook that every descendant inherits, in the workers and in all that they fork
+(loader workers too).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def die_with_parent() -> None:
 
 
 def guard_descendants() -> None:
-    """Give the death signal to every process forked from here on, and to those that they fork."""
+    """Set the death signal in every process forked from now on, and in those that they fork."""
     os.register_at_fork(before=_note_parent, after_in_child=_guard_child)
 
 
 def _note_parent() -> None:
-    # The signal is tied to the forking *thread*. A process forked from a helper thread must live on when that thread
-    # has done its work, so only forks of the main thread, which lives as long as the process, are guarded.
+    # The signal is sent when the forking *thread* ends. A process forked from a helper thread must outlive that thread,
+    # so only forks of the main thread, which lives as long as the process, are guarded.
     _fork.parent = os.getpid() if threading.get_native_id() == os.getpid() else None
 
 
@@ -38,5 +38,5 @@ def _guard_child() -> None:
     if parent is None:
         return
     die_with_parent()
-    if os.getppid() != parent:  # it died between the fork and the call above: no signal will come
+    if os.getppid() != parent:  # it ended between the fork and the call above: no signal will be sent
         os.kill(os.getpid(), signal.SIGKILL)

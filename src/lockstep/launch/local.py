@@ -1,4 +1,4 @@
-"""One launch on this machine, put together: a private directory, streams, a fork server, supervision."""
+"""A launch on this machine: the checks before it, and its starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lockstep.machine.cores import num_cores
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
-    """The number of processes meant by a number, ``cpu``, ``gpu``, ``auto`` or nothing (a process a GPU, else one).
+    """The number of processes for a number, ``cpu``, ``gpu``, ``auto`` or None (one per GPU, else one).
 
-    With several devices a process it is one for so many GPUs; with a strategy for one process, nothing means one.
+    With several devices per process, ``gpu`` means one per so many GPUs; with a strategy for one process, None means one.
 
     Raises:
-        ConfigError: it means none.
+        ConfigError: it is invalid, or means none.
     """
     each = (config.devices_per_process if config else None) or 1
     if asked is None:
@@ -58,10 +58,10 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
 
 
 def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
-    """What is known before any process starts not to work, with ``nproc`` processes here and so many elsewhere, or more.
+    """Check that settings can work with ``nproc`` processes here and at least ``num_others`` elsewhere, before any is started.
 
     Raises:
-        ConfigError: settings that this many processes, or this machine, cannot have.
+        ConfigError: they cannot, with this number of processes, or on this machine.
     """
     strategy = STRATEGIES[config.strategy]
     if strategy.one_process and nproc > 1:
@@ -87,7 +87,7 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
     if config.device == "cuda" or config.backend == "nccl":
         asked = "device cuda" if config.device == "cuda" else "backend nccl"
         count = gpus.num_gpus_here()
-        may_share = count > 0 and config.backend == "gloo"  # it was asked for, and can work
+        may_share = count > 0 and config.backend == "gloo"  # requested, and possible
         each = config.devices_per_process or 1
         if nproc * each > count and not may_share:
             why = "" if gpus.torch_has_cuda() else " (the installed torch is built without CUDA)"
@@ -100,10 +100,10 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
 
 @contextmanager
 def reserved_port(asked: int = 0) -> Iterator[int]:
-    """A port that nobody else is given meanwhile, but that a worker's TCP store can still listen on. ``asked``: that one.
+    """A context in which a port is reserved, but a worker's TCP store can listen on it. ``asked``: which; 0: any.
 
-    The socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the
-    store bind the same port, and hands it to nobody who asks for any free one.
+    A socket is bound and does not listen: with SO_REUSEADDR on both sides (the TCP store sets it) the kernel lets the store
+    bind the same port, and gives it to nobody who requests any free one.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,19 +117,19 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
 
 
 def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
-    """Run a program in workers of this machine to its end. Afterwards all processes are gone and all output has come through.
+    """Run a program in workers of this machine to its end. Afterwards all processes have ended, and all output is written.
 
-    If a worker fails, all of them are started again, ``launch.max_restarts`` times at most; standard error tells of each time.
+    If a worker fails, all are restarted, at most ``launch.max_restarts`` times. Restarts are reported on standard error.
 
     Raises:
-        ConfigError: the port that was asked for cannot be had.
+        ConfigError: the requested port is not free.
         LaunchError: the workers could not be started.
     """
     for restart in itertools.count():
-        own_dir = Path(launch.private_dir, f"start-{restart}")  # a file at which others have met cannot be met at again
-        own_dir.mkdir(mode=0o700)
+        start_dir = Path(launch.private_dir, f"start-{restart}")  # the file of a rendezvous cannot be used again
+        start_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:
-            spec = dataclasses.replace(launch, private_dir=str(own_dir), master_port=port, restart=restart)
+            spec = dataclasses.replace(launch, private_dir=str(start_dir), master_port=port, restart=restart)
             with _served_store(spec):
                 outcome = run_once(spec, server, plan, interrupts)
         if not _starts_again(outcome):
@@ -141,9 +141,9 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
 
 @contextmanager
 def _served_store(spec: LaunchSpec) -> Iterator[None]:
-    """Serve PyTorch's store at MASTER_PORT meanwhile, on loopback, for scripts that are only clients of it.
+    """A context in which PyTorch's store is served at MASTER_PORT, on loopback, for scripts that are only clients of it.
 
-    In this process, as torchrun's agent does: any rank may end before others that still use it.
+    By this process, as by torchrun's agent: any rank may end before others that still use it.
     """
     if spec.serves_store:
         from lockstep.machine.tcp_store import serve  # imports torch, which no other start waits for
@@ -160,15 +160,15 @@ def _starts_again(outcome: Outcome) -> bool:
 def run_once(
     spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts, exchange: Exchange | None = None
 ) -> Outcome:
-    """Run the workers of one start to their end. Afterwards all processes are gone, and all output has come through.
+    """Run the workers of one start to their end. Afterwards all processes have ended, and all output is written.
 
     ``exchange`` is with the launchers of other machines.
 
     Raises:
         LaunchError: they could not be started.
     """
-    goes_on = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
-    with Streams(spec.ranks, plan, goes_on=goes_on) as streams:
+    continuation = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
+    with Streams(spec.ranks, plan, continuation=continuation) as streams:
         try:
             outcome = supervise(server, spec, streams, interrupts, exchange)
         except LaunchError as error:
@@ -176,7 +176,7 @@ def run_once(
                 raise
             raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
         is_last = not _starts_again(outcome)
-        # A process that got away may hold a pipe open for ever, and a restart does not wait for that.
+        # A process that escaped may hold a pipe open for ever, and a restart does not wait for that.
         streams.drain(give_up=lambda: not is_last or bool(interrupts.received))
         streams.append(failures.logs(outcome.failures))
     return outcome

@@ -1,7 +1,7 @@
-"""What a worker tells its launcher, over a pipe of its own: for each message a line of JSON, with a field of ``Told``.
+"""Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a field of ``Told``.
 
-A script may close the pipe with all files that are not its own (``os.closerange``, as daemons do). From then on the lines go
-into a file in the launch's private directory, where the launcher looks when it acts on what a worker has told.
+A script may close the pipe together with all descriptors that it did not open (``os.closerange``, as daemons do). From then on
+the lines go to a file in the launch's private directory, which the launcher reads before it acts on a worker's messages.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 from lockstep.launch.failures import End, Failure
 
 _MOST_BYTES = 1 << 20
-"""Taken from a pipe at once: all that it holds, so nothing is left of a worker that has ended. (Linux: 16 pages of 64 KiB.)"""
+"""Read from a pipe at once: all that it can hold, so that nothing is left of a worker that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """All that a worker has told so far."""
+    """What a worker has reported so far."""
 
     pid: int | None = None
-    """It was forked: its process id, before anything else."""
+    """Its process id, sent first."""
     is_watching: bool = False
-    """It saves its run by itself when it is asked to stop: see ``lockstep.stopping``."""
+    """Whether it saves its run by itself when it is asked to stop: see ``lockstep.stopping``."""
     failure: Failure | None = None
-    """Its program has failed. Exit handlers are still to come, and may hang."""
+    """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None
-    """Its run has saved itself, or could not, and ends with this status: see ``lockstep.stopping``."""
+    """The exit status of its run, which was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
     end: End | None = None
-    """Its program has ended well. Exit handlers are still to come, and may wait for other ranks."""
+    """The successful end of its program. Its exit handlers have not run yet, and may wait for other ranks."""
 
 
 class Sender:
-    """A worker's end of its pipe. Processes that the worker starts tell nothing.
+    """A worker's end of its pipe. Processes that the worker starts send nothing.
 
-    Those that it forks have the pipe, too, and may outlive it: so nobody waits for the pipe to end.
+    Processes that it forks inherit the pipe and may outlive it, so the end of the pipe does not mean the end of the worker.
     """
 
     def __init__(self, fd: int, private_dir: str, rank: int) -> None:
@@ -50,13 +50,14 @@ class Sender:
         self.send(pid=self._pid)
 
     def send(self, **message: Any) -> bool:
-        """Tell one field of ``Told``. Blocks while the launcher is stopped and the pipe full.
+        """Send one field of ``Told``. Blocks while the launcher is suspended and the pipe full.
 
-        False: this process is not the worker, or the launcher is gone.
+        Returns:
+            False if this process is not the worker, or the launcher is gone.
         """
         if os.getpid() != self._pid:
             return False
-        # The first newline ends what Ctrl-C has cut off.
+        # The first newline ends a line that Ctrl-C has cut off.
         data = rest = f"\n{json.dumps(message, default=asdict)}\n".encode()
         with contextlib.suppress(OSError):
             while rest and self._has_pipe():
@@ -69,13 +70,13 @@ class Sender:
 
     def _has_pipe(self) -> bool:
         with contextlib.suppress(OSError):
-            # A script that has closed the pipe may have opened a file that has the number now.
+            # A script that has closed the pipe may have opened a file that now has its descriptor.
             return os.path.samestat(os.fstat(self._fd), self._file)
         return False
 
 
 class Receiver:
-    """The launcher's end. Make it, give ``worker_fd`` to the worker, and call ``handed_over``."""
+    """The launcher's end. Pass ``worker_fd`` to the worker, then call ``handed_over``."""
 
     def __init__(self, private_dir: str, rank: int) -> None:
         self.told = Told()
@@ -89,11 +90,11 @@ class Receiver:
         return self._fd
 
     def handed_over(self) -> None:
-        """The worker has its end, or it gets none."""
+        """Close the worker's end here, once the worker has it."""
         os.close(self.worker_fd)
 
     def read(self) -> bool:
-        """Take in what the pipe holds now. Whether more can come."""
+        """Read what the pipe holds now. Returns False at its end."""
         try:
             data = os.read(self._fd, _MOST_BYTES)
         except BlockingIOError:
@@ -106,17 +107,17 @@ class Receiver:
         return bool(data)
 
     def read_file(self) -> None:
-        """Take in what the worker has told since its script has closed the pipe."""
+        """Read what the worker has sent since its script closed the pipe."""
         with contextlib.suppress(FileNotFoundError):
             for line in self._path.read_bytes().split(b"\n"):
                 self._note(line)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the pipe."""
         os.close(self._fd)
 
     def _note(self, line: bytes | bytearray) -> None:
-        # Not so a line that is empty or cut off, or that a script has written to a file number that it took for its own.
+        # A line may be empty or cut off, or written by a script that took the descriptor for its own.
         with contextlib.suppress(ValueError, TypeError):
             message = json.loads(line)
             for name, kind in (("failure", Failure), ("end", End)):

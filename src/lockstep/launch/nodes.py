@@ -1,4 +1,4 @@
-"""Several machines, as the command line says it: how many, which of them this is, and their rendezvous endpoint."""
+"""The machines of a run according to the command line: how many, which of them this is, and their rendezvous endpoint."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lockstep.errors import ConfigError
-from lockstep.machine.addresses import is_loopback
+from lockstep.launch.options import LaunchOptions
+from lockstep.machine.addresses import is_loopback, with_port
 
 DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"
 _COUNT = re.compile(r"(\d+)(?::(\d+))?")
 
 QUICK = MappingProxyType({"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 5})
-"""What lockstep sets of torchelastic's rendezvous, whose own values make a run wait for three quarters of a minute when a
-machine is lost: for how many seconds more it waits for machines once there are enough; how often, in seconds, each says that
-it is alive; and after how many times that it did not it is taken for lost."""
+"""Settings of torchelastic's rendezvous, in seconds, with whose defaults a run waits for three quarters of a minute when a
+machine is lost: the wait for further machines once there are enough; the interval of keep-alives; and how many keep-alives in
+a row a lost machine has missed."""
 GATHER_S = 30.0
-"""For how long a run that could begin with fewer waits for the most machines that it can have. Later it does not."""
+"""Seconds for which the first rendezvous of an elastic run waits for the maximum number of machines."""
 LOST_S = 10.0
 """Seconds of silence after which a machine counts as lost, if the run can continue without it and nothing else shows the loss
 (its power or link was cut, and no other machine's process has failed because of it). If it cannot: the run's timeout."""
 CONF = ("join_timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-"""What may be set of torchelastic's rendezvous."""
+"""The settings of torchelastic's rendezvous that users may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The machines of a run. (A launcher stands for one: two of them on one machine are two nodes.)"""
+    """The machines of a run. (Each launcher counts as one: two of them on one machine are two nodes.)"""
 
     least: int
     most: int
     node_rank: int | None
-    """Which one this is, from 0; None: they are numbered when they have met."""
+    """This machine's number, from 0; None: assigned at the rendezvous."""
     host: str
-    """Their rendezvous endpoint: a name or address, of node 0 if they have numbers."""
+    """Of the rendezvous endpoint: a name or address, of node 0 if nodes are numbered."""
     port: int
     run_id: str
     conf: Mapping[str, int]
-    """Of torchelastic's rendezvous."""
+    """Settings of torchelastic's rendezvous."""
 
     @property
     def is_elastic(self) -> bool:
@@ -50,49 +51,40 @@ class Nodes:
     @property
     def endpoint(self) -> str:
         """The rendezvous endpoint, for the user."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     @property
     def caution(self) -> str:
-        """What a user should know besides, who waits there for nothing: with a space before it, or empty."""
-        means = f" {self.host} means each machine itself: nodes on other machines need an address that they can reach."
-        return means if is_loopback(self.host) else ""
+        """A hint for a user whose nodes do not find each other, preceded by a space; empty: there is none."""
+        hint = f" {self.host} means each machine itself: nodes on other machines need an address that they can reach."
+        return hint if is_loopback(self.host) else ""
 
     @property
     def count(self) -> str:
-        """How many they are, for the user."""
+        """How many machines, for the user."""
         return f"{self.least} to {self.most}" if self.is_elastic else str(self.most)
 
 
-def plan_nodes(
-    *,
-    nnodes: str | None = None,
-    node_rank: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-    endpoint: str | None = None,
-    run_id: str | None = None,
-    backend: str | None = None,
-    conf: str | None = None,
-) -> Nodes | None:
-    """What the options mean, all of which may be left out; None: this machine alone. Pure.
+def plan_nodes(options: LaunchOptions) -> Nodes | None:
+    """The machines that the options describe; None: this one alone. Pure.
 
     Raises:
-        ConfigError: they contradict each other, or one that is needed is missing.
+        ConfigError: options contradict each other, or one that is needed is missing.
     """
+    nnodes, node_rank, master_addr, endpoint = options.nnodes, options.node_rank, options.master_addr, options.rdzv_endpoint
     least, most = _read_count(nnodes)
-    if backend not in (None, "c10d", "static"):
+    if options.rdzv_backend not in (None, "c10d", "static"):
         raise ConfigError(
-            f"--rdzv-backend {backend}: lockstep meets through c10d (PyTorch's own store, at --rdzv-endpoint) or static "
-            "(--node-rank and --master-addr)"
+            f"--rdzv-backend {options.rdzv_backend}: lockstep meets through c10d (PyTorch's own store, at --rdzv-endpoint) or "
+            "static (--node-rank and --master-addr)"
         )
-    if master_port is not None and not 0 < master_port < 65536:
-        raise ConfigError(f"--master-port {master_port}: ports go from 1 to 65535")
+    if options.master_port is not None and not 0 < options.master_port < 65536:
+        raise ConfigError(f"--master-port {options.master_port}: ports go from 1 to 65535")
     if node_rank is not None and not 0 <= node_rank < most:
         raise ConfigError(f"--node-rank {node_rank} with --nnodes {nnodes or 1}: nodes are numbered from 0 to {most - 1}")
     if most == 1:
         return None
-    if endpoint and (master_addr or master_port):
+    if endpoint and (master_addr or options.master_port):
         raise ConfigError(
             f"--rdzv-endpoint {endpoint} and --master-addr or --master-port: both give the rendezvous endpoint, give one"
         )
@@ -107,17 +99,17 @@ def plan_nodes(
             f"{asked} with --nnodes {nnodes}: where nodes come and go they have no numbers. Leave it out, and "
             "give --rdzv-endpoint HOST:PORT"
         )
-    if node_rank is None and (master_addr or backend == "static"):
+    if node_rank is None and (master_addr or options.rdzv_backend == "static"):
         raise ConfigError(f"--node-rank is missing: which of the {most} nodes is this, from 0 to {most - 1}?")
-    host, port = _read_endpoint(endpoint) if endpoint else (str(master_addr), master_port or DEFAULT_PORT)
+    host, port = _read_endpoint(endpoint) if endpoint else (str(master_addr), options.master_port or DEFAULT_PORT)
     return Nodes(
         least=least,
         most=most,
         node_rank=node_rank,
         host=host,
         port=port,
-        run_id=run_id or _DEFAULT_RUN,
-        conf=MappingProxyType({**QUICK, **_read_conf(conf)}),
+        run_id=options.rdzv_id or _DEFAULT_RUN,
+        conf=MappingProxyType({**QUICK, **_read_conf(options.rdzv_conf)}),
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``lockstep run`` is asked of starting processes: one frozen value, checked when it is made."""
+"""How ``lockstep run`` starts processes: one frozen value, checked when it is created."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.launch.binding import BINDINGS
-from lockstep.launch.nodes import Nodes, plan_nodes
-from lockstep.launch.program import PASS_LOCAL_RANK, SPAWNS
 from lockstep.launch.restarts import check_max_restarts
+from lockstep.launch.source import LOCAL_RANK_OPTIONS
 from lockstep.option import MACHINES, OUTPUT, PROCESSES, TORCHRUN, one_of, option
 
+SPAWNS = ("auto", "yes", "no")
+"""Whether a script starts its processes itself; ``auto``: determined from its source."""
+PASS_LOCAL_RANK = ("auto", "none", *LOCAL_RANK_OPTIONS)
 _NO_EFFECT = "Accepted for torchrun compatibility; no effect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """How a script is started. (What the run is to do, once started, is in ``RunConfig``.)"""
+    """How a script is started. (The settings of the run itself are in ``RunConfig``.)"""
 
     nproc_per_node: str | int | None = option(
         None,
@@ -163,27 +165,10 @@ class LaunchOptions:
 
     @property
     def shows_ranks(self) -> bool:
-        """Whether each line is shown with its rank."""
+        """Whether each line of output is prefixed with its rank."""
         return self.tee or self.tee_streams == "3"
 
     @property
     def local_rank_option(self) -> str:
-        """One of ``program.PASS_LOCAL_RANK``."""
+        """One of ``PASS_LOCAL_RANK``."""
         return "none" if self.use_env else self.pass_local_rank
-
-    def nodes(self) -> Nodes | None:
-        """The machines of the run; None: this one alone.
-
-        Raises:
-            ConfigError: options contradict each other, or one that is needed is missing.
-        """
-        return plan_nodes(
-            nnodes=self.nnodes,
-            node_rank=self.node_rank,
-            master_addr=self.master_addr,
-            master_port=self.master_port,
-            endpoint=self.rdzv_endpoint,
-            run_id=self.rdzv_id,
-            backend=self.rdzv_backend,
-            conf=self.rdzv_conf,
-        )

@@ -1,4 +1,4 @@
-"""Where the workers' output goes: straight to the launcher's own, into files, or through prefixed lines."""
+"""The destinations of the workers' output: the launcher's own, log files, or lines prefixed with ranks."""
 
 from __future__ import annotations
 
@@ -23,36 +23,41 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINE_BYTES = 1 << 20
 
 Sink = Callable[[int, bool, bytes], None]
-"""Takes (rank, whether it was standard error, one whole line)."""
+"""Called with the rank, whether it was standard error, and a complete line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPlan:
-    """What was asked for."""
+    """The requested output."""
 
     log_dir: Path | None = None
-    """Each rank's output goes to ``rank-<R>.log`` there."""
+    """A directory for each rank's output, in ``rank-<R>.log``."""
     tee: bool = False
-    """Lines go to the terminal, each with its rank, also when there is a log directory."""
+    """Whether lines go to the terminal, each with its rank, also if there is a log directory."""
     attach: int | None = None
-    """The rank that has the terminal itself, input and output. If None, rank 0 has the input that is no terminal."""
+    """The rank that gets the terminal, input and output. None: rank 0 gets the input, if that is no terminal."""
     sink: Sink | None = None
-    """Lines go here instead of the terminal (a notebook, whose cells are no files)."""
+    """Receives lines instead of the terminal (for notebooks, whose cells are not files)."""
 
     @property
     def on_terminal(self) -> bool:
-        """Whether what rank 0 writes reaches a terminal as it is."""
+        """Whether the output of rank 0 reaches a terminal unchanged."""
         piped = self.log_dir is not None or self.tee or self.sink is not None
         return (not piped or self.attach == 0) and os.isatty(1)
 
 
 class Streams:
-    """The open ends of one launch. Enter it, hand ``for_rank`` to each worker, call ``handed_over``, then ``drain``."""
+    """The standard streams of workers. Enter it, pass ``for_rank`` to each worker, call ``handed_over``, then ``drain``.
 
-    def __init__(self, ranks: Collection[int], plan: OutputPlan, *, goes_on: str = "") -> None:
-        """``ranks``: of the workers. ``goes_on``: logs are not begun anew; this line is added to each."""
+    Args:
+        ranks: of the workers.
+        plan: the requested output.
+        continuation: a line to add to each log, which is then continued; empty: begin new logs.
+    """
+
+    def __init__(self, ranks: Collection[int], plan: OutputPlan, *, continuation: str = "") -> None:
         self._plan = plan
-        self._goes_on = goes_on
+        self._goes_on = continuation
         self._given: list[int] = []  # descriptors that only workers need
         self._pump = _Pump()
         self._logs: dict[int, BinaryIO] = {}
@@ -65,22 +70,22 @@ class Streams:
             try:
                 self._plan.log_dir.mkdir(parents=True, exist_ok=True)
                 for rank in self._ranks:
-                    # Not buffered: workers without --tee write through the same descriptor.
+                    # Unbuffered: workers without --tee write to the same descriptor.
                     path = log_path(self._plan.log_dir, rank)
                     self._logs[rank] = path.open("ab" if self._goes_on else "wb", buffering=0)
-                if self._goes_on:  # what was written before may end in the middle of a line
+                if self._goes_on:  # what is there may end in the middle of a line
                     self.append(dict.fromkeys(self._logs, f"\n{self._goes_on}\n"))
             except OSError as error:
                 raise ConfigError(f"--log-dir {self._plan.log_dir} cannot be written: {error}") from error
         return self
 
     def for_rank(self, rank: int) -> tuple[int, int, int]:
-        """Standard input, output and error of one worker."""
+        """Descriptors of standard input, output and error for a worker."""
         plan = self._plan
         if rank == plan.attach:
             return (0, 1, 2)
-        # A pipe or a file is for the one rank that reads it and passes it on. A terminal is only given to who asks for it:
-        # the others have none, and a breakpoint() of all ranks would stop one of them.
+        # A pipe or a file goes to rank 0, which may pass its contents on. A terminal goes to a rank only on request: otherwise
+        # a breakpoint() on all ranks would stop one of them.
         has_input = rank == 0 and plan.attach is None and plan.sink is None and _is_piped(0)
         stdin = 0 if has_input else self._null
         if plan.tee or plan.sink is not None:
@@ -91,34 +96,35 @@ class Streams:
         return (stdin, 1, 2)
 
     def handed_over(self) -> None:
-        """The workers have their ends: close ours, so that pipes end when the workers do; start to read."""
-        for fd in self._given:
-            os.close(fd)
-        self._given.clear()
-        self._pump.start()
+        """Close the workers' descriptors here, once they have them, so that pipes end when workers do; start reading."""
+        self._close_given()
+        if self._pump.takers:
+            self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until everything has come through, however slow the terminal, or at most a second if ``give_up()``."""
+        """Wait until all output is written, however slow the terminal; at most a second once ``give_up()`` is true."""
         deadline = math.inf
-        while self._pump.is_running() and time.monotonic() < deadline:
+        while self._pump.is_alive() and time.monotonic() < deadline:
             self._pump.join(0.05)
             if deadline == math.inf and give_up():
                 deadline = time.monotonic() + 1.0
 
     def append(self, texts: Mapping[int, str]) -> None:
-        """Add to the logs of these ranks, if logs are kept."""
+        """Append texts to the logs of these ranks, if there are logs."""
         for rank, text in texts.items():
             if rank in self._logs:
                 self._logs[rank].seek(0, os.SEEK_END)
                 self._logs[rank].write(text.encode(errors="backslashreplace"))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        for fd in self._given:
-            os.close(fd)
-        self._given.clear()
+        self._close_given()
         self._pump.stop()
         for log in self._logs.values():
             log.close()
+
+    def _close_given(self) -> None:
+        while self._given:
+            os.close(self._given.pop())
 
     def _pipe(self, rank: int, *, is_error: bool) -> int:
         read_end, write_end = os.pipe()
@@ -130,49 +136,36 @@ class Streams:
                 log.write(line)
             sink(rank, is_error, line)
 
-        self._pump.add(read_end, take)
+        self._pump.takers[read_end] = take
         self._given.append(write_end)
         return write_end
 
 
-class _Pump:
-    """A thread that reads pipes and passes on whole lines. (A thread, for a terminal may block: Ctrl-S, a pager.)"""
+class _Pump(threading.Thread):
+    """Reads pipes and passes on complete lines. (A thread, since a terminal may block: Ctrl-S, a pager.)"""
 
     def __init__(self) -> None:
-        self._takers: dict[int, Callable[[bytes], None]] = {}
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def add(self, fd: int, take: Callable[[bytes], None]) -> None:
-        self._takers[fd] = take
-
-    def start(self) -> None:
-        if self._takers:
-            self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
-            self._thread.start()
-
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        super().__init__(name="lockstep-output", daemon=True)
+        self.takers: dict[int, Callable[[bytes], None]] = {}
+        """What to call with each line, by descriptor of the pipe. Complete before the start."""
+        self._is_over = False
 
     def stop(self) -> None:
-        """End it without waiting for what may yet come."""
-        self._stopped = True
-        if self._thread is None:
-            for fd in self._takers:
-                os.close(fd)
-        else:
-            self._thread.join(0.5)
+        """End the thread without waiting for further output."""
+        self._is_over = True
+        if self.ident is not None:
+            self.join(0.5)
+            return
+        for fd in self.takers:
+            os.close(fd)
 
-    def _run(self) -> None:
-        pending = dict.fromkeys(self._takers, b"")
+    def run(self) -> None:
+        """See Thread."""
+        pending = dict.fromkeys(self.takers, b"")
         with selectors.DefaultSelector() as selector:
-            for fd in self._takers:
+            for fd in self.takers:
                 selector.register(fd, selectors.EVENT_READ)
-            while pending and not self._stopped:
+            while pending and not self._is_over:
                 for key, _ in selector.select(timeout=0.2):
                     data = os.read(key.fd, 65536)
                     pending[key.fd] = self._pass_on(key.fd, pending[key.fd] + data, is_last=not data)
@@ -184,7 +177,7 @@ class _Pump:
             os.close(fd)
 
     def _pass_on(self, fd: int, data: bytes, *, is_last: bool) -> bytes:
-        """Give whole lines to the taker; returns the rest. A progress bar's carriage return ends a line too."""
+        """Pass on complete lines; returns the rest. The carriage return of a progress bar ends a line too."""
         end = 0
         for match in _LINE.finditer(data):
             self._take(fd, match.group())
@@ -196,13 +189,13 @@ class _Pump:
         return rest
 
     def _take(self, fd: int, line: bytes) -> None:
-        # A terminal that is gone (`| head`) or a full disk must not stop the reading: workers would block.
+        # A closed terminal (`| head`) or a full disk must not stop the reading: workers would block.
         with contextlib.suppress(OSError, ValueError):
-            self._takers[fd](line)
+            self.takers[fd](line)
 
 
 def _is_piped(fd: int) -> bool:
-    """Whether this is an open file or pipe, and no terminal."""
+    """Whether a descriptor is an open file, pipe or socket."""
     try:
         kind = os.fstat(fd).st_mode
     except OSError:
@@ -211,7 +204,7 @@ def _is_piped(fd: int) -> bool:
 
 
 def log_path(log_dir: Path, rank: int) -> Path:
-    """The file of one rank."""
+    """The log of a rank."""
     return log_dir / f"rank-{rank}.log"
 
 
@@ -225,7 +218,7 @@ def _to_terminal(rank: int, is_error: bool, line: bytes) -> None:
 
 
 def to_python_stdout(rank: int, is_error: bool, line: bytes) -> None:
-    """For notebooks: into ``sys.stdout`` or ``sys.stderr``, whatever stands there."""
+    """A ``Sink`` for notebooks: writes to the current ``sys.stdout`` or ``sys.stderr``."""
     stream = sys.stderr if is_error else sys.stdout
     stream.write(line.decode(errors="backslashreplace"))
     stream.flush()

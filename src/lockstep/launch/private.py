@@ -1,4 +1,4 @@
-"""The private directory of a launch, and those that launchers killed with SIGKILL have left behind."""
+"""The private directory of a launch, and removal of those left by launchers that were killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.launch.processes import state_of
+
 _PREFIX = "lockstep-"
 _LOCK = "launcher.lock"
-"""Whoever lives holds a lock on this file; its text is who made it. A directory without it is not ours to remove."""
+"""Locked by a launcher as long as it lives; contains its host and process id. Directories without it are never removed."""
 
 
 @contextmanager
 def private_directory() -> Iterator[str]:
-    """A new directory that only this user can enter; gone afterwards.
+    """A context with a new directory that only this user can enter, removed at the end.
 
-    A launcher that is killed can remove nothing, so this removes what earlier ones of this user left.
+    A launcher that is killed cannot remove its directory, so this also removes those that earlier ones of this user left.
     """
     remove_abandoned(tempfile.gettempdir())
     path = tempfile.mkdtemp(prefix=_PREFIX)
@@ -33,25 +35,25 @@ def private_directory() -> Iterator[str]:
 
 
 def live_launches() -> dict[int, Path]:
-    """The private directories of this user's launches on this machine whose launcher lives, by its process id."""
+    """The private directories of this user's live launchers on this machine, by process id."""
     directories = {}
-    for path in _own_directories(tempfile.gettempdir()):
+    for path in _private_directories(tempfile.gettempdir()):
         with contextlib.suppress(OSError, ValueError):
-            host, _, pid = (path / _LOCK).read_text().partition("\n")
-            if host == socket.gethostname() and Path("/proc", pid.strip()).exists():
+            host, pid = (path / _LOCK).read_text().split()
+            if host == socket.gethostname() and state_of(int(pid)) != "dead":
                 directories[int(pid)] = path
     return directories
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove the private directories in ``parent`` whose launcher no longer lives. What cannot be removed is left."""
-    for path in _own_directories(parent):
+    """Remove the private directories in ``parent`` whose launcher has ended, as far as possible."""
+    for path in _private_directories(parent):
         with contextlib.suppress(OSError):  # gone meanwhile, without a lock file, or its lock is held
             _remove_if_abandoned(path)
 
 
-def _own_directories(parent: str) -> Iterator[Path]:
-    """Those of this user whose name is that of a private directory."""
+def _private_directories(parent: str) -> Iterator[Path]:
+    """The directories of this user that are named like private directories."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -65,7 +67,7 @@ def _remove_if_abandoned(path: Path) -> None:
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
         host, _, pid = os.read(fd, 1000).decode(errors="replace").partition("\n")
-        # On a network file system locks may not reach another host, and may not tell two threads of one process apart.
+        # On a network file system, locks may not reach other hosts, nor distinguish two threads of one process.
         if host != socket.gethostname() or pid == str(os.getpid()):
             return
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +78,7 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """The lock goes last: whoever is killed in the midst of this leaves what the next launch knows for abandoned."""
+    """Remove a directory, its lock file last: if this is interrupted, the next launch removes the rest."""
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -88,16 +90,16 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _held(path: str) -> Iterator[None]:
-    """Mark a directory as in use until the end of the block, or of this process.
+    """A context in which a directory is marked as in use, also to the end of this process.
 
-    The file is locked before it has its name, so nobody ever sees one whose launcher lives and does not hold it. (flock, for
-    the other kind of lock is lost as soon as this process closes *any* descriptor of the file.)
+    The file is locked before it is renamed, so a live launcher's lock file is never seen unlocked. (By flock: a lock by lockf
+    is lost as soon as this process closes *any* descriptor of the file.)
     """
     partial = Path(path, f"{_LOCK}.partial")
     fd = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         os.write(fd, f"{socket.gethostname()}\n{os.getpid()}".encode())
-        with contextlib.suppress(OSError):  # no locks on this file system: then it is never taken for abandoned
+        with contextlib.suppress(OSError):  # a file system without locks: then the directory never counts as abandoned
             fcntl.flock(fd, fcntl.LOCK_EX)
             partial.rename(Path(path, _LOCK))
         yield

@@ -1,4 +1,4 @@
-"""Looking at the user's script before anything is started: does it exist, does it parse, what does it expect."""
+"""Checking the user's script before anything is started: whether it exists, and how it must be started."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import importlib.machinery
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError
+from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.options import LaunchOptions
 from lockstep.launch.source import LOCAL_RANK_OPTIONS, Source
 from lockstep.launch.spec import Script
 
-SPAWNS = ("auto", "yes", "no")
-"""Whether a script starts its processes itself; ``auto``: its source tells."""
-PASS_LOCAL_RANK = ("auto", "none", *LOCAL_RANK_OPTIONS)
-
 
 def find_script(target: str, *, is_module: bool, is_executable: bool = False) -> Path | None:
-    """The file that ``target`` names; None for what is not plain Python source: some modules, and programs.
+    """The file that ``target`` names; None: it is not plain Python source, as some modules and programs are not.
 
     Raises:
         ConfigError: there is no such script, module or program.
@@ -48,82 +47,67 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
-def check_script(
-    target: str,
-    source: Path | None,
-    *,
-    is_module: bool,
-    is_executable: bool = False,
-    args: Sequence[str],
-    pass_local_rank: str,
-    spawns: str = "no",
-    nproc_given: bool = True,
-) -> Script:
-    """Parse the script; returns what the workers are to run.
+def check_script(target: str, source: Source | None, args: Sequence[str], options: LaunchOptions) -> Script:
+    """What the workers are to run, as far as the options and the script's source tell.
 
-    ``source`` is what ``find_script`` found. ``spawns`` says whether the script starts its processes itself (see ``SPAWNS``).
-    A script that could do either is started by us where somebody said in how many processes, or on how many machines:
-    ``nproc_given``.
-
-    Raises:
-        ConfigError: it does not parse, or cannot be read.
+    A script that could start its processes itself, or be launched, is launched if the options give a number of processes or
+    machines. ``source``: None: the script is not plain Python.
     """
-    option = pass_local_rank if pass_local_rank in LOCAL_RANK_OPTIONS else None
-    starter = "--spawns yes" if spawns == "yes" else None
-    has_optimizer, own_horovod, store_client, debug_level = False, None, None, None
-    guesses = []
-    if source is not None:
-        read = Source.read(source)
-        # The first entry of the script's sys.path: where its own modules are.
-        root = Path.cwd() if is_module else source.resolve().parent
-        has_optimizer, own_horovod = read.has_optimizer(root), read.starts_horovod()
-        debug_level = read.set_before_torch("TORCH_DISTRIBUTED_DEBUG")
-        spawning = read.starter() if spawns == "auto" else None
-        alone = read.starter_if_alone() if spawns == "auto" and not nproc_given else None
-        if spawning or alone:
-            if spawning and nproc_given and read.asks_launcher(root):
-                guesses.append(
-                    f"the script may start processes itself ({spawning}), but also asks who a launcher has started: it is "
-                    "launched (--spawns yes starts it once)"
-                )
-            else:
-                starter = spawning or alone
-                how = "--spawns no" if spawning else "--nproc-per-node N"
-                guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
-        store_client = read.store_client(root) if starter is None else None
-        if store_client is not None:
-            guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
-        if pass_local_rank == "auto" and starter is None:
-            option, where = read.local_rank_option(root) or (None, "")
-            if option:
-                guesses.append(
-                    f"{where} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
-                )
-    return Script(
+    option = options.local_rank_option if options.local_rank_option in LOCAL_RANK_OPTIONS else None
+    script = Script(
         target=target,
-        is_module=is_module,
+        is_module=options.is_module,
+        is_executable=options.is_executable,
         args=tuple(args),
         local_rank_option=option,
+        starter="--spawns yes" if options.spawns == "yes" else None,
+    )
+    if source is None:
+        return script
+    starter, guesses = script.starter, list[str]()
+    if options.spawns == "auto":
+        is_counted = options.nproc_per_node is not None or plan_nodes(options) is not None
+        spawning, alone = source.starter(), None if is_counted else source.starter_if_alone()
+        if spawning and is_counted and source.asks_launcher():
+            guesses.append(
+                f"the script may start processes itself ({spawning}), but also asks who a launcher has started: it is "
+                "launched (--spawns yes starts it once)"
+            )
+        elif spawning or alone:
+            starter = spawning or alone
+            how = "--spawns no" if spawning else "--nproc-per-node N"
+            guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
+    store_client = source.store_client() if starter is None else None
+    if store_client is not None:
+        guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
+    if options.local_rank_option == "auto" and starter is None:
+        option, where = source.local_rank_option() or (None, "")
+        if option:
+            guesses.append(
+                f"{where} defines {option}: each process is passed {option}=RANK; --pass-local-rank none leaves it out"
+            )
+    return replace(
+        script,
+        local_rank_option=option,
         starter=starter,
-        is_executable=is_executable,
-        own_horovod=own_horovod,
-        has_optimizer=has_optimizer,
+        horovod_init=source.starts_horovod(),
+        has_optimizer=source.has_optimizer(),
         is_store_client=store_client is not None,
-        debug_level=debug_level,
+        debug_level=source.set_before_torch("TORCH_DISTRIBUTED_DEBUG"),
         guesses=tuple(guesses),
     )
 
 
 def check_starter(script: Script, nproc: int) -> None:
-    """A script that starts its processes itself, or knows of others by Horovod alone, is started once.
+    """Check that a script that starts its processes itself, or finds others by Horovod alone, is started once.
 
     Raises:
-        ConfigError: several were asked for.
+        ConfigError: several processes were requested.
     """
-    if script.own_horovod is not None and nproc > 1:
+    if script.horovod_init is not None and nproc > 1:
         raise ConfigError(
-            f"{script.own_horovod} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep run, "
-            f"each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
+            f"{script.horovod_init} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep "
+            f"run, each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
             f"{script.target}. (To port it to lockstep.join(), which has --strategy horovod: docs/methods.md.)"
         )
     if script.starter is not None and nproc > 1:
@@ -143,7 +127,7 @@ def _find_program(target: str, *, is_module: bool) -> None:
 
 
 def _find_module(name: str) -> Path | None:
-    """As ``python -m`` would, but without importing parent packages: they may import torch, or do anything."""
+    """As ``python -m`` does, but without importing parent packages, which may import torch, or do anything."""
     spec = _find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _find_spec(f"{name}.__main__")

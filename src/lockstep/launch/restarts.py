@@ -1,4 +1,4 @@
-"""Whether all workers are restarted when one of them has failed, and the message about it."""
+"""Whether all workers are restarted after one has failed, and the messages about it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lockstep.launch.spec import LaunchSpec
 
 
 def check_max_restarts(asked: int) -> None:
-    """Refuse what is no number of restarts.
+    """Check a number of restarts.
 
     Raises:
-        ConfigError: it is not a whole number, or below 0.
+        ConfigError: it is not a whole number, or negative.
     """
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
         raise ConfigError(f"max_restarts={asked!r}: it must be a whole number, 0 or more")
 
 
 def follows(spec: LaunchSpec, cause: Failure) -> bool:
-    """Whether the workers of this start, which ``cause`` ended, are started again."""
+    """Whether the workers are restarted after a start that ended by ``cause``."""
     return spec.restart < spec.max_restarts and not cause.would_recur
 
 
@@ -34,7 +34,7 @@ def numbered(restart: int, spec: LaunchSpec) -> str:
 
 
 def announce(reported: Sequence[Failure], spec: LaunchSpec, *, attached: int | None) -> str:
-    """The message between two starts: what ended the first, and that the second follows."""
+    """The message between two starts: the failures of the first, and that the second follows."""
     text = failures.report(reported, spec.world_size, attached=attached)
     who = "the process starts" if spec.world_size == 1 else f"all {spec.world_size} processes start"
     return f"{text}\n\n{numbered(spec.restart + 1, spec)}: {who} again"
@@ -47,14 +47,19 @@ def last_error(
     attached: int | None = None,
     stopped_by: signal.Signals | None = None,
 ) -> LaunchError:
-    """The error that the launch ends with: no start follows this one."""
+    """The error for a launch whose last start has failed."""
     text = failures.report(reported, spec.world_size, attached=attached)
-    if spec.max_restarts:
-        if stopped_by is not None:
-            why = f"it failed after {stopped_by.name}, and was to end"
-        elif reported[0].would_recur:
-            why = f"a {reported[0].kind} would only come again"
-        else:
-            why = f"all restarts were used ({spec.max_restarts})"
-        text += f"\n\nlockstep: not started again: {why}"
-    return LaunchError(text, reported[0].exit_status or 1)
+    return LaunchError(text + why_not(reported[0], spec.max_restarts, stopped_by), reported[0].exit_status or 1)
+
+
+def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals | None = None) -> str:
+    """The end of a message about failures without another restart, after a blank line; empty: restarts were not requested."""
+    if not max_restarts:
+        return ""
+    if stopped_by is not None:
+        why = f"it failed after {stopped_by.name}, and was to end"
+    elif cause is not None and cause.would_recur:
+        why = f"a {cause.kind} would only come again"
+    else:
+        why = f"all restarts were used ({max_restarts})"
+    return f"\n\nlockstep: not started again: {why}"

@@ -1,13 +1,13 @@
-"""``lockstep run``, less its command line."""
+"""``lockstep run``, without its command line."""
 
 from __future__ import annotations
 
 import functools
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lockstep.config import RunConfig
@@ -17,7 +17,7 @@ from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.doubts import doubts
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
-from lockstep.launch.nodes import Nodes
+from lockstep.launch.nodes import Nodes, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
@@ -25,19 +25,20 @@ from lockstep.launch.program import check_script, check_starter, find_script
 from lockstep.launch.secret import shared_secret
 from lockstep.launch.server import ForkServer, take_server
 from lockstep.launch.signals import Interrupts
+from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
-from lockstep.stopping import REQUEUE_STATUS
+from lockstep.stopping import REQUEUE_STATUS, say
 from lockstep.world import read_secret
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """The end of a launch that somebody has asked for."""
+    """The end of a launch that was stopped by a signal."""
 
     status: int
-    """What the command should end with."""
+    """The exit status for the command."""
     message: str
     """One line for the user."""
 
@@ -45,34 +46,26 @@ class Interruption:
 def run_script(
     target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any], replay: str = ""
 ) -> Interruption | None:
-    """Run a script in several processes to its end; None if all went well, else how it was stopped.
+    """Run a script in several processes to its end; returns how it was stopped, or None if it was not.
 
-    A script that starts its processes itself runs once. Of a run on several machines this is one's part.
+    A script that starts its processes itself runs once. With several machines, this runs the processes of one.
 
     Args:
         target: path of the script, name of the module, or a program.
-        args: the script's own.
+        args: of the script.
         options: how it is started.
-        settings: of the run: names and values of RunConfig fields that were asked for.
+        settings: the requested fields of ``RunConfig``.
         replay: the directory of a replay; empty: this is a run.
 
     Raises:
-        ConfigError: something asked for cannot be; nothing was started.
-        LaunchError: a worker failed, and no restart was left; the message holds the first failure, and who else failed.
+        ConfigError: an option or setting is invalid here; nothing was started.
+        LaunchError: a worker failed, and no restart was left; the message has the first failure, and who else failed.
     """
     config = RunConfig.merge(settings, {})
-    nodes = options.nodes()
-    source = find_script(target, is_module=options.is_module, is_executable=options.is_executable)
-    script = check_script(
-        target,
-        source,
-        is_module=options.is_module,
-        is_executable=options.is_executable,
-        args=args,
-        pass_local_rank=options.local_rank_option,
-        spawns=options.spawns,
-        nproc_given=options.nproc_per_node is not None or nodes is not None,
-    )
+    nodes = plan_nodes(options)
+    path = find_script(target, is_module=options.is_module, is_executable=options.is_executable)
+    source = None if path is None else Source.read(path, Path.cwd() if options.is_module else None)
+    script = check_script(target, source, args, options)
     starts_itself = options.nproc_per_node is None and script.starter is not None
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
     check_starter(script, count)
@@ -87,7 +80,7 @@ def run_script(
     plan = _plan_output(options, count, nodes)
     doubtful = doubts(script, source, are_several=count > 1 or nodes is not None)
     for line in (*script.guesses, *([remark] if remark else []), *doubtful):
-        print(f"lockstep: {line}", file=sys.stderr, flush=True)
+        say(line)
     announce(options.bind, binding, is_one_of_several=nodes is not None)
     endpoint = None
     if nodes is not None:
@@ -122,13 +115,13 @@ def _plan_output(options: LaunchOptions, nproc: int, nodes: Nodes | None) -> Out
     if attach is not None and nodes is None and not 0 <= attach < nproc:
         raise ConfigError(f"--attach {attach}: with {nproc} processes ranks go from 0 to {nproc - 1}")
     if attach is None and nodes is None and nproc == 1 and options.log_dir is None and not options.shows_ranks:
-        attach = 0  # a lone process may as well have the terminal
+        attach = 0  # a single process gets the terminal
     return OutputPlan(log_dir=options.log_dir, tee=options.shows_ranks, attach=attach)
 
 
 def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, Interrupts], Outcome]:
-    """``run_workers`` for this machine's part of a run on several."""
-    # In this process alone, whose environment the workers have got already: else it writes pages when a connection is lost.
+    """The counterpart of ``run_workers`` for several machines."""
+    # In this process alone, whose environment the workers have copied: otherwise PyTorch writes pages about a lost connection.
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ})
     introduce(endpoint)
     from lockstep.launch.elastic.run import run_on_nodes  # imports torch, which one machine need not wait for

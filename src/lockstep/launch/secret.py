@@ -1,8 +1,8 @@
-"""The secret that the launchers of a run share, and sign with what they write into their store.
+"""The secret shared by the launchers of a run, with which they sign what they write into their store.
 
-Without one, whoever reaches the store's port could tell a launcher where to connect and with whom. Where nobody has given one,
-the launcher that keeps the store makes it, in a file beside the run that only its user can read, and removes it at the end;
-the others read it there. HMAC: RFC 2104, with SHA-256.
+Without it, whoever reaches the store's port could direct launchers to other hosts. Unless the user gives one, the launcher that
+keeps the store creates it, in a file beside the run that only its user can read, and removes it at the end; the others read it
+there. Signatures are HMACs (RFC 2104) with SHA-256.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ OPTION = "--rdzv-secret-file"
 _SHORTEST = 16
 """Characters."""
 _DIGITS = 64
-"""Of a signature: hexadecimal digits of SHA-256."""
+"""Hexadecimal digits of a signature."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """Signs values, each for the name that it stands under."""
+    """Signs values, each together with its name."""
 
     key: bytes = field(repr=False)
 
     def derived(self, nonce: bytes) -> Secret:
-        """Another secret, which everybody who has this one derives from the same nonce."""
+        """A secret derived from this one and a nonce."""
         return Secret(hmac.new(self.key, b"derived" + nonce, hashlib.sha256).digest())
 
     def sign(self, name: str, value: bytes) -> bytes:
-        """The value with its signature in front of it."""
+        """The value, preceded by its signature."""
         return self._signature(name, value) + value
 
     def open(self, name: str, signed: bytes) -> bytes | None:
-        """The value; None: somebody without the secret has written it, or it stood under another name."""
+        """The value; None: it was signed without the secret, or under another name."""
         signature, value = signed[:_DIGITS], signed[_DIGITS:]
         return value if hmac.compare_digest(signature, self._signature(name, value)) else None
 
@@ -62,12 +62,12 @@ class SharedSecret:
     """Where this launcher finds the secret."""
 
     given: Secret | None
-    """By the user; None: it stands in the file."""
+    """The user's; None: it is in the file."""
     path: Path
-    """The file of whoever keeps the store."""
+    """The file of the launcher that keeps the store."""
 
     def look(self) -> Secret | None:
-        """The secret as it is known now; None: there is no such file of this user's that nobody else can read or write."""
+        """The secret; None: there is no file yet, or it is not this user's, or others can read or write it."""
         if self.given is not None:
             return self.given
         try:
@@ -80,10 +80,10 @@ class SharedSecret:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Make the file, if it is needed, and remove it at the end of the block. For the launcher that keeps the store.
+        """A context in which the file exists, if it is needed. For the launcher that keeps the store.
 
         Raises:
-            ConfigError: no file can be written there.
+            ConfigError: it cannot be written.
         """
         if self.given is not None:
             yield
@@ -105,7 +105,7 @@ class SharedSecret:
                     self.path.unlink()
 
     def not_shared(self, keeper: str) -> ConfigError:
-        """What to raise where ``keeper``, for the user, has another secret, or this launcher knows none."""
+        """The error if ``keeper``, as the user knows it, has another secret, or this launcher knows none."""
         if self.given is not None:
             why = f"has another secret than this launcher, which was given one by {SECRET} or {OPTION}"
         else:
@@ -121,12 +121,12 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
 
     Args:
         nodes: of the run.
-        run_dir: of the run, if it was given: the file of the secret lies beside it, else in the current directory.
-        file: a file that the user has given for this.
-        text: the secret itself, if the user has given it so.
+        run_dir: the requested run directory: the file is beside it; None: in the current directory.
+        file: a file given by the user.
+        text: the secret itself, if given by the user.
 
     Raises:
-        ConfigError: what was given cannot be read, or is too short.
+        ConfigError: the given secret cannot be read, or is too short.
     """
     given = None
     if file is not None:
@@ -137,7 +137,7 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
     elif text:
         given = _checked(os.fsencode(text), SECRET)
     parent = Path.cwd() if run_dir is None else Path(run_dir).absolute().parent
-    # By an address of loopback each machine means itself, and others may do so in the same directory.
+    # A loopback address means each machine itself, and several may share the directory.
     host = f"{nodes.host}-of-{socket.gethostname()}" if is_loopback(nodes.host) else nodes.host
     return SharedSecret(given=given, path=parent / f".lockstep-{host}-{nodes.port}.secret")
 

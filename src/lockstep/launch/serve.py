@@ -1,13 +1,13 @@
-"""The fork server's own process: imports torch once, then forks a worker for every request.
+"""The fork server's process: imports torch once, then forks a worker for every request.
 
-It never starts a parallel region and never touches CUDA: neither survives a fork. Its protocol, over one Unix socket
-that keeps message boundaries, JSON both ways::
+It never starts a parallel region and never initializes CUDA: neither survives a fork. Its protocol is JSON over a Unix socket
+that keeps message boundaries::
 
     launcher -> server   {"key": K, "rank": R, "spec": PATH}   with open files: stdin, stdout, stderr, pipe of ``messages``
-                         {"warm": true}                         import what later workers may want, now
-    server -> launcher   {"ready": true}                        the imports are done
+                         {"warm": true}                         import modules that later workers may need, now
+    server -> launcher   {"ready": true}                        imports are complete
                          {"key": K, "error": TEXT}              could not be forked
-                         {"key": K, "status": S}                ended, with this exit code, or minus the signal
+                         {"key": K, "status": S}                ended, with this exit status, or minus the signal
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from lockstep.machine.threads import libraries
 from lockstep.stopping import SIGNALS
 
 PRELOAD = ("torch", "torch.distributed", "lockstep.joining.join", "lockstep.sync.ddp", "lockstep.sync.exact")
-"""What workers find already imported. Only what nearly every script needs: each module delays the first worker."""
+"""Modules imported before the first worker, which each of them delays: only those that nearly every script needs."""
 PRELOAD_LATER = ("torch._dynamo",)
-"""What is imported when the launcher says so: before the first workers if they will want it, else when there is time, for
-those that may follow. (PyTorch imports it with the first optimizer or DistributedDataParallel, which takes a second or two.)"""
+"""Modules imported on request: before the first workers if they will need them, else later, for workers that may follow.
+(PyTorch imports this one with the first optimizer or DistributedDataParallel, which takes a second or two.)"""
 MAX_MESSAGE_BYTES = 65536
 _statuses: dict[int, int] = {}
-"""With which exit code a worker ends, by its process id: only in that worker."""
+"""Exit status by process id: in a worker its own, else empty."""
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve until the launcher closes its end; in a forked child: run the worker and exit with its code."""
-    # The first to be registered is the last to run: after those of the modules that workers find already imported, too
-    # (multiprocessing waits for the processes that a script has started, weakref and logging end what is not yet ended).
+    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its status."""
+    # Registered first, so that it runs last, also after the exit handlers of preloaded modules (multiprocessing waits for the
+    # processes that a script has started; weakref and logging finalize).
     atexit.register(_leave)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored"; workers must not
-    # What asks the run to stop may come to every process of a job; it is for the launcher, which ends this one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored", and workers must not
+    # Signals that ask a run to stop may be sent to every process of a job; they are for the launcher, which ends this one.
     dispositions = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.getsignal(signal.SIGUSR1)}
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     die_with_parent()
-    if _is_abandoned(control):  # the launcher was gone before that
+    if _is_abandoned(control):  # the launcher ended before the line above
         os._exit(0)
     _preload(PRELOAD)
     guard_descendants()
     request = _serve(control)
-    # Only a child comes here, and with nothing of the server on its stack: what follows is an ordinary process.
+    # Only a child gets here, with nothing of the server on its stack: from now on it is an ordinary process.
     for number, disposition in dispositions.items():
         signal.signal(number, disposition)
     _run_to_end(request)
@@ -75,7 +75,7 @@ def _is_abandoned(control: socket.socket) -> bool:
 
 
 def _run_to_end(request: Request) -> NoReturn:
-    """Be the worker, and end in the ordinary way, but for taking the interpreter apart: see ``_leave``."""
+    """Run the worker, and exit as usual, except that the interpreter is not finalized: see ``_leave``."""
     worker = os.getpid()
     _statuses[worker] = 1
     try:
@@ -87,10 +87,10 @@ def _run_to_end(request: Request) -> NoReturn:
 
 
 def _leave() -> None:
-    """What a worker does last, once non-daemon threads have ended and all other exit handlers have run.
+    """End a worker, whose non-daemon threads and other exit handlers have ended, without finalizing the interpreter.
 
-    What is left out takes a fifth of a second, and native threads that want the interpreter meanwhile (Gloo's, with the
-    tensors of the last collective) abort the process.
+    That would take a fifth of a second, and native threads that need the interpreter meanwhile (Gloo's, with the tensors of
+    the last collective) would abort the process.
     """
     if os.getpid() not in _statuses:  # a process that the script forked
         return
@@ -101,31 +101,31 @@ def _leave() -> None:
 
 
 def _preload(modules: tuple[str, ...]) -> None:
-    gc.disable()  # collections while importing find nothing and cost a tenth of the time
+    gc.disable()  # collections during imports find nothing, and cost a tenth of the time
     for name in modules:
-        # What cannot be imported fails again in the worker, where the error belongs to the script that needs it.
+        # An import that fails here fails again in the worker, where the error belongs to the script that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     libraries()  # looked up once for all workers
     _keep_at_exit()
-    # A collection in a worker must not write to (and so copy) every page shared with the others. What is garbage now
-    # stays: to find it would take a tenth of a second, before the first worker.
+    # A collection in a worker must not write to, and so copy, every page shared with the others. Garbage is kept: collecting it
+    # would take a tenth of a second before the first worker.
     gc.freeze()
     gc.enable()
 
 
 def _keep_at_exit() -> None:
-    """Have workers end without finalizing what was imported for them: PyTorch takes its operators out of its dispatcher one
-    by one, which is 30 ms of each worker's processor time, and copies 30 MB of pages shared with the others.
+    """Disable the finalizers of preloaded modules at exit: PyTorch would remove its operators from its dispatcher one by one,
+    which takes 30 ms of each worker's processor time, and copies 30 MB of pages shared with the others.
 
-    The finalizers that a script makes run as ever. (The registry is private, and a property of what it holds is not.)
+    Finalizers created by a script run as usual. (The registry is private; the property of its entries is public.)
     """
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
 
 def _serve(control: socket.socket) -> Request:
-    """Loop in the server; returns in a child only."""
+    """The server's loop; returns only in a forked child."""
     wake_r, wake_w = socket.socketpair()
     wake_r.setblocking(False)
     wake_w.setblocking(False)
@@ -153,12 +153,12 @@ def _serve(control: socket.socket) -> Request:
 
 
 def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
-    """Do what one message asks for. Returns the request in a forked child, None in the server."""
+    """Handle one message. Returns the request in a forked child, None in the server."""
     message, fds = b"", list[int]()
-    with contextlib.suppress(ConnectionResetError):  # the launcher left with words of the server unread
+    with contextlib.suppress(ConnectionResetError):  # the launcher has ended with messages unread
         message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 4)
     if not message:
-        os._exit(0)  # the launcher is done; tearing the interpreter down would only take time
+        os._exit(0)  # the launcher has ended; finalizing the interpreter would only take time
     asked = json.loads(message)
     if "warm" in asked:
         if not all(name in sys.modules for name in PRELOAD_LATER):
@@ -168,18 +168,18 @@ def _answer(control: socket.socket, keys: dict[int, int]) -> Request | None:
 
 
 def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, Any], fds: list[int]) -> Request | None:
-    # Signals wait until the worker can tell of them (see run_worker): Python's own work after a fork is not to be broken off.
+    # Blocked until the worker can report them (see run_worker): they must not interrupt Python's own work after a fork.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *SIGNALS})
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking with threads. If there are any, they are of a BLAS that stops them for the fork.
+            # Python 3.12 warns about forking with threads. Any here belong to a BLAS, which stops them for the fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
         _tell(control, key=asked["key"], error=f"fork failed: {error}")
         pid = -1
     if pid == 0:
-        # The worker, not the server, sends its pid: it may end the server before that could, and the launcher must know it.
+        # The worker sends its pid itself: it may end the server before that could, and the launcher must know the pid.
         *streams, pipe = fds
         sender = Sender(pipe, os.path.dirname(asked["spec"]), asked["rank"])  # noqa: PTH120
         return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=sender)

@@ -1,4 +1,4 @@
-"""The launcher's handle on a fork server."""
+"""The launcher's end of a fork server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from lockstep.errors import LaunchError
 
-# The working directory, which -c puts first, must not hide modules of the same names. Where this lockstep was imported
-# from comes last, so that it hides nothing either; mostly it is there already.
+# The working directory, which -c puts first, must not hide modules of the same names. The directory of this lockstep comes
+# last, so that it hides nothing either; usually it is there already.
 _BOOT = """
 import sys
 if sys.path and sys.path[0] == "": del sys.path[0]
@@ -32,16 +32,18 @@ main(int(sys.argv[1]))
 class ForkServer:
     """A process that has imported torch and forks workers.
 
-    Why not ``multiprocessing``'s: that one exists once a process (shared with whatever else the caller uses it for),
-    imports the caller's script again for each worker, gives no say over the environment, and leaves workers that are
-    no ordinary main processes (exit handlers, start methods, standard input).
+    ``multiprocessing`` has a fork server, but one per process (shared with other uses by the caller), which imports the
+    caller's script again for each worker, does not let the environment be set, and whose workers are no ordinary main
+    processes (exit handlers, start methods, standard input).
 
-    Starting returns at once; requests wait in the socket until the imports are done. Everything that the server forked
-    dies with it, and it dies with the thread that made it.
+    Starting returns at once; requests wait in the socket until imports are complete. All processes that the server forked die
+    with it, and it dies with the thread that created it.
+
+    Args:
+        import_path: added at the end of ``sys.path``.
     """
 
     def __init__(self, import_path: Sequence[str] = ()) -> None:
-        """Start one. ``import_path`` is added at the end of ``sys.path``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             sys.executable,
@@ -57,7 +59,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=_server_environ(),
-                start_new_session=True,  # Ctrl-C of a terminal is the launcher's to handle
+                start_new_session=True,  # the launcher handles Ctrl-C
             )
         except OSError as error:
             ours.close()
@@ -68,7 +70,7 @@ class ForkServer:
         self._next_key = 0
         self.is_ready = False
         self.serves_calls = bool(import_path)
-        """Whether it was started for calls of functions, and not for the command line, which knows what it is to import."""
+        """Whether it was started for function calls, and not for ``lockstep run``, which knows what the script imports."""
 
     @property
     def pid(self) -> int:
@@ -80,14 +82,17 @@ class ForkServer:
         return self._socket.fileno() >= 0 and self._process.poll() is None
 
     def fileno(self) -> int:
-        """For selectors: readable when ``receive`` has something."""
+        """For selectors: readable when ``receive`` has a message."""
         return self._socket.fileno()
 
     def start_worker(self, spec_path: str, rank: int, fds: Sequence[int]) -> int:
-        """Ask for one worker; returns the key under which ``receive`` speaks of it. Does not block.
+        """Request a worker; returns its key in the messages from ``receive``. Does not block, nor fail: if the server is gone,
+        ``receive`` raises the error.
 
-        If the server is gone, ``receive`` says that. ``fds`` are the worker's standard input, output and error, and the pipe of
-        its messages; they may be closed afterwards.
+        Args:
+            spec_path: what it runs.
+            rank: of the worker.
+            fds: its standard input, output and error, and the pipe for its messages; they may be closed afterwards.
         """
         self._next_key += 1
         message = json.dumps({"key": self._next_key, "rank": rank, "spec": spec_path}).encode()
@@ -96,8 +101,8 @@ class ForkServer:
         return self._next_key
 
     def warm(self) -> None:
-        """Have it import now what most scripts import when they train. Does not wait for it; workers asked for later do."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next request for workers reports it
+        """Have the server import now what most training scripts need. Does not block; workers requested later wait for it."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # ``receive`` raises the error
             self._socket.send(json.dumps({"warm": True}).encode())
 
     def receive(self) -> dict[str, Any]:
@@ -108,9 +113,9 @@ class ForkServer:
         """
         try:
             data = self._socket.recv(65536)
-        except ConnectionResetError:  # it left with words of ours unread: that is said first, and once
+        except ConnectionResetError:  # it ended with messages unread, which is reported first, and once
             data = self._socket.recv(65536)
-        if not data:  # the server, and whoever it was forking, have ended or said all
+        if not data:  # the server, and a worker that it was forking, have ended
             self.close()
             raise LaunchError(
                 f"the fork server (process {self.pid}, from which all ranks of this machine are forked) "
@@ -121,25 +126,25 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """End the server and all that it forked, also workers that ``receive`` has not told of. May be called again."""
+        """End the server and all processes that it forked, also workers not yet reported. May be called again."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
 
 
 _kept: ForkServer | None = None
-"""One that nothing runs under, for whoever launches next in this process."""
+"""An idle server, for the next launch in this process."""
 
 
 def start_early() -> ForkServer:
-    """Start the server that will be taken, before the rest of the launcher is imported. The caller closes it at the end."""
+    """Start the server for the next ``take_server``, before the rest of the launcher is imported. The caller must close it."""
     server = ForkServer()
     keep_server(server)
     return server
 
 
 def take_server(import_path: Sequence[str] = ()) -> ForkServer:
-    """The server that was kept, else a new one (see there). The caller closes it, or keeps it."""
+    """The kept server, or a new one. The caller must close it, or keep it."""
     global _kept
     if _kept is not None and _kept.is_alive():
         server, _kept = _kept, None
@@ -149,14 +154,14 @@ def take_server(import_path: Sequence[str] = ()) -> ForkServer:
 
 
 def keep_server(server: ForkServer) -> None:
-    """Leave a server, which nothing runs under, for the next ``take_server``."""
+    """Keep an idle server for the next ``take_server``."""
     global _kept
     drop_server()
     _kept = server
 
 
 def drop_server() -> None:
-    """End the server that was kept, if any. (It ends with this process anyway.)"""
+    """End the kept server, if any. (It ends with this process anyway.)"""
     global _kept
     if _kept is not None:
         _kept.close()
@@ -186,12 +191,12 @@ def _end_of(status: int) -> str:
 
 
 def _server_environ() -> dict[str, str]:
-    """What libraries read when the server loads them, and workers cannot change any more. They see their own environment."""
+    """The environment in which the server loads libraries, which workers cannot change any more. They get one of their own."""
     environ = dict(os.environ)
-    # NumPy's BLAS makes its threads when it is loaded: here it needs none, and each worker tells it how many it is to have.
+    # NumPy's BLAS creates its threads when it is loaded: here it needs none, and each worker sets their number.
     environ["OPENBLAS_NUM_THREADS"] = "1"
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
-        # Threads of OpenMP that wait for work look for it all the time. If the cores have other work, such as loader workers, a
-        # small step takes 15 to 30 ms for 1, and now and then 200; asleep, they cost one on idle cores half a millisecond.
+        # Idle threads of OpenMP spin. If the cores have other work, such as loader workers, a small step then takes 15 to 30 ms
+        # instead of 1, and now and then 200. If they sleep, a step on idle cores takes half a millisecond longer.
         environ |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
     return environ

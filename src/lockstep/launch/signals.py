@@ -1,4 +1,4 @@
-"""Ctrl-C and its like, as events of a loop instead of exceptions anywhere."""
+"""Ctrl-C and other signals as events of a loop, instead of exceptions anywhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STOPPING = (signal.SIGINT, signal.SIGHUP, *stopping.SIGNALS)
 
 
 class Interrupts:
-    """While entered, the given signals are noted in ``received``, and ``fileno()`` becomes readable.
+    """A context in which the given signals are recorded in ``received``, and make ``fileno()`` readable.
 
-    A signal that this process was told to ignore (``nohup``, a background job) stays ignored. Outside the main thread,
-    where Python can set no handler, nothing is caught. Signals that ask a run to stop count once if they follow each other
-    closely: see ``stopping.SAME_S``.
+    A signal that this process ignores (``nohup``, a background job) stays ignored. Outside the main thread, where Python can
+    set no handlers, no signal is caught. Signals that ask a run to stop count once if they follow each other closely: see
+    ``stopping.SAME_S``.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = STOPPING) -> None:
@@ -37,7 +37,7 @@ class Interrupts:
         with self._lock:
             self._read_fd, self._write_fd = os.pipe()
             os.set_blocking(self._write_fd, False)
-            if self.received:  # told before it was entered
+            if self.received:  # by ``tell``, before the context was entered
                 os.write(self._write_fd, b"!")
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
@@ -62,13 +62,13 @@ class Interrupts:
         os.read(self._read_fd, 4096)
 
     def forget(self) -> None:
-        """What has come was for others: the next signal is the first again."""
+        """Forget the received signals, which were for others: the next one is the first again."""
         self.received.clear()
         self._asked_at = None
 
     def tell(self, number: int) -> None:
-        """Have it look as if the signal had come, unless it has been left. From any thread."""
-        with self._lock:  # else what is written might go into a file that has the pipe's number by now
+        """Act as if a signal had arrived, unless the context was left. May be called from any thread."""
+        with self._lock:  # the pipe may be closed, and another file have its descriptor by now
             if not self._is_over:
                 self._note(number, None)
 

@@ -1,4 +1,4 @@
-"""What a script's source says of how it wants to be started. It is read, and never imported."""
+"""What a script's source shows about how it must be started. It is parsed, and never imported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from lockstep.errors import ConfigError
 
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
-"""What ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13, the second since."""
+"""Options that ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13, the second since."""
 
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
 _TOGETHER = re.compile(rb"distributed|rank|world_size|lockstep|environ|getpid", re.IGNORECASE)
-"""In a script that knows of other processes, or finds its own part of some work."""
+"""Words in scripts that know of other processes, or find their own part of some work."""
 _ALONE = frozenset(
     ("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm", "yaml")
 )
@@ -30,14 +30,17 @@ _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCH
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A script that parses."""
+    """A script that parses, and the modules beside it that it imports."""
 
     path: Path
+    root: Path
+    """The directory of the script's own modules: the first entry of its ``sys.path``."""
+    text: bytes
     tree: ast.Module
 
     @staticmethod
-    def read(path: Path) -> Source:
-        """Parse a file.
+    def read(path: Path, root: Path | None = None) -> Source:
+        """Parse a file. ``root``: None: its directory.
 
         Raises:
             ConfigError: it does not parse, or cannot be read.
@@ -56,17 +59,14 @@ class Source:
             raise ConfigError(f"{path} is not Python source: {error}") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-        return Source(path=path, tree=tree)
+        return Source(path=path, root=root or path.resolve().parent, text=text, tree=tree)
 
-    def local_rank_option(self, root: Path) -> tuple[str, str] | None:
-        """The spelling of the argument that holds the local rank, and where it is defined; None: the script takes none.
-
-        It may be defined in the script itself, or in a file under ``root`` that the script imports.
-        """
-        for source in (self, *self._imported(root, about=b"local")):
+    def local_rank_option(self) -> tuple[str, str] | None:
+        """The spelling of the option for the local rank, and where it is defined; None: the script takes none."""
+        for source in (self, *self._imported(b"local")):
             for node in source._walk(as_main=source is self):
                 for option in _options_in(node):
-                    return option, f"{source.path}, line {getattr(node, 'lineno', 0)}"
+                    return option, source._line(node)
         return None
 
     def starter(self) -> str | None:
@@ -83,7 +83,7 @@ class Source:
             is_process = name.rpartition(".")[2] == "Process" and not name.startswith("psutil.")
             starts_ranks = name in _STARTERS or (is_process and says_rank)
             if name == "lockstep.launch" or (starts_ranks and not is_told):
-                return f"{name} in {self.path}, line {node.lineno}"
+                return f"{name} in {self._line(node)}"
         return None
 
     def starter_if_alone(self) -> str | None:
@@ -92,40 +92,41 @@ class Source:
             is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
             said = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in ("devices", "num_nodes")}
             if is_theirs and any(getattr(value, "value", None) not in (1, "1") for value in said.values()):
-                return f"{name} in {self.path}, line {node.lineno}"
+                return f"{name} in {self._line(node)}"
         return None
 
     def starts_horovod(self) -> str | None:
-        """Where the script starts Horovod, and does not call ``lockstep.join()``; None: it does not."""
-        calls = {name: node.lineno for node, name in self._calls()}
-        starts = [name for name in calls if name.startswith("horovod.") and name.endswith(".init")]
-        return f"{self.path}, line {calls[starts[0]]}," if starts and "lockstep.join" not in calls else None
+        """Where the script starts Horovod without calling ``lockstep.join()``; None: it does not."""
+        calls = {name: node for node, name in self._calls()}
+        starts = [node for name, node in calls.items() if name.startswith("horovod.") and name.endswith(".init")]
+        return f"{self._line(starts[0])}," if starts and "lockstep.join" not in calls else None
 
-    def store_client(self, root: Path) -> str | None:
-        """Where the script, or a file under ``root`` that it imports, is a client of a store that its launcher serves; None:
-        nowhere, or it may serve one itself. (torchft's ``Manager`` is such a client.)"""
+    def store_client(self) -> str | None:
+        """Where the script or a module of its own is a client of a store that its launcher serves, as torchft's ``Manager`` is;
+        None: nowhere, or it may serve one itself."""
         calls = self._calls()
         if any(name in ("lockstep.join", "torch.distributed.init_process_group") for _, name in calls):
             return None
         stores = [node for node, name in calls if name == "torch.distributed.TCPStore"]
         if stores:
-            return None if any(map(_may_serve, stores)) else f"TCPStore in {self.path}, line {stores[0].lineno}"
-        for source in (self, *self._imported(root, about=b"torchft")):
+            return None if any(map(_may_serve, stores)) else f"TCPStore in {self._line(stores[0])}"
+        for source in (self, *self._imported(b"torchft")):
             for node in ast.walk(source.tree):
                 if any(name.partition(".")[0] == "torchft" for name in _modules_of(node)):
-                    return f"torchft in {source.path}, line {getattr(node, 'lineno', 0)}"
+                    return f"torchft in {source._line(node)}"
         return None
 
-    def asks_launcher(self, root: Path) -> bool:
-        """Whether the script, or a file under ``root`` that it imports, reads what a launcher sets in the environment."""
-        return any(_asks(source.tree) for source in (self, *self._imported(root, about=b"RANK")))
+    def asks_launcher(self) -> bool:
+        """Whether the script or a module of its own reads environment variables that a launcher sets."""
+        return any(_asks(source.tree) for source in (self, *self._imported(b"RANK")))
 
-    def has_optimizer(self, root: Path) -> bool:
-        """Whether the script, or a file under ``root`` that it imports, has the word ``optim`` in it, as in ``torch.optim``.
+    def has_optimizer(self) -> bool:
+        """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of a start depends on it.)"""
+        return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
 
-        Only the time of a start depends on it.
-        """
-        return any(_OPTIM.search(source.path.read_bytes()) for source in (self, *self._imported(root, about=b"optim")))
+    def mentions(self, word: str) -> bool:
+        """Whether the script or a module of its own contains a text."""
+        return word.encode() in self.text or any(True for _ in self._imported(word.encode()))
 
     def set_before_torch(self, variable: str) -> str | None:
         """The constant that the script assigns to an environment variable before it imports torch; None: it assigns none."""
@@ -139,33 +140,28 @@ class Source:
                     value = str(node.value.value)
         return None
 
-    def trains_alone(self, root: Path) -> bool:
-        """Whether the script has an optimizer, and certainly nothing that would make several processes train together.
+    def trains_alone(self) -> bool:
+        """Whether the script has an optimizer, and nothing by which several processes could train together.
 
-        False if it imports a package that might do that. Files under ``root`` that it imports are read as well.
+        False if it, or a module of its own, imports a package that might do that.
         """
         waiting, seen, has_optimizer = [self], set[Path](), False
         while waiting:
             source = waiting.pop()
             seen.add(source.path.resolve())
-            text = source.path.read_bytes()
-            has_optimizer = has_optimizer or _OPTIM.search(text) is not None
-            if _TOGETHER.search(text) or not source._packages(root) <= _ALONE | sys.stdlib_module_names:
+            has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
+            if _TOGETHER.search(source.text) or not source._packages() <= _ALONE | sys.stdlib_module_names:
                 return False
-            imported = source._imported(root, about=b"")
-            waiting.extend(module for module in imported if module.path.resolve() not in seen)
+            waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
         return has_optimizer
 
-    def mentions(self, root: Path, word: str) -> bool:
-        """Whether the script, or a file under ``root`` that it imports, has this text in it."""
-        return any(
-            word.encode() in source.path.read_bytes() for source in (self, *self._imported(root, about=word.encode()))
-        )
+    def _line(self, node: ast.AST) -> str:
+        return f"{self.path}, line {getattr(node, 'lineno', 0)}"
 
-    def _packages(self, root: Path) -> set[str]:
-        """The first names of what it imports from elsewhere than ``root``."""
+    def _packages(self) -> set[str]:
+        """The packages and modules that it imports from outside ``root``."""
         names = {name.partition(".")[0] for node in ast.walk(self.tree) for name in _modules_of(node)}
-        return {name for name in names if not (root / name).is_dir() and not (root / f"{name}.py").is_file()}
+        return {name for name in names if not (self.root / name).is_dir() and not (self.root / f"{name}.py").is_file()}
 
     def _calls(self) -> list[tuple[ast.Call, str]]:
         """All calls, with the full names of what is called."""
@@ -173,7 +169,7 @@ class Source:
         return [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
     def _walk(self, *, as_main: bool) -> Iterator[ast.AST]:
-        """All nodes; but for those under ``if __name__ == "__main__":`` if it is imported."""
+        """All nodes; without those under ``if __name__ == "__main__":`` if it is imported."""
         waiting: list[ast.AST] = [self.tree]
         while waiting:
             node = waiting.pop(0)
@@ -181,26 +177,26 @@ class Source:
             if as_main or not _is_main_guard(node):
                 waiting.extend(ast.iter_child_nodes(node))
 
-    def _imported(self, root: Path, *, about: bytes) -> Iterator[Source]:
-        """The files under ``root`` that the script imports itself, if these bytes are in them."""
+    def _imported(self, about: bytes = b"") -> Iterator[Source]:
+        """The modules under ``root`` that it imports itself, if they contain these bytes."""
         seen = {self.path.resolve()}
-        for path in self._import_candidates(root):
+        for path in self._import_candidates():
             if path.resolve() not in seen and path.is_file():
                 seen.add(path.resolve())
                 try:
                     if about in path.read_bytes():
-                        yield Source.read(path)
+                        yield Source.read(path, self.root)
                 except (OSError, ConfigError):
                     continue  # left to the script, which fails there if it gets that far
 
-    def _import_candidates(self, root: Path) -> Iterator[Path]:
+    def _import_candidates(self) -> Iterator[Path]:
         parents = self.path.resolve().parents
         for node in ast.walk(self.tree):
             modules: list[tuple[Path, str]] = []
             if isinstance(node, ast.Import):
-                modules = [(root, alias.name) for alias in node.names]
+                modules = [(self.root, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level <= len(parents):
-                base = parents[node.level - 1] if node.level else root
+                base = parents[node.level - 1] if node.level else self.root
                 inside = [node.module] if node.module else []
                 paths = (inside, *([*inside, alias.name] for alias in node.names))  # the module, or what it contains
                 modules = [(base, ".".join(parts)) for parts in paths if parts]
@@ -211,14 +207,14 @@ class Source:
 
 
 def _modules_of(node: ast.AST) -> list[str]:
-    """The full names of the modules that this very node imports; none if they are relative."""
+    """The full names of the modules that a node itself imports; none if they are relative."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
-    """What names stand for: ``mp`` for ``torch.multiprocessing``."""
+    """The full names of imported names: ``torch.multiprocessing`` of ``mp``."""
     targets = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -246,7 +242,7 @@ def _is_main_guard(node: ast.AST) -> bool:
 
 
 def _options_in(node: ast.AST) -> Iterator[str]:
-    """The names of the argument that this very node defines, or looks for. (In a list, it is passed to another program.)"""
+    """The options for the local rank that a node itself defines or looks for. (In a list, they are for another program.)"""
     values: list[ast.expr] = []
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -1,4 +1,4 @@
-"""What a worker is to run, and under which environment: plain values that travel to the fork server in one file."""
+"""What workers run, and in which environment: plain values, passed to the fork server in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.machine.cores import num_cores
 from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, REPLAY, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
-"""The launch's private directory: its mark on processes."""
+"""Names the launch's private directory, by which its processes are recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,88 +28,88 @@ class Script:
     is_module: bool = False
     args: tuple[str, ...] = ()
     local_rank_option: str | None = None
-    """An option that is put before ``args`` with the local rank, for scripts of ``torch.distributed.launch``."""
+    """An option for the local rank, put before ``args``, for scripts of ``torch.distributed.launch``."""
     starter: str | None = None
     """How the script starts its processes itself; None: it does not, and the workers are its processes."""
     is_executable: bool = False
-    """``target`` is any program, found as a shell would find it."""
-    own_horovod: str | None = None
-    """Where the script starts Horovod itself, without lockstep; None: it does not."""
+    """Whether ``target`` is a program, found as a shell would find it."""
+    horovod_init: str | None = None
+    """Where the script starts Horovod without lockstep; None: it does not."""
     has_optimizer: bool = False
-    """Its source speaks of ``optim``: each worker will want what PyTorch imports with the first optimizer."""
+    """Whether each worker will import what PyTorch imports with the first optimizer."""
     is_store_client: bool = False
-    """It expects a store at MASTER_PORT, and serves none: rank 0 does, where this machine is the only one."""
+    """Whether the script is a client of a store at MASTER_PORT that its launcher serves."""
     debug_level: str | None = None
-    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which it finds imported."""
+    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which workers have imported already."""
     guesses: tuple[str, ...] = ()
-    """What of this was read off the script's source, and what overrides it: a line each, for the user."""
+    """What was concluded from the script's source, and what overrides it: a line each, for the user."""
 
     def arguments(self, local_rank: int) -> list[str]:
-        """What follows the script's name on its command line."""
+        """The arguments on its command line."""
         first = [f"{self.local_rank_option}={local_rank}"] if self.local_rank_option else []
         return [*first, *self.args]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A function call, pickled; its result is pickled back."""
+    """A pickled function call."""
 
     payload: bytes
     main_path: str | None = None
-    """The caller's script, if the payload names things defined there: it is imported first, as ``__mp_main__``."""
+    """The caller's script, if the payload refers to definitions there: it is imported first, as ``__mp_main__``."""
     main_module: str | None = None
     """The same for a caller that was started with ``python -m``."""
     sys_path: tuple[str, ...] = ()
     sys_argv: tuple[str, ...] = ()
     by_value: bool = False
-    """The payload was made by cloudpickle, and the result has to be."""
+    """Whether the payload was pickled by cloudpickle, and the result must be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """This machine's place among the several of a run, until one of them comes or goes."""
+    """This machine's part in a start on several machines."""
 
     number: int
-    """Which of the machines it is, from 0."""
+    """From 0."""
     num_nodes: int
     first_rank: int
-    """Its processes have the ranks from here on."""
+    """The first rank of its processes."""
     world_size: int
-    """The processes of all machines."""
+    """The number of processes on all machines."""
     master_addr: str
     """Of rank 0's machine."""
     store: str
-    """Rendezvous endpoint of the workers of lockstep scripts: ``tcp://HOST:PORT/PREFIX``, a store that the launchers keep."""
+    """The rendezvous of lockstep scripts' workers, in the launchers' store: ``tcp://HOST:PORT/PREFIX``."""
     run_id: str
-    """What the user calls the run, if he does."""
+    """The user's name for the run."""
     interface: str
-    """The network interface that this machine reaches the others through; empty: not known."""
+    """The network interface towards the other machines; empty: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """All that the workers of one launch have in common. What each start has of its own is put in when it comes."""
+    """What the workers of a launch have in common. Each start replaces the fields that differ between starts."""
 
     program: Script | Call
     nproc: int
     private_dir: str
-    """A directory that only this user can enter: rendezvous of the workers, failures, results. New for each restart."""
+    """A directory that only this user can enter, for the workers' rendezvous, failures and results. New for each start."""
     name: str = ""
-    """Of this launch and no other, as its first private directory; restarts keep it."""
+    """Unique to this launch: that of its first private directory. Restarts keep it."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """The launcher's environment."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Names and values of RunConfig fields that were asked for."""
+    """The requested fields of ``RunConfig``."""
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     master_port: int = 0
-    """For scripts that meet through ``env://``; 0, before a start: any that is free."""
+    """For scripts that use ``env://``; 0, before a start: any free port."""
     terminal: bool = False
     """Whether rank 0 writes to a terminal."""
     restart: int = 0
-    """How many times the workers were started before."""
+    """Number of earlier starts of the workers."""
     max_restarts: int = 0
     binding: Binding | None = None
-    """The CPUs of each process; None: all that the launcher may use."""
+    """The CPUs of each process; None: all CPUs that the launcher may use."""
     node: Node | None = None
     """None: this machine is the only one."""
     replay: str = ""
@@ -121,27 +121,27 @@ class LaunchSpec:
 
     @property
     def config(self) -> RunConfig:
-        """The settings that were asked for, as far as they are known before the script runs."""
+        """The settings, as far as they are known before the script runs."""
         return RunConfig.merge(self.settings, {})
 
     @property
     def ranks(self) -> range:
-        """Of the processes of this machine, among those of all."""
+        """The ranks of this machine's processes."""
         first = self.node.first_rank if self.node else 0
         return range(first, first + self.nproc)
 
     @property
     def world_size(self) -> int:
-        """The processes of all machines."""
+        """The number of processes on all machines."""
         return self.node.world_size if self.node else self.nproc
 
     @property
     def serves_store(self) -> bool:
-        """Whether the launcher serves a store at MASTER_PORT, as long as the workers run."""
+        """Whether the launcher serves a store at MASTER_PORT while the workers run."""
         return isinstance(self.program, Script) and self.program.is_store_client and self.node is None
 
     def local_rank(self, rank: int) -> int:
-        """The place of a rank among the processes of this machine."""
+        """The local rank of a rank."""
         return rank - self.ranks.start
 
     def save(self) -> str:
@@ -159,66 +159,52 @@ class LaunchSpec:
 
 
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
-    """The whole environment of one worker: the launcher's, and what torchrun would set."""
-    if isinstance(spec.program, Script) and spec.program.starter is not None:
-        return _starter_environ(spec)
-    name, size, node = str(rank), str(spec.world_size), spec.node
+    """The environment of a worker: the launcher's, with the variables that torchrun would set.
+
+    A script that starts its processes itself gets none with ranks, which it, or its processes, would take for their own.
+    """
+    program, node = spec.program, spec.node
+    of_launchers = (STORE, LAUNCH, CALL, REPLAY, CORES)  # this launcher may be a worker of another
     environ = {
-        **_without_launcher(spec.environ),
-        "RANK": name,
+        **{name: value for name, value in spec.environ.items() if name not in of_launchers},
+        PRIVATE_DIR: spec.private_dir,
+        SETTINGS: json.dumps(dict(spec.settings)),
+        TERMINAL: "1" if spec.terminal else "0",
+    }
+    if spec.replay:
+        environ[REPLAY] = spec.replay
+    if isinstance(program, Script) and program.starter is not None:
+        return environ
+    environ |= {
+        "RANK": str(rank),
         "LOCAL_RANK": str(spec.local_rank(rank)),
-        "ROLE_RANK": name,
-        "WORLD_SIZE": size,
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(spec.nproc),
-        "ROLE_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": str(spec.world_size),
         "ROLE_NAME": "default",
         "GROUP_RANK": str(node.number if node else 0),
         "GROUP_WORLD_SIZE": str(node.num_nodes if node else 1),
         "MASTER_ADDR": node.master_addr if node else "127.0.0.1",
         "MASTER_PORT": str(spec.master_port),
-        # Scripts and other libraries ask these whether a launcher has already started all processes.
+        # By these, scripts and libraries see that a launcher has started all processes.
         "TORCHELASTIC_RUN_ID": node.run_id if node else spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.serves_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        # Of all processes on this machine, no port of Gloo may be reachable from another, unless somebody wants it.
+        # With one machine, no port of Gloo may be reachable from others, unless the user wants that.
         "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),
         STORE: node.store if node else os.path.join(spec.private_dir, "store"),  # noqa: PTH118
-        PRIVATE_DIR: spec.private_dir,
-        SETTINGS: json.dumps(dict(spec.settings)),
-        TERMINAL: "1" if spec.terminal else "0",
         LAUNCH: spec.name,
     }
     if not environ["GLOO_SOCKET_IFNAME"]:
         del environ["GLOO_SOCKET_IFNAME"]
     if spec.binding is not None:
         environ[CORES] = str(spec.binding.num_cores)
-    if spec.replay:
-        environ[REPLAY] = spec.replay
-    if isinstance(spec.program, Call):
+    if isinstance(program, Call):
         environ[CALL] = "1"
-    elif spec.program.is_executable and spec.nproc > 1 and OMP not in environ:
-        # It imports torch, or whatever counts its threads, anew: there is nothing that we could set in it.
+    elif program.is_executable and spec.nproc > 1 and OMP not in environ:
+        # It loads libraries anew, whose numbers of threads can be set by variables only.
         environ[OMP] = environ[OMP_OF_LAUNCHER] = str(max(1, num_cores() // spec.nproc))
     return environ
-
-
-def _starter_environ(spec: LaunchSpec) -> dict[str, str]:
-    """For a script that starts its processes itself: what ``python`` would show it.
-
-    It may take a RANK for a launcher's, and its processes, which are not ours, would believe in ours. Only what says nothing
-    of ranks is added: settings for those that call ``lockstep.join()``, and what we know our processes by.
-    """
-    return {
-        **_without_launcher(spec.environ),
-        SETTINGS: json.dumps(dict(spec.settings)),
-        TERMINAL: "1" if spec.terminal else "0",
-        PRIVATE_DIR: spec.private_dir,
-        **({REPLAY: spec.replay} if spec.replay else {}),
-    }
-
-
-def _without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """Less what a launcher of ours has said: this one may itself be the worker of another."""
-    return {name: value for name, value in environ.items() if name not in (STORE, LAUNCH, CALL, REPLAY, CORES)}

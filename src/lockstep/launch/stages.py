@@ -1,4 +1,4 @@
-"""The stages that a launch goes through to its end, and what leads from one to the next. Pure: ``supervise`` acts on it."""
+"""The stages of a launch, and the transitions between them. Pure: ``supervise`` carries out the actions."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 ECHO_S = 0.5
-"""How long the rank that failed first may take to say so, once others have failed for it."""
+"""Seconds that the rank that failed first gets to report it, once others have failed because of it."""
 KILL_S = 5.0
-"""How long a killed worker may take to go; the kernel can hold one back for good, we do not wait for good."""
+"""Seconds that a killed worker gets to end. (The kernel may hold one for ever.)"""
 
 
 class Stage(Enum):
-    """Where the launch is."""
+    """The stage of a launch."""
 
     RUNNING = auto()
     ECHO = auto()
-    """Ranks have failed only because another did. That one is about to say why, and must not be interrupted in that."""
+    """Ranks have failed only because another did, which is about to report why and must not be interrupted."""
     SAVING = auto()
-    """The workers save the run, and then end by themselves."""
+    """The workers are saving the run, and then end by themselves."""
     ENDING = auto()
-    """They were asked to end at once."""
+    """The workers were asked to end at once."""
     KILLED = auto()
 
 
 class Event(Enum):
-    """What can happen to it."""
+    """What can happen to a launch."""
 
     FAILED = auto()
-    """A worker, and not only because another did."""
+    """A worker failed, and not only because another did."""
     ECHOED = auto()
-    """A worker has failed, like those before it, because another did."""
+    """A worker failed, like all before it, only because another did."""
     SAVED = auto()
-    """A worker has saved the run, or could not, and has ended: all of them were asked to, and the others follow."""
+    """A worker ended after it had saved the run, or could not. All were asked to, so the others follow."""
     ASKED_TO_SAVE = auto()
-    """Somebody stops the launcher, and all workers save the run when they are sent the signal."""
+    """The launcher got a signal on which all workers save the run."""
     ASKED_TO_END = auto()
-    """Somebody stops the launcher, and they do not."""
+    """The launcher got a signal on which they do not."""
     ASKED_AGAIN = auto()
-    """Somebody has stopped it for the second time."""
+    """The launcher got a second signal."""
     TIMED_OUT = auto()
-    """``State.until`` has come."""
+    """``State.until`` is reached."""
 
 
 class Action(Enum):
-    """What is to be done."""
+    """What the launcher must do."""
 
     SAVE = auto()
-    """Send the workers the signal that the launcher has got."""
+    """Forward the launcher's signal to the workers."""
     END = auto()
-    """Ask them to end."""
+    """Ask the workers to end."""
     KILL = auto()
     GIVE_UP = auto()
-    """Tell the user that processes which were killed do not end."""
+    """Report that killed processes do not end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The stage, and what else the next one depends on."""
+    """The stage, and what else the transitions depend on."""
 
     stage: Stage = Stage.RUNNING
     until: float = math.inf
-    """When the stage is over even if nothing happens, in the time of ``time.monotonic``."""
+    """When the stage times out, in the time of ``time.monotonic``."""
     is_saving: bool = False
-    """Whether the run was asked to save itself, whatever has happened since."""
+    """Whether the run was asked to save itself, at any time."""
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the workers do not end by themselves: they were asked to end at once, or killed."""
+        """Whether the workers were asked to end at once, or killed."""
         return self.stage in (Stage.ENDING, Stage.KILLED)
 
 
 def transition(
     state: State, event: Event, now: float, *, end_s: float, save_s: float, saved_s: float
 ) -> tuple[State, Action | None]:
-    """What follows; the action is None where nothing is to be done.
+    """The state after an event, and the action to carry out, if any.
 
     Args:
         state: before the event.
         event: what has happened.
         now: when, in the time of ``time.monotonic``.
-        end_s: for how many seconds workers that are asked to end are waited for.
-        save_s: the same for those that save the run.
-        saved_s: the same for the others, once one of them has saved it.
+        end_s: seconds that workers get when they are asked to end.
+        save_s: seconds that they get to save the run.
+        saved_s: seconds that the others get, once one has saved it.
     """
     stage = state.stage
     if event in (Event.ASKED_TO_SAVE, Event.SAVED):

@@ -1,4 +1,4 @@
-"""Workers that somebody has stopped (SIGSTOP, Ctrl-Z) while the others wait for them."""
+"""Detecting workers that are stopped (SIGSTOP, Ctrl-Z) while others wait for them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ _LOOK_S = 1.0
 
 
 class Standstill:
-    """Looks at the workers' process states now and then; costs the workers nothing.
+    """Checks the workers' process states at intervals; costs the workers nothing.
 
-    Only time in which others could wait counts: not while all are stopped (somebody suspended the whole run), nor while
-    the launcher itself was stopped. And only an uninterrupted stop counts: a worker that ran between two looks starts at zero.
+    Only time in which others could wait counts: not while all workers are stopped (the whole run was suspended), nor while
+    the launcher itself was. A worker that ran between two checks starts at zero.
+
+    Args:
+        nproc: number of workers.
+        timeout_s: how long the others would wait.
     """
 
     def __init__(self, nproc: int, timeout_s: float) -> None:
-        """``timeout_s``: how long the others would wait."""
         self.limit_s = timeout_s / 2
-        """What is too long."""
+        """Seconds after which a stopped worker must be killed."""
         self._interval_s = min(_LOOK_S, timeout_s / 10) if nproc > 1 else math.inf
         self._looked_at = time.monotonic()
-        self._stopped: dict[int, tuple[float, float]] = {}  # by rank: for how many seconds; its processor time
+        self._stopped: dict[int, tuple[float, float]] = {}  # by rank: seconds, and processor time
 
     @property
     def next_look(self) -> float:
-        """When ``look`` should be called again, in the time of ``time.monotonic``."""
+        """When to call ``look`` again, in the time of ``time.monotonic``."""
         return self._looked_at + self._interval_s
 
     def look(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """The ranks that are stopped now, with the seconds since when they are known to be; longest first."""
+        """The ranks that are stopped now, with the seconds for which they are known to be; longest first."""
         now = time.monotonic()
         passed_s = min(now - self._looked_at, 2 * self._interval_s)
         self._looked_at = now
@@ -48,7 +51,7 @@ class Standstill:
 
 
 def _cpu_if_stopped(pid: int) -> float | None:
-    """The processor time of a stopped process, in seconds; None if it is not. (One that a debugger holds is none.)"""
+    """The processor time of a stopped process, in seconds; None: it is not stopped (but, perhaps, held by a debugger)."""
     import psutil  # only here: it would delay the start of every launch
 
     with contextlib.suppress(psutil.Error, OSError):  # it has ended

@@ -30,23 +30,23 @@ from lockstep.launch.watching import Watching
 from lockstep.stopping import catches
 
 GRACE_S = 3.0
-"""How long workers may take to end by themselves once one of them has failed, or Ctrl-C was pressed."""
+"""Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""
 SAVING_GRACE_S = 30.0
-"""The same where a worker handles the signal that the launcher was stopped by: it may have a state to save.
+"""The same if a worker handles the signal that stopped the launcher: it may have a state to save.
 
-Runs that ``lockstep.join`` has made get as long as ``--timeout`` if that is more: their step is ended first, an evaluation too,
-and within that time a rank that waits for others times out anyway. (It is the last resort: whoever has sent
-the signal has a limit of his own. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
+Runs that called ``lockstep.join`` get as long as ``--timeout`` if that is more: they finish their step or evaluation first,
+and within that time a rank that waits for others times out anyway. (This is the last resort: whoever sent the signal
+has a limit as well. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; preempted jobs have GraceTime;
 ``--signal=USR1@120`` leaves 120 s.)
 """
 RESTART_GRACE_S = 0.3
-"""The same if all are restarted afterwards: they have work to continue."""
+"""The same if all are restarted afterwards."""
 WARM_AFTER_S = 5.0
-"""How long after a start the server readies itself for a restart. (Its first workers need the processor themselves.)"""
+"""Seconds after a start at which the server prepares for a restart. (Its first workers need the processor themselves.)"""
 _SERVER_S = 60.0
-"""How long the server may take to say that killed workers are gone: it imports modules meanwhile, on a busy machine."""
+"""Seconds that the server may take to report the end of killed workers: it may be importing modules, on a busy machine."""
 _MAX_ASKED = 4
-"""Workers that were asked for and are not yet forked, at most."""
+"""Maximum number of workers that were requested and are not yet forked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,45 +54,45 @@ class Outcome:
     """How a launch ended."""
 
     failures: tuple[Failure, ...]
-    """The cause first; empty if all went well, or somebody stopped it."""
+    """The cause first; empty if all went well, or the launch was stopped."""
     stopped_by: signal.Signals | None
-    """The signal that the launcher was stopped by; None: none, or the run came to its end all the same."""
+    """The signal that stopped the launcher; None: none did, or the run finished all the same."""
     stopped_with: int | None = None
-    """The status with which the run itself has ended when it was asked to stop: see ``lockstep.stopping``."""
+    """The exit status of a run that was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
     was_cut_short: bool = False
-    """Whether a run that was to save itself was not waited for: after a second signal, or for too long."""
+    """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a timeout."""
     spec: LaunchSpec
-    """What was run: of several starts, the last."""
+    """Of the last start."""
 
 
 def supervise(
     server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None = None
 ) -> Outcome:
-    """Run all workers of ``spec`` to their end, whatever that is. Afterwards none of their processes exist.
+    """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist, except those that the script
+    left on purpose if all went well (see ``sweep``).
 
-    But for those that the script left on purpose, where all went well: see ``sweep``. ``exchange`` is with the launchers of
-    other machines.
+    ``exchange``: with the launchers of other machines.
 
     Raises:
-        LaunchError: they could not be forked, or the server died.
+        LaunchError: a worker could not be forked, or the server died.
     """
     with contextlib.closing(_Watch(server, spec, streams, interrupts, exchange)) as watch:
-        went_well = False
+        succeeded = False
         try:
             watch.run()
-            went_well = not (watch.failures or interrupts.received or watch.stopped_with)
+            succeeded = not (watch.failures or interrupts.received or watch.stopped_with)
         except BaseException as error:
-            server.close()  # ends every worker with it, also those not heard of yet
-            watch.hear_all()
+            server.close()  # and with it every worker, also those that have not reported yet
+            watch.read_all()
             if not isinstance(error, _StoppedEarlyError):
                 raise
         finally:
-            sweep(watch.sessions, spec.private_dir, went_well=went_well)
+            sweep(watch.sessions, spec.private_dir, succeeded=succeeded)
     return watch.outcome()
 
 
 class _Watch:
-    """One launch while it runs: receives events, and acts on the transitions that follow (``stages``)."""
+    """A running launch: turns events into transitions (``stages``), and carries out their actions."""
 
     def __init__(
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
@@ -106,9 +106,9 @@ class _Watch:
         self._interrupts = interrupts
         self._spec_path = spec.save()
         self._to_start = list(spec.ranks)
-        self._asked: dict[int, int] = {}  # ranks that were asked for and have not ended, by the server's key
+        self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
         self._receivers: dict[int, Receiver] = {}  # by rank
-        self._without_failure: dict[int, float] = {}  # by rank: when those ended that did with status 0
+        self._without_failure: dict[int, float] = {}  # end times of ranks that ended with status 0
         self._state = State()
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
@@ -126,12 +126,12 @@ class _Watch:
 
     @property
     def sessions(self) -> set[int]:
-        """Those of all workers that were forked."""
+        """The sessions of all workers that were forked."""
         return {receiver.told.pid for receiver in self._receivers.values() if receiver.told.pid is not None}
 
     @property
     def _pids(self) -> dict[int, int]:
-        """By rank: of the workers that were forked and have not ended."""
+        """Process ids by rank, of the workers that were forked and have not ended."""
         return {rank: pid for rank in self._asked.values() if (pid := self._receivers[rank].told.pid) is not None}
 
     def outcome(self) -> Outcome:
@@ -139,9 +139,9 @@ class _Watch:
         stopped_by = signal.Signals(received[0]) if received else None
         reported, is_saving, was_cut_short = self._reported(), self._state.is_saving, self._state.was_cut_short
         if stopped_by and (not is_saving or len(received) > 1):
-            reported = ()  # that is what somebody has asked for; not so what fails while the run is to be saved
+            reported = ()  # as requested, unless it was while the run was being saved
         if is_saving and not reported and self.stopped_with is None and not was_cut_short:
-            stopped_by = None  # it had come to its end meanwhile
+            stopped_by = None  # it had finished meanwhile
         return Outcome(
             failures=reported,
             stopped_by=stopped_by,
@@ -157,20 +157,20 @@ class _Watch:
         while self._asked:
             next_s = self._next_s()
             ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
-            # Signals last: how to handle them depends on what the workers have sent.
+            # Signals last: their handling depends on what the workers have sent.
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
 
-    def hear_all(self) -> None:
-        """Read what workers that have exited by now had sent."""
+    def read_all(self) -> None:
+        """Read the messages of workers that have exited by now."""
         for receiver in self._receivers.values():
             receiver.read()
             receiver.read_file()
 
-    def _last_words(self) -> list[str]:
-        """What workers sent before they were lost with the server."""
-        self.hear_all()
+    def _last_reports(self) -> list[str]:
+        """Descriptions of what workers reported before they were lost with the server."""
+        self.read_all()
         told = {rank: receiver.told for rank, receiver in self._receivers.items()}
         ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
         self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
@@ -187,7 +187,7 @@ class _Watch:
         return (early, *reported) if early is not None else tuple(reported)
 
     def _next_s(self) -> float:
-        """When to act next even if no message arrives."""
+        """When to act next if no message arrives, in the time of ``time.monotonic``."""
         if self._state.was_cut_short:
             return self._state.until
         return min(self._state.until, self._standstill.next_look, self._warm_at)
@@ -204,18 +204,18 @@ class _Watch:
             self._server.warm()
 
     def _start_some(self) -> None:
-        """Ask for workers, a few at a time: a socket's queue is short, and with both full both sides would wait."""
+        """Request workers, a few at a time: with the queues of both sockets full, both sides would wait."""
         while self._to_start and len(self._asked) - len(self._pids) < _MAX_ASKED:
             rank = self._to_start.pop(0)
             receiver = self._receivers[rank] = Receiver(self._spec.private_dir, rank)
-            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_told, rank))
+            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank))
             fds = (*self._streams.for_rank(rank), receiver.worker_fd)
             self._asked[self._server.start_worker(self._spec_path, rank, fds)] = rank
             receiver.handed_over()
             if not self._to_start:
                 self._streams.handed_over()
 
-    def _on_told(self, rank: int) -> None:
+    def _on_message(self, rank: int) -> None:
         """A worker has sent a message, or closed its end."""
         receiver = self._receivers[rank]
         before = receiver.told
@@ -230,7 +230,7 @@ class _Watch:
             elif self._state.stage is Stage.ENDING:
                 self._interrupt(rank, told.pid)
             self._start_some()
-        if before.failure is None and told.failure is not None:  # it may take its time over its exit handlers
+        if before.failure is None and told.failure is not None:  # its exit handlers may take long
             self._note_failure(rank, 1)
 
     def _on_server(self) -> None:
@@ -239,8 +239,8 @@ class _Watch:
             message = self._server.receive()
         except LaunchError as error:
             if self._interrupts.received and not was_ready:
-                raise _StoppedEarlyError from None  # the signal came to the server too, before it could leave it to us
-            raise LaunchError("\n\n".join([str(error), *self._last_words()])) from None
+                raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
+            raise LaunchError("\n\n".join([str(error), *self._last_reports()])) from None
         rank = self._asked.pop(message.get("key", 0), None)
         if rank is None:
             return
@@ -254,7 +254,7 @@ class _Watch:
     def _on_end(self, rank: int, status: int) -> None:
         told = self._receivers[rank].told
         if told.stopped_with is not None and status == told.stopped_with:
-            self.stopped_with = status  # it was asked to stop: now all end, whatever they are doing
+            self.stopped_with = status  # as it was asked to: now all workers end, whatever they are doing
             self._on(Event.SAVED)
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
@@ -265,20 +265,20 @@ class _Watch:
         told, is_ending = self._receivers[rank].told, self._state.was_cut_short
         failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
-            return  # our own doing (as a program tells of it, or a shell for it)
+            return  # by our own signal (as a program reports it, or a shell)
         if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
-            return  # the same
+            return
         failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
         self.failures[rank] = self._explained(failure)
         if all(known.is_consequence for known in self.failures.values()):
             self._on(Event.ECHOED)
-            # Perhaps one is stopped, and the script lets the others wait for less long than the launcher knows of.
+            # Perhaps a worker is stopped, and the script has a shorter timeout than the launcher knows of.
             self._look_for_standstill(0.0)
         else:
             self._on(Event.FAILED)
 
     def _explained(self, failure: Failure) -> Failure:
-        """Add what the black boxes show. Must be called at once: what the others do now is what this rank has waited for."""
+        """Add what else is known. Called at once: black boxes show what the others, for which this rank waited, do now."""
         rank = failure.rank
         if failures.lacked_peers(failure):
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
@@ -307,11 +307,11 @@ class _Watch:
             return
         elif self._saves_itself():
             self._on(Event.ASKED_TO_SAVE)
-        elif not self._hand_on():
+        elif not self._forward():
             self._on(Event.ASKED_TO_END)
 
     def _saves_itself(self) -> bool:
-        """Whether all workers save the run when they are sent the signal that has come."""
+        """Whether all workers save the run when they are sent the received signal."""
         number, pids = self._interrupts.received[0], self._pids
         for rank in pids:
             self._receivers[rank].read_file()
@@ -322,12 +322,12 @@ class _Watch:
             and all(self._receivers[rank].told.is_watching and catches(pid, number) for rank, pid in pids.items())
         )
 
-    def _hand_on(self) -> bool:
-        """Forward SIGUSR1 to the workers whose scripts handle it, which continue. False: another signal, or none does."""
+    def _forward(self) -> bool:
+        """Forward SIGUSR1 to workers whose scripts handle it, and continue. False: it is another signal, or none handles it."""
         number = self._interrupts.received[0]
         pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []
         if pids:
-            self._interrupts.forget()  # first: the next may come as soon as a worker has got this one
+            self._interrupts.forget()  # first: the next may arrive as soon as a worker has this one
         self._send(number, pids)
         return bool(pids)
 
@@ -337,7 +337,7 @@ class _Watch:
                 os.kill(pid, number)
 
     def _on(self, event: Event) -> None:
-        """Enter the stage that follows, and take its action."""
+        """Enter the next stage, and carry out the action."""
         save_s = max(SAVING_GRACE_S, self._timeout_s)
         self._state, action = transition(
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
@@ -359,7 +359,7 @@ class _Watch:
             )
 
     def _is_held(self) -> bool:
-        """Whether the kernel holds killed workers. Else they are gone, and the server, which may be busy, will say so."""
+        """Whether killed workers cannot end. Otherwise they are gone, and the server, which may be busy, will report it."""
         return any(is_held(pid) for pid in self._pids.values()) or time.monotonic() > self._killed_at + _SERVER_S
 
     def _end(self) -> None:
@@ -372,7 +372,7 @@ class _Watch:
             self._interrupt(rank, pid)
 
     def _grace_s(self) -> float:
-        """How long they may take to do that."""
+        """Seconds that workers get to end when asked to."""
         if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in self._pids.items()):
             return SAVING_GRACE_S
         reported = self._reported()
@@ -380,18 +380,16 @@ class _Watch:
         return RESTART_GRACE_S if restart_follows else GRACE_S
 
     def _stop_signal(self, rank: int, pid: int) -> int:
-        """SIGINT, for then `finally` blocks run; or what we got ourselves, if the script waits for that.
-
-        (A worker that handles signals in lockstep's way does not: its run cannot save itself any more.)
-        """
+        """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the launcher's own, if the script
+        handles it. (Not if its handler is lockstep's: by now the run cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
         is_handled = bool(asked) and not self._receivers[rank].told.is_watching and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        if rank not in self.failures:  # else it is ending, and its exit handlers should run undisturbed
+        if rank not in self.failures:  # else it is ending, and its exit handlers should not be interrupted
             self._send(self._stop_signal(rank, pid), [pid])
 
 
 class _StoppedEarlyError(Exception):
-    """Stopped before there was any worker."""
+    """Stopped before any worker existed."""

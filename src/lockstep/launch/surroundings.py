@@ -1,5 +1,4 @@
-"""What the environment of ``lockstep run`` says that it does not do: refused where several trainings would come of it in place
-of one, else said."""
+"""Other launchers that have started ``lockstep run``: an error if several trainings would run instead of one, else a notice."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _STARTS_COMMANDS = {
     "slurm": "srun --ntasks={number} python SCRIPT, where lockstep.join() reads the ranks from Slurm",
     "submitit": "python SCRIPT in each of submitit's tasks",
 }
-"""Launchers that start this command several times, and how they start the processes of one training."""
+"""Launchers that may have started this command several times, and how they start the processes of one training."""
 _NAMES = {"slurm": "srun"}
 
 
@@ -27,24 +26,24 @@ def check_surroundings(
     run_dir: str | None = None,
     is_typed: bool | None = None,
 ) -> str | None:
-    """What the user should know of another launcher, which has started this command; None: nothing. (In a worker of lockstep's
-    or torchrun's a script may well launch another.)
+    """A notice about another launcher that has started this command; None: there is none. (A worker of lockstep or torchrun may
+    launch another script.)
 
     Args:
         environ: of the command; None: this process's.
-        on_nodes: whether this is one machine's part of a launch on several.
-        run_dir: the directory that was given for the run; None: none was.
-        is_typed: whether standard input is a terminal (None: look): of the tasks of ``srun --pty bash`` one has it, and is the
-            only one in which somebody types commands.
+        on_nodes: whether this is a launch on several machines.
+        run_dir: the requested run directory; None: the default.
+        is_typed: whether standard input is a terminal (None: find out): of the tasks of ``srun --pty bash``, that is the one in
+            which the user types commands.
 
     Raises:
-        ConfigError: it has started this command several times, and each would be a training by itself, in the same files.
+        ConfigError: it has started this command several times, and each would be a training of its own, in the same files.
     """
     if on_nodes:
         return None
     try:
         world = read_environment(environ).world
-    except ConfigError:  # half of what a launcher would set: by hand, and not used here
+    except ConfigError:  # an incomplete environment, set by hand, and not used here
         return None
     launcher, number = world.launcher, world.world_size
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):

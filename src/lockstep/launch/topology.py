@@ -1,4 +1,4 @@
-"""The cores of this machine, by NUMA node, and the nodes that its GPUs are close to. Read, never changed."""
+"""The cores of this machine by NUMA node, and the nodes of its GPUs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.launch.gpus import valid_entries
+
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node: cores that share a memory."""
+    """A NUMA node."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
-    """For each core the numbers of its CPUs: several where it runs several threads at once."""
+    """For each core the numbers of its CPUs: several with hyper-threading."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -23,7 +25,7 @@ class Node:
 
 
 def read_nodes(allowed: Collection[int], root: Path = Path("/sys/devices/system")) -> tuple[Node, ...]:
-    """The nodes of this machine that have any of the allowed CPUs, with those only. (One, where the kernel tells of none.)"""
+    """The nodes with any of the allowed CPUs, and with those only. (A single node if the kernel reports none.)"""
     members = {int(path.name[4:]): parse_cpus((path / "cpulist").read_text()) for path in root.glob("node/node[0-9]*")}
     known = {cpu for cpus in members.values() for cpu in cpus}
     unknown = set(allowed) - known
@@ -46,7 +48,7 @@ def _siblings(cpu: int, root: Path) -> tuple[int, ...]:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The kernel's way to write a set of CPUs: ``0-3,8``."""
+    """Parse a set of CPUs in the kernel's notation: ``0-3,8``."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -55,7 +57,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Collection[int]) -> str:
-    """The other way round."""
+    """Format a set of CPUs in the kernel's notation."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and cpu == parts[-1][-1] + 1:
@@ -71,10 +73,10 @@ def read_gpu_nodes(
     pci: Path = Path("/sys/bus/pci/devices"),
     dev: Path = Path("/dev"),
 ) -> tuple[int | None, ...]:
-    """The node that each GPU is close to, as CUDA numbers the visible GPUs; None for one whose node is not known.
+    """The node that each GPU is close to, in CUDA's order of the visible GPUs; None: unknown.
 
-    Empty where it cannot be told which GPUs are visible. (CUDA puts faster GPUs first, and equal ones in the order of the
-    bus, which is the order here: on a machine with different GPUs, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
+    Empty if the visible GPUs cannot be determined. (CUDA puts faster GPUs first, and equal ones in the order of the bus,
+    which is the order here: on a machine with different GPUs, CUDA_DEVICE_ORDER=PCI_BUS_ID makes both the same.)
     """
     gpus: list[tuple[str, int | None]] = []  # UUID, node
     for path in sorted(driver.glob("*")):
@@ -88,13 +90,10 @@ def read_gpu_nodes(
     if visible is None:
         return tuple(node for _, node in gpus)
     chosen: list[int | None] = []
-    for name in visible.split(","):
-        if name.strip().isdecimal() and int(name) < len(gpus):
-            chosen.append(gpus[int(name)][1])
-        elif name.strip().startswith("GPU-"):
-            chosen += [node for uuid, node in gpus if uuid.startswith(name.strip())]
-        else:  # CUDA takes no more from there on; and of parts of a GPU (MIG) the driver's files do not tell
+    for name in valid_entries(len(gpus), visible):
+        if name.startswith("MIG-"):  # parts of a GPU, which are not in the driver's files
             break
+        chosen += [gpus[int(name)][1]] if name.isdecimal() else [node for uuid, node in gpus if uuid.startswith(name)]
     return tuple(chosen)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.launch.exchange import Exchange, Word
+from lockstep.launch.exchange import Exchange, Message
 from lockstep.stopping import say
 
 if TYPE_CHECKING:
@@ -35,19 +35,14 @@ _MOST_LOOKS = 10
 
 
 class Watching:
-    """Looks at regular intervals, in a thread of its own, until it is closed.
-
-    Args:
-        private_dir: of this start of the workers.
-        world_size: of the launch.
-        exchange: with the launchers of other machines.
-    """
+    """Looks at regular intervals, in a separate thread, until it is closed. ``exchange``: None: there is one machine."""
 
     def __init__(self, private_dir: str, world_size: int, exchange: Exchange | None = None) -> None:
         self._dir = Path(private_dir)
-        self._exchange = exchange
+        self._exchange = exchange or Exchange(0, 1)
+        self._on_nodes = exchange is not None
         self._told = ""
-        """What the user was last told."""
+        """What was last reported to the user."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
@@ -105,7 +100,7 @@ class Watching:
     @property
     def _speaks(self) -> bool:
         """Whether this launcher is the one that reports."""
-        return self._exchange is None or self._exchange.number == 0
+        return self._exchange.number == 0
 
     def _look(self) -> None:
         """Look for slow and for waiting ranks. A wait is reported once, and only if it was too long at two looks in a row:
@@ -117,18 +112,17 @@ class Watching:
         now_s = time.time()
         records = read_records(self._dir)
         waiting_here = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
-        words = {} if self._exchange is None else self._exchange.heard
-        waited = tuple(sorted({*waiting_here, *(rank for word in words.values() for rank in word.waited)}))
-        if self._exchange is not None:
-            is_asked = bool(waited) or any(word.asks for word in words.values())
-            reports = self._asked_for() if is_asked and not self._speaks else []
-            steps = [] if self._speaks else [_steps_of(record) for record in records]
-            self._exchange.say(Word(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
-            self._asked = self._asked + 1 if is_asked else 0
+        messages = self._exchange.received
+        waited = tuple(sorted({*waiting_here, *(rank for message in messages.values() for rank in message.waited)}))
+        is_asked = bool(waited) or any(message.asks for message in messages.values())
+        reports = self._requested_reports() if is_asked and not self._speaks else []
+        steps = [] if self._speaks else [_steps_of(record) for record in records]
+        self._exchange.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
+        self._asked = self._asked + 1 if is_asked else 0
         if not self._speaks:
-            self._told = words[0].told if 0 in words else ""
+            self._told = messages[0].told if 0 in messages else ""
             return
-        self._look_for_slow([*records, *(each for word in words.values() for each in word.steps)])
+        self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
         self._look_for_stuck(waited)
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -145,14 +139,14 @@ class Watching:
         if not waited:
             self._told = ""
         elif not self._told and set(waited) & set(before):
-            silent = self._exchange is not None and not self._exchange.has_all_reports
-            text = None if silent and self._looks < _MOST_LOOKS else self._who_waits(self._reports(()), is_over=False)
+            is_early = not self._exchange.has_all_reports and self._looks < _MOST_LOOKS
+            text = None if is_early else self._who_waits(self._reports(()), is_over=False)
             if text is not None and not self._closed.is_set():
                 self._told = text
                 say(f"WARNING: {text}")
 
-    def _asked_for(self) -> list[dict[str, Any]]:
-        """The reports for the first launcher. Once the user was told, processes are asked for new ones only occasionally."""
+    def _requested_reports(self) -> list[dict[str, Any]]:
+        """The reports for the first launcher. Once that has told the user, processes are asked for new ones only rarely."""
         if not self._told or self._asked % _SELDOM == 0:
             self._sent = [report.as_json() for report in self._reports(())]
         return self._sent
@@ -167,8 +161,8 @@ class Watching:
 
         with self._lock:
             reports = read_reports(self._where(), time.time(), look_up, ask)
-        words = {} if self._exchange is None or not self._speaks else self._exchange.heard
-        reports += [RankReport.from_json(each) for word in words.values() for each in word.reports]
+        messages = self._exchange.received if self._speaks else {}
+        reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
         return sorted(reports, key=lambda report: report.rank)
 
@@ -179,7 +173,7 @@ class Watching:
             reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
-        return who_waits(reports, shown, is_over=is_over, is_here=self._exchange is not None and not shown)
+        return who_waits(reports, shown, is_over=is_over, is_here=self._on_nodes and not shown)
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One worker: from the moment it was forked to the end of the user's program."""
+"""A worker, from the fork to the end of the user's program."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
@@ -33,79 +33,78 @@ from lockstep.world import threads_asked
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the fork server was asked for."""
+    """A request to the fork server for a worker."""
 
     spec_path: str
     rank: int
     streams: tuple[int, ...]
     """Standard input, output and error."""
     sender: Sender
-    """To the launcher."""
+    """Sends messages to the launcher."""
 
 
 def run_worker(request: Request) -> int:
-    """Be the worker; returns its exit code. ``SystemExit`` of the user's program goes through."""
+    """Run the program in this process, and return its exit status. ``SystemExit`` of the program is raised again."""
     spec: LaunchSpec | None = None
     box: WorkerBox | None = None
     sender = request.sender
     try:
         spec = _settle(request)
         tell_when_watching(lambda: sender.send(is_watching=True))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked since before the fork
-        if isinstance(spec.program, Script):
-            if spec.program.is_executable:
-                _become_program(spec.program, spec.local_rank(request.rank))
-            box = _open_box(spec, request.rank)
-            _run_script(spec.program, spec.local_rank(request.rank))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked before the fork
+        program, local_rank = spec.program, spec.local_rank(request.rank)
+        if isinstance(program, Script) and program.is_executable:
+            _become_program(program, local_rank)
+        box = _open_box(spec, request.rank)
+        if isinstance(program, Script):
+            _run_script(program, local_rank)
         else:
-            box = _open_box(spec, request.rank)
-            _run_call(spec.program, request.rank, spec.private_dir)
+            _run_call(program, request.rank, spec.private_dir)
     except SystemExit as error:
         if spec is None:
             raise
-        if failures.is_well(error.code):
-            _note_end(box)
-            sender.send(end=failures.end_of(error))
+        if failures.is_success(error.code):
+            _tell_end(failures.end_of(error), box, sender)
             raise
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
-        # Without this, exit handlers could not see that this is a failure, and would take a run for finished.
+        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
         _leave_traces(error)
         if isinstance(error, AuditFailed):
             failure = failures.from_audit(request.rank, error)
         else:
             failure = failures.from_exit(request.rank, error.code)
         if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
-            raise  # with the script's words, if it has any, for the interpreter to write
-        raise SystemExit(failure.exit_status) from None  # the launcher tells them
+            raise  # the interpreter prints the script's message, if it has one
+        raise SystemExit(failure.exit_status) from None  # the launcher prints it
     except BaseException as error:
         try:
             return _fail(error, spec, request)
-        except KeyboardInterrupt:  # Ctrl-C arrived just now; it cannot a second time
+        except KeyboardInterrupt:  # Ctrl-C arrived meanwhile; it is ignored from now on
             return _fail(error, spec, request)
-    _note_end(box)
-    sender.send(end=failures.end_of())
+    _tell_end(failures.end_of(), box, sender)
     return 0
 
 
 def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:
-    """Open the black box, from which others can see what this process does. Not for a script that starts its ranks itself."""
+    """Open the black box, which shows others what this process does. None for a script that starts its ranks itself."""
     if isinstance(spec.program, Script) and spec.program.starter is not None:
         return None
     program = spec.program.target if isinstance(spec.program, Script) else "a function call"
     return WorkerBox(spec.private_dir, rank, spec.world_size, program)
 
 
-def _note_end(box: WorkerBox | None) -> None:
+def _tell_end(end: failures.End, box: WorkerBox | None, sender: Sender) -> None:
     if box is not None:
         box.ends()
+    sender.send(end=end)
 
 
 def _in_words(error: BaseException) -> str:
     try:
-        from lockstep.explain.errors.words import in_words  # no start waits for what only failures need
-    except Exception:  # whatever the script has done to imports: its error is what matters
+        from lockstep.explain.errors.words import in_words  # only here: needed by failures alone
+    except Exception:  # the script may have broken imports, and its own error matters more
         return ""
     return in_words(error)
 
@@ -120,43 +119,41 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     failure = failures.from_exception(request.rank, error, _in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
-        # The script may have put its own reporter there. Ours, and torch.distributed's around it, are silent by now.
+        # The script may have installed its own hook. Ours, and that of torch.distributed around it, are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
 
 
 def _leave_traces(error: BaseException) -> None:
-    """Record an exception that nobody caught: for exit handlers as the interpreter does, and in the black box."""
+    """Record an uncaught exception for exit handlers, as the interpreter does, and in the black box."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     fail_current(failures.traceback_of(error))
 
 
 def _install_hooks(private_dir: str) -> None:
-    """Have Python's hooks for errors that nobody caught fall silent while the launch is being ended.
+    """Silence Python's hooks for uncaught exceptions while the launch is being ended.
 
-    What reaches them then is only the noise of processes that lose each other, and are interrupted wherever they are (in a
-    generator that is being closed, say). Loader workers inherit the hooks, and make most of it.
+    By then they would only report that processes lose each other, and are interrupted wherever they are (in a generator that is
+    being closed, say). Loader workers inherit the hooks, and cause most of these reports.
     """
 
-    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not ending.is_over(private_dir):
-            sys.__excepthook__(kind, error, trace)
+    def unless_ending(hook: Callable[..., Any]) -> Callable[..., None]:
+        def report(*args: Any) -> None:
+            if not ending.is_over(private_dir):
+                hook(*args)
 
-    def report_in_thread(args: threading.ExceptHookArgs) -> None:
-        if not ending.is_over(private_dir):
-            threading.__excepthook__(args)
+        return report
 
-    def report_ignored(args: sys.UnraisableHookArgs) -> None:
-        if not ending.is_over(private_dir):
-            sys.__unraisablehook__(args)
-
-    sys.excepthook, threading.excepthook, sys.unraisablehook = report, report_in_thread, report_ignored
+    sys.excepthook = unless_ending(sys.__excepthook__)
+    threading.excepthook = unless_ending(threading.__excepthook__)
+    sys.unraisablehook = unless_ending(sys.__unraisablehook__)
 
 
 def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
-    """Tell the launcher at once: this process may yet hang in its exit handlers.
+    """Report a failure to the launcher at once: this process may still hang in its exit handlers.
 
-    False: it is not told (see ``Sender``), and this process ends as under python. A fork of the worker is one.
+    Returns:
+        False if it cannot be reported (see ``Sender``), as in a fork of the worker: such a process ends as under python.
     """
     is_told = sender.send(failure=failure)
     if is_told:
@@ -165,8 +162,8 @@ def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
 
 
 def _settle(request: Request) -> LaunchSpec:
-    """Turn a copy of the server into a process that looks freshly started."""
-    os.setsid()  # by its session the launcher finds everything that it starts
+    """Turn a copy of the server into what looks like a freshly started process."""
+    os.setsid()  # the launcher finds the processes that it starts by their session
     for target, fd in enumerate(request.streams):
         os.dup2(fd, target)
         os.close(fd)
@@ -181,13 +178,13 @@ def _settle(request: Request) -> LaunchSpec:
         file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")
         faulthandler.enable(file=file)
     if "numpy.random" in sys.modules:
-        # Python reseeds `random` after a fork. numpy does not, and ranks that forget to seed must not draw alike.
+        # Python reseeds `random` after a fork. NumPy and torch do not, and ranks that set no seed must draw different numbers.
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # neither does torch
+        sys.modules["torch"].default_generator.seed()
     _set_debug_level(spec.program.debug_level if isinstance(spec.program, Script) else None, environ)
     cores = num_cores()
-    if spec.binding is not None:  # after the cores were counted; threads and processes made from now on inherit it
+    if spec.binding is not None:  # after cores were counted; threads and processes created from now on inherit it
         os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
         _share_cores(max(1, cores // spec.nproc), spec.nproc, environ)
@@ -195,7 +192,7 @@ def _settle(request: Request) -> LaunchSpec:
 
 
 def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
-    """Set torch.distributed's debug level, the caller's or the script's own: the server imported it long before the fork."""
+    """Set torch.distributed's debug level to the script's or the caller's: the server imported it before the fork."""
     distributed, level = sys.modules.get("torch.distributed"), of_script or environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
     if distributed is not None and level.upper() in levels:
@@ -203,7 +200,7 @@ def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
 
 
 def _reopen_streams() -> None:
-    """Line buffering, so that the ranks' lines do not tear; closed by nobody, as the interpreter's own."""
+    """Open the standard streams anew, with line buffering, so that lines of different ranks do not mix."""
     for fd, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         old = getattr(sys, f"__{name}__")
         new = io.open(  # noqa: SIM115, UP020
@@ -219,28 +216,28 @@ def _reopen_streams() -> None:
 
 
 _OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
-"""Variables with which users set the number of threads of a BLAS, and of nothing else."""
+"""Environment variables that set the number of threads of one BLAS alone."""
 
 
 def _share_cores(share: int, nproc: int, environ: Mapping[str, str]) -> None:
-    """Give this worker its share of the cores. torchrun sets OMP_NUM_THREADS=1 for the same reason, but here torch and NumPy
-    were imported long before the fork.
+    """Set numbers of threads to this worker's share of the cores. (torchrun sets OMP_NUM_THREADS=1 for the same reason, but
+    here torch and NumPy were imported before the fork.)
 
-    A run of lockstep sets its own number of threads later, from its settings; this is for all other scripts.
+    For scripts that do not call ``lockstep.join``, which sets the number of threads from the run's settings.
     """
     asked, torch = threads_asked(environ), sys.modules.get("torch")
     if nproc > 1 and torch is not None:
         torch.set_num_threads(asked or share)
     for library in libraries():
-        # NumPy's usual BLAS also with one process: the server has loaded it with one thread.
+        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
         if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas"):
             of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, ""))
             set_number(library, of_blas or asked or share)
 
 
 def _become_program(script: Script, local_rank: int) -> NoReturn:
-    """Put a program that need not be Python in this process's place."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect to be ended by them
+    """Replace this process by a program that need not be Python."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect them to end them
         signal.signal(number, signal.SIG_DFL)
     os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
@@ -264,7 +261,7 @@ def _run_script(script: Script, local_rank: int) -> None:
 def _exec_as_main(
     code: CodeType, script: Script, local_rank: int, *, path: str, spec: importlib.machinery.ModuleSpec | None
 ) -> None:
-    """Run code as the module ``__main__``, which stays in place afterwards: exit handlers may need it."""
+    """Run code as the module ``__main__``, which exists until the end of the process: exit handlers may need it."""
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=path,
@@ -276,7 +273,7 @@ def _exec_as_main(
     )
     sys.modules["__main__"] = main
     sys.argv = [path if spec else script.target, *script.arguments(local_rank)]
-    # For scripts that start themselves again. The interpreter's own options are those of the server.
+    # For scripts that start themselves again. The interpreter options are those of the server.
     options = sys.orig_argv[1 : sys.orig_argv.index("-c")]
     sys.orig_argv = [sys.executable, *options, *(["-m"] if spec else []), script.target, *sys.argv[1:]]
     exec(code, main.__dict__)
@@ -292,12 +289,12 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec:
 
 
 def result_path(private_dir: str, rank: int) -> Path:
-    """Where a call's result is left."""
+    """The file for the result of a call."""
     return Path(private_dir, f"result-{rank}.pickle")
 
 
 importing_caller = False
-"""True while a worker imports the script that called ``launch``: calling it again there would never end."""
+"""True while a worker imports the script that called ``launch``, where another call would recurse endlessly."""
 
 
 def _run_call(call: Call, rank: int, private_dir: str) -> None:
@@ -324,7 +321,7 @@ def _run_call(call: Call, rank: int, private_dir: str) -> None:
 
 
 def _become_caller(names: dict[str, Any]) -> None:
-    """As ``multiprocessing`` does it: the script's names under both ``__main__`` and ``__mp_main__``."""
+    """Make the caller's script available as both ``__main__`` and ``__mp_main__``, as ``multiprocessing`` does."""
     module = ModuleType("__mp_main__")
     module.__dict__.update(names)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

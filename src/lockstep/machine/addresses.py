@@ -19,7 +19,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def own_address(towards: str) -> str | None:
+def with_port(host: str, port: int | str) -> str:
+    """``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def source_address(towards: str) -> str | None:
     """The source address of this machine for packets to a host; None: there is no route.
 
     Args:
@@ -53,7 +58,7 @@ def listening(host: str, address: str | None, port: int) -> str:
         address: the address on which it listens; None: all addresses of this machine.
         port: the store's port.
     """
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = with_port(host, port)
     if address is None:
         resolved = ", ".join(addresses_of(host))
         kind = "a loopback address" if is_loopback(host) else "no address of this machine"

@@ -1,4 +1,4 @@
-"""The control groups (v2) of this process: a container's, a job's, and those they lie in."""
+"""The control groups of this process: a container's, a job's, and those that contain them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def own_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """Their directories, from this process's own to the root; empty: there are none. A limit of each applies."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = membership.read_text().splitlines()
-    path = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return []
-    group = root / path
-    return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+def own_groups(root: Path = ROOT, membership: Path = MEMBERSHIP, controller: str = "") -> list[Path]:
+    """Their directories, from this process's own up to the root; empty: there are none. A limit of each applies.
+
+    Args:
+        root: where the hierarchy is mounted.
+        membership: the kernel's list of this process's groups.
+        controller: the controller of a version 1 hierarchy, such as ``memory``; empty: the hierarchy of version 2.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                group = root / path.lstrip("/")
+                return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return []

@@ -1,20 +1,55 @@
-"""The main memory that is free."""
+"""Main memory: how much is free, what limits it, and how many processes were killed because it ran out."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
-import psutil
-
 from lockstep.machine.cgroups import MEMBERSHIP, ROOT, own_groups
+
+_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and usage in a control group, of version 2 and of version 1."""
+_KILLS = ("memory.events", "memory.oom_control")
+_VMSTAT = Path("/proc/vmstat")
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number of about this size where there is no limit."""
 
 
 def free_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """The main memory that new processes could use, within the limits of this container or job."""
+    import psutil  # only here: it would delay the start of every launch
+
     free = [int(psutil.virtual_memory().available)]
-    for group in own_groups(root, membership):
-        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-            free.append(max(0, limit - used))
-    return min(free)
+    return min(free + [max(0, limit - used) for limit, used in _limits(root, membership)])
+
+
+def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """The memory limit of this container or job; None: it has none."""
+    return min((limit for limit, _ in _limits(root, membership)), default=None)
+
+
+def oom_kills(root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = _VMSTAT) -> int:
+    """How many processes the kernel has killed because memory ran out: in the nearest control group that counts them, else on
+    the whole machine."""
+    for counter in (*(group / name for group in _groups(root, membership) for name in _KILLS), vmstat):
+        with contextlib.suppress(OSError):
+            if (count := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:
+                return int(count[1])
+    return 0
+
+
+def _limits(root: Path, membership: Path) -> list[tuple[int, int]]:
+    """Limit and usage of each control group that has a limit."""
+    limits = []
+    for group in _groups(root, membership):
+        for names in _FILES:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+                limit, used = (int((group / name).read_text()) for name in names)
+                if limit < _NO_LIMIT:
+                    limits.append((limit, used))
+    return limits
+
+
+def _groups(root: Path, membership: Path) -> list[Path]:
+    return own_groups(root, membership) + own_groups(root / "memory", membership, "memory")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import re
 from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.rundir.birth import NO_SCRIPT
-
-_NUMBERED = re.compile(r"-([1-9]\d*)$")
 
 
 def _stem(script: str) -> str:
@@ -27,7 +24,7 @@ def default_run_dir(parent: Path, script: str) -> Path:
     """
     stem = _stem(script)
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((_number(path) for path in earlier_run_dirs(parent, script)[:1]), default=0)
+    number = 1 + next((number for number, _ in _numbered(parent, stem)), 0)
     while True:
         path = parent / f"{stem}-{number}"
         try:
@@ -40,17 +37,14 @@ def default_run_dir(parent: Path, script: str) -> Path:
 
 def earlier_run_dirs(parent: Path, script: str) -> list[Path]:
     """The directories created by ``default_run_dir`` for a script, newest first."""
-    stem = _stem(script)
-    numbered = [
-        (int(match[1]), path) for path in parent.glob(f"{glob.escape(stem)}-*") if (match := _NUMBERED.search(path.name))
-    ]
-    return [path for number, path in sorted(numbered, reverse=True) if path.name == f"{stem}-{number}"]
+    return [path for _, path in _numbered(parent, _stem(script))]
 
 
-def _number(path: Path) -> int:
-    match = _NUMBERED.search(path.name)
-    assert match is not None
-    return int(match[1])
+def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
+    """The directories ``<parent>/<stem>-<n>`` with their n, the highest first."""
+    named = re.compile(rf"{re.escape(stem)}-([1-9]\d*)")
+    numbered = [(int(match[1]), path) for path in parent.glob("*") if (match := named.fullmatch(path.name))]
+    return sorted(numbered, reverse=True)
 
 
 def rename_old_run(path: Path) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockstep.errors import ConfigError
 from lockstep.job.hostlist import expand_hosts
@@ -93,14 +94,14 @@ def check(request: Request, nodes: Sequence[Node]) -> list[str]:
     _check_time(request, members, where)
     named = _named(request, members, where)
     fitting = list(named)
-    for resource, fits, most, unit, remedy in _needs(request):
-        fewer = [node for node in fitting if fits(node)]
+    for need in _needs(request):
+        fewer = [node for node in fitting if need.amount(node) >= need.least]
         if len(fewer) < request.nodes:
             among = f" among {_shortened(node.name for node in named)}" if request.nodelist or request.exclude else ""
             raise ConfigError(
-                f"--nodes {request.nodes}, each with {resource}: {where} has {len(fewer) or 'no'} such node"
-                f"{'s' if len(fewer) > 1 else ''}{among}; the most that one has is {max(map(most, fitting)):g}{unit}. "
-                f"{remedy}, or choose another partition ({_summary(nodes)})"
+                f"--nodes {request.nodes}, each with {need.text}: {where} has {len(fewer) or 'no'} such node"
+                f"{'s' if len(fewer) > 1 else ''}{among}; the most that one has is "
+                f"{max(map(need.amount, fitting)):g}{need.unit}. {need.remedy}, or choose another partition ({_summary(nodes)})"
             )
         fitting = fewer
     usable = [node for node in fitting if node.is_usable]
@@ -112,46 +113,29 @@ def check(request: Request, nodes: Sequence[Node]) -> list[str]:
     return []
 
 
-_Need = tuple[str, Callable[[Node], bool], Callable[[Node], float], str, str]
+class _Need(NamedTuple):
+    """A requirement on a node."""
+
+    text: str
+    least: float
+    amount: Callable[[Node], float]
+    """How much a node has."""
+    unit: str
+    remedy: str
 
 
-def _needs(request: Request) -> list[_Need]:
-    """The requirements on a node: description, whether a node meets it, how much a node has, the unit, and the remedy."""
-    cpus = request.tasks * (request.cpus_per_task or 1)
-    product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
-    needs: list[_Need] = []
+def _needs(request: Request) -> Iterator[_Need]:
     if request.gpus_per_node:
         kind, number = units.gpus(request.gpus_per_node)
-        needs.append(
-            (
-                f"{number} {kind + ' ' if kind else ''}GPU{'s' if number > 1 else ''}",
-                lambda node: node.num_gpus(kind) >= number,
-                lambda node: node.num_gpus(kind),
-                "",
-                "Ask for fewer with --gpus-per-node",
-            )
-        )
-    needs.append(
-        (
-            f"{cpus} CPU{'s' if cpus > 1 else ''}{product}",
-            lambda node: node.cpus >= cpus,
-            lambda node: node.cpus,
-            "",
-            "Ask for fewer with --cpus-per-task",
-        )
-    )
+        text = f"{number} {kind + ' ' if kind else ''}GPU{'s' if number > 1 else ''}"
+        yield _Need(text, number, lambda node: node.num_gpus(kind), "", "Ask for fewer with --gpus-per-node")
+    cpus = request.tasks * (request.cpus_per_task or 1)
+    product = f" ({request.tasks} processes x {request.cpus_per_task or 1})" if request.tasks > 1 else ""
+    text = f"{cpus} CPU{'s' if cpus > 1 else ''}{product}"
+    yield _Need(text, cpus, lambda node: node.cpus, "", "Ask for fewer with --cpus-per-task")
     if request.mem:
         size = units.megabytes(request.mem)
-        needs.append(
-            (
-                f"{request.mem} of memory",
-                lambda node: node.memory_mb >= size,
-                lambda node: node.memory_mb,
-                " MB",
-                "Ask for less with --mem",
-            )
-        )
-    return needs
+        yield _Need(f"{request.mem} of memory", size, lambda node: node.memory_mb, " MB", "Ask for less with --mem")
 
 
 def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:

@@ -1,13 +1,13 @@
-"""Several machines: a rendezvous says who takes part, an agent on each starts and watches its workers.
+"""Launches on several machines: nodes meet at a rendezvous, and an agent on each starts and watches its workers.
 
-- ``run``: puts it together, in ``run_on_nodes``
-- ``connection``: to the launchers' store, which one of them keeps; ``signed``: where nothing counts but what launchers wrote
-- ``compatibility``: what all nodes must have alike
-- ``static_rendezvous``: of nodes with numbers; ``dynamic_rendezvous``: of nodes that come and go, which is torchelastic's
-- ``state``: torchelastic's, in the store
-- ``waiter``: waiting, told to the user; ``heartbeat``: what is said and asked all the time
-- ``round``: what the launchers tell each other from one rendezvous to the next; ``verdict``: what follows from its end
-- ``agent``: from the first rendezvous to the last end, with the ``workers`` of this machine, from the fork server
+- ``run``: the entry, ``run_on_nodes``
+- ``connection``: to the launchers' store, which one of them keeps; ``signed``: only values written by launchers count there
+- ``compatibility``: what must be the same on all nodes
+- ``static_rendezvous``: for numbered nodes; ``dynamic_rendezvous``: for nodes that come and go, by torchelastic
+- ``state``: torchelastic's state in the store
+- ``waiter``: waiting with messages and a timeout; ``heartbeat``: periodic requests to the store
+- ``round``: communication from one rendezvous to the next; ``verdict``: the decision at the end of a round
+- ``agent``: all rounds of a node, with its ``workers``
 
-This package imports torch, and is imported only where there are several machines.
+This package imports torch, and is imported only if there are several machines.
 """

@@ -1,7 +1,5 @@
-"""Starts this machine's workers after each rendezvous, watches them, and does what all nodes decide at the end.
-
-The workers come from the warm fork server, and end as they do on one machine.
-"""
+"""The agent of a node: starts this machine's workers after each rendezvous, watches them, and follows what all nodes decide at
+the end of a round."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from lockstep.launch.elastic.round import Machine, Report, Round, Start
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
-from lockstep.launch.elastic.waiter import StoppedError, say
+from lockstep.launch.elastic.waiter import StoppedError
 from lockstep.launch.elastic.workers import Workers
 from lockstep.launch.local import reserved_port
 from lockstep.launch.output import OutputPlan
@@ -34,28 +32,22 @@ from lockstep.launch.server import ForkServer
 from lockstep.launch.spec import LaunchSpec, Node
 from lockstep.launch.supervise import GRACE_S
 from lockstep.machine.addresses import interface_with, is_loopback
+from lockstep.stopping import say
 
 _MONITOR_S = 0.1
 _FAREWELL_S = GRACE_S + 1.5
-"""How long who keeps the store waits for the others: their workers have GRACE_S to end, and are to be reported on then."""
+"""Seconds that the keeper of the store waits for the others at the end: their workers get GRACE_S to end, then they report."""
 
 
 class StoreLostError(LaunchError):
-    """The launchers' store does not answer. Nothing may be asked of it any more: that could wait for ever."""
+    """The launchers' store does not answer. Further requests to it could hang."""
 
 
 class NodeAgent:
     """Starts this machine's workers after each rendezvous, and starts a new one when a node comes, goes or fails.
 
-    Whether to start again is decided for all nodes alike (see ``verdict``).
-
-    Args:
-        connection: of the nodes.
-        heartbeat: of this one.
-        rendezvous: of the nodes.
-        spec: what the workers are, as on one machine; what each start has of its own is put in.
-        take_server: gives a fork server that is alive.
-        plan: for the workers' output.
+    Whether to start again is decided in the same way on all nodes (see ``verdict``). ``spec`` is as on one machine: fields that
+    differ between starts are replaced. ``take_server`` returns a fork server that is alive.
     """
 
     def __init__(
@@ -68,9 +60,9 @@ class NodeAgent:
         plan: OutputPlan,
     ) -> None:
         self.verdict: Verdict | None = None
-        """What the last round came to, if it did not end well."""
+        """Of the last round, unless it ended successfully."""
         self.is_reporter = True
-        """Whether it is for this launcher to tell the user all of it."""
+        """Whether this launcher reports the verdict in full."""
         self._connection = connection
         self._heartbeat = heartbeat
         self._rendezvous = rendezvous
@@ -83,37 +75,37 @@ class NodeAgent:
         self._in_round = ExitStack()
         self._signal = 0
         self.stopped_with: int | None = None
-        """The status with which the run has saved itself when it was asked to stop, or could not; until it is started again."""
-        self._is_joining = False  # the workers are being ended for a node that has come
+        """The exit status of a run that was asked to stop, and saved itself or could not; None after another start."""
+        self._is_joining = False  # the workers are being ended because another node joins
         self._count = 0
-        self._num_there = 0  # nodes of the last round that are not lost
+        self._num_there = 0  # nodes of the last round that were not lost
         self.lost_s = connection.lost_s
-        """After how many seconds of silence another node, or the store, is taken for lost."""
+        """Seconds of silence after which another node, or the store, counts as lost."""
 
     def stop(self, number: int) -> None:
-        """Somebody has stopped this launcher: end the workers, and leave. From any thread; a second time kills them.
+        """End the workers, and leave: this launcher got a signal. May be called from any thread; a second call kills them.
 
-        Workers that save the run do that first, with those of all nodes, and what follows is decided by all.
+        Workers that save the run do so first, with those of all nodes, which then decide together.
         """
         if self._workers is None or not self._workers.is_running:
             self._connection.stop.set()
-        elif self._signal or not self._is_joining:  # else they save the run already
+        elif self._signal or not self._is_joining:  # else they are saving the run already
             self._workers.stop(number, at_once=True)
         self._signal = self._signal or number
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """The signal by which somebody has stopped this launcher."""
+        """The signal that stopped this launcher."""
         return signal.Signals(self._signal) if self._signal else None
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether the run was to save itself, and was not waited for."""
-        return self._workers is not None and self._workers.was_cut_short
+        """Whether this launcher stopped waiting for the run to save itself."""
+        return self._workers is not None and self._workers.outcome.was_cut_short
 
     @property
     def is_settling(self) -> bool:
-        """Whether the workers have saved the run, and this node waits for those that still do."""
+        """Whether the workers here have saved the run, and this node waits for the others."""
         settles = self.stopped_with is not None and self.verdict is None
         return settles and self._round is not None and self._store_answers
 
@@ -123,19 +115,19 @@ class NodeAgent:
         return self._workers is not None and self._workers.is_running
 
     def run(self) -> None:
-        """Until the run has come to its end here, or all nodes have agreed that it does.
+        """Run until the run has ended on this node, or all nodes have agreed to end it.
 
         Raises:
-            StoppedError: somebody has stopped this launcher.
+            StoppedError: this launcher was stopped.
             StoreLostError: the launchers' store does not answer any more.
-            LaunchError: the nodes have not met, or not in time.
+            LaunchError: nodes did not arrive, or not within the timeout.
         """
         try:
             self._begin()
             while not self._is_over():
                 time.sleep(_MONITOR_S)
         except RendezvousGracefulExitError:
-            pass  # a spare, which had no part in the run: the others have brought it to its end
+            pass  # a spare node: the others have finished the run
         finally:
             if self._workers is not None and self._workers.is_running:
                 self._workers.stop(signal.SIGINT, at_once=True)
@@ -143,25 +135,31 @@ class NodeAgent:
             self._in_round.close()
 
     def _begin(self) -> None:
-        """Meet, and start the workers.
+        """Join a rendezvous, and start the workers.
 
-        A node that is lost in between, or stopped, leaves no word of that: the others wait for what it was to say first.
+        A node that is lost or stopped in between cannot report it: the others time out waiting for its first message.
         """
         while True:
             self._in_round.close()
             try:
                 self._start_workers(self._rendezvous.next_rendezvous())
                 return
-            except DistStoreError as error:  # a wait for another node timed out, and the store said so: it is there
+            except DistStoreError as error:  # a timeout, reported by the store, which is not lost
                 whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
                 why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
                 if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
                 say(f"{why}. The others join a new rendezvous")
 
+    @property
+    def _current(self) -> tuple[Round, Workers]:
+        assert self._round is not None
+        assert self._workers is not None
+        return self._round, self._workers
+
     def _start_workers(self, met: RendezvousInfo) -> None:
         connection, number, num_nodes = self._connection, met.rank, met.world_size
-        address = connection.endpoint.own_address
+        address = connection.endpoint.local_address
         port = self._in_round.enter_context(reserved_port())
         count = self._count = self._count_start(met)
         names = f"{connection.prefix}/round-{count}"
@@ -185,23 +183,23 @@ class NodeAgent:
             interface="lo" if is_loopback(address) else interface_with(address) or "",
         )
         self._introduce(node)
-        own_dir = Path(self._spec.private_dir, f"start-{count}")
-        own_dir.mkdir(mode=0o700)
+        start_dir = Path(self._spec.private_dir, f"start-{count}")
+        start_dir.mkdir(mode=0o700)
         spec = dataclasses.replace(
-            self._spec, private_dir=str(own_dir), node=node, restart=count, master_port=start.master_port
+            self._spec, private_dir=str(start_dir), node=node, restart=count, master_port=start.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
 
     def _count_start(self, met: RendezvousInfo) -> int:
-        """How many times the processes of this run were started before: counted by the first node, the same for all."""
+        """Number of earlier starts of this run: counted by the first node, the same on all."""
         if met.rank == 0:
-            met.store.set("start", str(self._connection.own_store.add("starts", 1) - 1))
+            met.store.set("start", str(self._connection.run_store.add("starts", 1) - 1))
         return int(met.store.get("start"))
 
     def _num_used(self, more: int = 0) -> int:
-        """How many restarts were for failures, and ``more``: in the store, for the first node may be one that has just come."""
-        return int(self._connection.own_store.add("used", more))
+        """Add to the number of restarts after failures, and return it. It is in the store, since the first node may be new."""
+        return int(self._connection.run_store.add("used", more))
 
     def _introduce(self, node: Node) -> None:
         assert self._round is not None
@@ -211,103 +209,100 @@ class NodeAgent:
             say(f"{node.world_size} process{plural} on {node.num_nodes} node{'s' if node.num_nodes > 1 else ''}: {hosts}")
 
     def _is_over(self) -> bool:
-        """Look at the workers and the other nodes, and act on it. Whether the run is at its end for this node.
+        """Check the workers and the other nodes, and act on it. Returns whether the run has ended for this node.
 
-        To be called several times a second.
+        Called several times a second.
         """
-        assert self._round is not None
-        assert self._workers is not None
-        is_running = self._workers.is_running
+        round_, workers = self._current
+        is_running = workers.is_running
         if not is_running:
-            self.stopped_with = self._workers.stopped_with
+            self.stopped_with = workers.outcome.stopped_with
         if self._signal:
-            self._hear_signal(is_running)
+            self._handle_signal(is_running)
         self._check_store()
-        if not is_running and not self._workers.failures and not self._round.has_ended and not self._was_stopped:
-            self._round.done(self.stopped_with)
-            if self._round.num_done == len(self._round.machines) and not self._round.has_stopped:
+        if not is_running and not workers.failures and not round_.has_ended and not self._was_stopped:
+            round_.done(self.stopped_with)
+            if round_.num_done == len(round_.machines) and not round_.has_stopped:
                 return True
-            if self._round.num_done < len(self._round.machines) and not self._round.silent(self.lost_s):
-                return False  # others have not come to their end
+            if round_.num_done < len(round_.machines) and not round_.silent(self.lost_s):
+                return False  # others have not finished
         why = self._why_it_ends(is_running)
         if why == "join" and is_running:
-            # A worker may want to save its state before a new node comes, and waits for SIGTERM. The others see by themselves
-            # that one has come.
+            # By SIGTERM, on which workers may save their state. The other nodes notice the new one by themselves.
             self._is_joining = True
-            self._workers.stop(signal.SIGTERM, at_once=True)
+            workers.stop(signal.SIGTERM, at_once=True)
             why = None
         if why is None:
             return False
-        if is_running:  # a node is lost or has failed: the others can do nothing together any more
-            self._workers.stop(signal.SIGINT)
-        order = self._round.end()
-        self._workers.wait()
+        if is_running:  # a node was lost or has failed: the others cannot continue
+            workers.stop(signal.SIGINT)
+        order = round_.end()
+        workers.wait()
         return self._settle(why, order)
 
     @property
     def _was_stopped(self) -> bool:
-        """Whether the workers were stopped, and did not save the run."""
-        assert self._workers is not None
-        return self._workers.is_stopping and self._workers.stopped_with is None
+        """Whether the workers were stopped without saving the run."""
+        _, workers = self._current
+        return workers.is_stopping and workers.outcome.stopped_with is None
 
-    def _hear_signal(self, is_running: bool) -> None:
-        """Somebody has sent this launcher a signal.
+    def _handle_signal(self, is_running: bool) -> None:
+        """Act on the signal that this launcher got.
 
         Raises:
-            StoppedError: that is over with: it leaves.
+            StoppedError: the workers have ended, and this node leaves.
         """
-        assert self._workers is not None
+        _, workers = self._current
         is_stopped = self._connection.stop.is_set()
-        if is_running and is_stopped and not self._workers.is_stopping:
-            self._workers.stop(self._signal, at_once=True)  # it came just before they were started
-        elif not is_stopped and not self._workers.is_stopping:
+        if is_running and is_stopped and not workers.is_stopping:
+            workers.stop(self._signal, at_once=True)  # it arrived just before they were started
+        elif not is_stopped and not workers.is_stopping:
             self._signal = 0  # it was for the script, which continues; or the run had already ended
-        elif not is_running and not self._workers.failures and (is_stopped or self._was_stopped):
+        elif not is_running and not workers.failures and (is_stopped or self._was_stopped):
             self._end_round("stopped")
             raise StoppedError
 
     def _why_it_ends(self, is_running: bool) -> str | None:
-        """Of this node's part of the round; None: it does not, or will by itself."""
-        assert self._round is not None
-        assert self._workers is not None
+        """Why this node ends the round (see ``Report.why``); None: it does not, or the workers are ending already."""
+        round_, workers = self._current
         if is_running:
-            if self._round.silent(self.lost_s):
+            if round_.silent(self.lost_s):
                 return "lost"
             if self._signal or self._is_joining:
-                return None  # they have been told
-            if self._round.num_waiting and not self._round.has_ended:
+                return None  # the workers were told
+            if round_.num_waiting and not round_.has_ended:
                 return "join"
-            return "followed" if self._round.has_ended else None
-        if self._workers.failures:
+            return "followed" if round_.has_ended else None
+        if workers.failures:
             return "failed"
         if self._is_joining:
             return "join"
-        return "saved" if self._workers.stopped_with is not None else "lost"
+        return "saved" if workers.outcome.stopped_with is not None else "lost"
 
     def _settle(self, why: str, order: int) -> bool:
-        """Hear how the round has ended everywhere, and do what follows. Whether that is the end."""
-        assert self._round is not None
-        assert self._workers is not None
-        reported = self._workers.failures
-        stopped_with = self._workers.stopped_with or 0
-        self._round.report(Report(why=why, order=order, failures=reported, signal=self._signal, stopped_with=stopped_with))
+        """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
+        round_, workers = self._current
+        stopped_with = workers.outcome.stopped_with or 0
+        round_.report(
+            Report(why=why, order=order, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
+        )
         nodes = self._connection.nodes
-        reports = self._round.reports(self._connection.stop.sleep)
+        reports = round_.reports(self._connection.stop.sleep)
         self._num_there = len(reports)
         self.verdict = judge(
             reports,
-            self._round.machines,
+            round_.machines,
             least=nodes.least,
             is_elastic=nodes.is_elastic,
             used=self._used,
             max_restarts=self._spec.max_restarts,
         )
         self.stopped_with = self.verdict.stopped_with
-        self.is_reporter = self.verdict.reporter == self._round.number
-        sweep((), self._workers.spec.private_dir)  # its own may have ended well, and left something: see sweep
+        self.is_reporter = self.verdict.reporter == round_.number
+        sweep((), workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
         self._in_round.close()
         self._rendezvous.end_round()
-        if not self.verdict.goes_on:
+        if not self.verdict.continues:
             return True
         if self._signal:
             raise StoppedError  # the others continue
@@ -318,7 +313,7 @@ class NodeAgent:
         return False
 
     def _end_round(self, why: str) -> None:
-        """Tell the others that this node leaves, if they can be told."""
+        """Tell the others that this node leaves, if the store answers."""
         if self._round is None or self._heartbeat.error is not None:
             return
         order = self._round.end()
@@ -332,16 +327,15 @@ class NodeAgent:
     def _check_store(self) -> None:
         if self._store_answers:
             return
-        assert self._workers is not None
+        _, workers = self._current
         error, silence_s = self._heartbeat.error, self._heartbeat.silence_s()
         if isinstance(error, ForgedError):
             raise error
         endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
         reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
-        self._workers.stop(signal.SIGINT)
-        self._workers.wait()
-        reported = self._workers.failures
-        causes = [failure for failure in reported if not failure.is_consequence]
+        workers.stop(signal.SIGINT)
+        workers.wait()
+        causes = [failure for failure in workers.failures if not failure.is_consequence]
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
@@ -351,10 +345,10 @@ class NodeAgent:
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
 
     def leave(self) -> None:
-        """The last that this node does. Whoever keeps the store waits until those have left who may still ask it."""
+        """Leave the store. Its keeper waits until the others have left, who may still need it."""
         if self._round is None:
             return
-        store, key = self._connection.own_store, f"left/{self._count}"
+        store, key = self._connection.run_store, f"left/{self._count}"
         store.add(key, 1)
         deadline = time.monotonic() + _FAREWELL_S
         while self._connection.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What all launchers of a run must have alike, and the name that they give it."""
+"""What must be the same for all launchers of a run, and the name of their launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REFUSED = "refused"
 
 
 def terms_here(nodes: Nodes, max_restarts: int) -> dict[str, str]:
-    """Those of this launcher."""
+    """The options and versions of this launcher that must be the same on all nodes."""
     try:
         release = version("torch-lockstep")
     except PackageNotFoundError:  # a source tree that was never installed
@@ -34,10 +34,10 @@ def terms_here(nodes: Nodes, max_restarts: int) -> dict[str, str]:
 
 
 def agree(store: Store, terms: Mapping[str, str]) -> None:
-    """Make sure that this launcher has the terms of whoever came first.
+    """Check that this launcher has the same terms as the first one.
 
     Raises:
-        ConfigError: its terms differ; the launchers that wait report it as well.
+        ConfigError: they differ; waiting launchers report it as well.
     """
     mine = json.dumps({"host": socket.gethostname(), **terms})
     first = json.loads(store.compare_set("terms", "", mine).decode())
@@ -52,11 +52,11 @@ def agree(store: Store, terms: Mapping[str, str]) -> None:
             "need the same. (If the first is of another run, give each run a --rdzv-id or port of its own.)"
         )
     if _last_refused(store).get("host") == host:
-        store.set(_REFUSED, "{}")  # it has come as it should
+        store.set(_REFUSED, "{}")  # it has come again, with the right terms
 
 
 def refused(store: Store) -> str:
-    """Of a launcher that was sent away, for those who wait for it; empty: none was."""
+    """A message about a launcher that was refused, for those who wait for it; empty: none was."""
     return _last_refused(store).get("why", "")
 
 
@@ -66,5 +66,5 @@ def _last_refused(store: Store) -> dict[str, str]:
 
 
 def launch_name(store: Store, proposal: str) -> str:
-    """The name of the launch, the same on all nodes and after every restart: that of whoever came first."""
+    """The name of the launch, the same on all nodes and after every restart: the first launcher's proposal."""
     return str(store.compare_set("launch", "", proposal).decode())

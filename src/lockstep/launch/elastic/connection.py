@@ -1,4 +1,4 @@
-"""Where the launchers of the nodes have their rendezvous: a store, kept by one of them, which listens on one address."""
+"""The connection to the launchers' store, which one of them keeps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lockstep.launch.secret import Secret, SharedSecret
 from lockstep.machine.tcp_store import connect, serve
 
 OTHERS_S = 5.0
-"""How long a rendezvous may take without a word, once there are enough."""
+"""Seconds that a rendezvous may take without a message, once there are enough nodes."""
 ALL_RUNS = "lockstep"
-"""Prefix of what launchers write into the store."""
+"""Prefix of the launchers' entries in the store."""
 _KNOWN_BY = f"{ALL_RUNS}/secret"
-"""Under this name whoever keeps the store signs a number that he has drawn: who has another secret finds out by it."""
+"""The name of a nonce signed by the keeper of the store, by which launchers with another secret are detected."""
 _SEEN_S = 10.0
-"""How long a file written by another machine may take to become visible on this one (NFS caches attributes for seconds)."""
+"""Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
 _STORE_S = 60.0
-"""How long the store may take to answer for a value that is about to be written, and that no run can continue without."""
+"""Seconds to wait for a value that is about to be written, and that no run can continue without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,53 +39,53 @@ class Connection:
     store: SignedStore
     secret: Secret
     server: TCPStore | None
-    """Keeps the store, where that is here."""
+    """The store itself, if this launcher keeps it."""
 
     @property
     def nodes(self) -> Nodes:
-        """Those of the run."""
+        """The nodes of the run."""
         return self.endpoint.nodes
 
     @property
     def prefix(self) -> str:
-        """Of all that this run writes into the store."""
+        """The prefix of this run's entries in the store."""
         return f"{ALL_RUNS}/{self.nodes.run_id}"
 
     @property
-    def own_store(self) -> SignedStore:
-        """For what the launchers of this run tell each other."""
+    def run_store(self) -> SignedStore:
+        """The store, with that prefix."""
         return self.store.under(self.prefix)
 
     @property
     def lost_s(self) -> float:
-        """After how many seconds of silence another node, or the store, is taken for lost."""
+        """Seconds of silence after which another node, or the store, counts as lost."""
         return min(LOST_S, self.timeout_s) if self.nodes.is_elastic else self.timeout_s
 
     @property
     def answer_s(self) -> float:
-        """How many seconds an answer of the store may take, for what another node is about to write. (torchelastic looks once
-        a second whether all have come: nodes come from a rendezvous a moment after each other.)"""
+        """Seconds to wait for a value that another node is about to write. (torchelastic checks once a second whether all nodes
+        are there, so they leave a rendezvous at slightly different times.)"""
         return max(OTHERS_S, min(_STORE_S, self.lost_s))
 
     def waiter(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Waiter:
-        """A wait for other nodes, from now."""
+        """A wait for other nodes that begins now. ``timeout_s``: None: the run's."""
         return Waiter(
             self.nodes.endpoint, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints
         )
 
     def another_client(self) -> SignedStore:
-        """For another thread: a client that waits for an answer lets nobody else ask."""
+        """Another client, for another thread: one that waits for an answer blocks all threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
 
 def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
-    """Open the launchers' store, or come to it.
+    """Start the launchers' store if it is to be here, and connect to it.
 
     Raises:
-        ConfigError: whoever keeps the store has another secret.
-        LaunchError: nobody keeps it, until the timeout.
-        StoppedError: somebody has stopped this launcher.
+        ConfigError: its keeper has another secret.
+        LaunchError: it was not started within the timeout.
+        StoppedError: this launcher was stopped.
     """
     nodes = endpoint.nodes
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
@@ -103,10 +103,8 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
 
 
 def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter, *, is_keeper: bool) -> Secret:
-    """The secret of this store: derived from that of the run, and from a number that whoever keeps the store has drawn for it.
-
-    What was recorded of an earlier store can so not be played into this one.
-    """
+    """The secret of this store: derived from the run's, and from a nonce of the store's keeper, so that recorded entries of an
+    earlier store cannot be replayed into this one."""
     deadline = time.monotonic() + _SEEN_S
     while True:
         secret, is_told = shared.look(), False

@@ -1,6 +1,6 @@
-"""Nodes that may come and go meet, by torchelastic's dynamic rendezvous.
+"""The rendezvous of nodes that may come and go: torchelastic's dynamic rendezvous.
 
-What is added: whoever waits says for whom; the first rendezvous waits for the most that there can be, later ones do not; all
+Added to it: nodes that wait report for whom; the first rendezvous waits for the maximum number of nodes, later ones do not; all
 times are by one clock.
 """
 
@@ -32,14 +32,14 @@ from lockstep.launch.nodes import GATHER_S
 
 
 class DynamicRendezvous:
-    """Nodes that come, and perhaps go: between the least and the most of them."""
+    """The rendezvous of between ``Nodes.least`` and ``Nodes.most`` nodes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         nodes = connection.nodes
         self._is_first = True
         self._waiter: Waiter | None = None
-        self._is_spare = False  # all places were taken, when the state was read last
+        self._is_spare = False  # all places were taken when the state was last read
         self._join_s = nodes.conf.get("join_timeout", max(1, int(connection.timeout_s)))
         parameters = RendezvousParameters(
             "c10d",
@@ -47,7 +47,7 @@ class DynamicRendezvous:
             nodes.run_id,
             nodes.least,
             nodes.most,
-            connection.endpoint.own_address,
+            connection.endpoint.local_address,
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         try:
@@ -56,17 +56,17 @@ class DynamicRendezvous:
             )
         except RendezvousConnectionError as error:
             raise _cause(error) from error
-        # torchelastic would have the first node open a store on all interfaces, and tell of it only once: a node that
+        # Otherwise torchelastic has the first node open a store on all interfaces, and announce it only once: a node that
         # outlives the first would not find it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._inner = create_handler(connection.store, backend, parameters)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet, for the first time or again: whoever is there, if they are enough. It waits for them, and says so.
+        """Join the next rendezvous, of all nodes that are there. It waits until they are enough, with messages.
 
         Raises:
-            LaunchError: too few have come in time, or the run has ended.
-            StoppedError: somebody has stopped this launcher.
+            LaunchError: too few nodes arrived within the timeout, or the run has ended.
+            StoppedError: this launcher was stopped.
         """
         nodes = self._connection.nodes
         remedy = (
@@ -77,7 +77,7 @@ class DynamicRendezvous:
             if self._is_first:
                 self._gather(self._connection.waiter(remedy))
             self._is_first = False
-            self._begin_turn()  # however long it has waited for the most: now enough are here
+            self._begin_turn()  # a new timeout: enough nodes are here
             return self._inner.next_rendezvous()
         except RendezvousClosedError as error:
             raise LaunchError(
@@ -95,10 +95,10 @@ class DynamicRendezvous:
             self._waiter = None
 
     def look(self) -> int:
-        """How many nodes wait to take part.
+        """Number of nodes that wait to join.
 
         Raises:
-            ForgedError: somebody else writes into the store.
+            ForgedError: somebody without the secret writes into the store.
             DistError: it does not answer any more.
         """
         try:
@@ -107,14 +107,14 @@ class DynamicRendezvous:
             raise _cause(error) from error
 
     def end_round(self) -> None:
-        """What has followed from the last rendezvous is at its end: whoever comes is counted in the next by torchelastic."""
+        """See ``StaticRendezvous``: torchelastic counts nodes that come by itself."""
 
     def shutdown(self) -> None:
-        """The run has ended: let no node come any more."""
+        """End the rendezvous: no further node can join."""
         self._inner.shutdown()
 
     def _begin_turn(self) -> None:
-        """From now on torchelastic lets this node wait for its ``join_timeout``."""
+        """Begin a wait of ``join_timeout``, as torchelastic does."""
         nodes = self._connection.nodes
         remedy = (
             f"At least {nodes.least} nodes have to come, with the same --rdzv-endpoint and --rdzv-id; and those that are there "
@@ -123,8 +123,8 @@ class DynamicRendezvous:
         self._waiter = self._connection.waiter(remedy, self._join_s)
 
     def _gather(self, waiter: Waiter) -> None:
-        """Before the first rendezvous: wait a while for the most, and then for the least."""
-        store = self._connection.own_store
+        """Before the first rendezvous: wait a while for the maximum number of nodes, then for the minimum."""
+        store = self._connection.run_store
         num_here = store.add("arrived", 1)
         try:
             self._await_enough(store, num_here, waiter)
@@ -146,7 +146,7 @@ class DynamicRendezvous:
             num_here = store.add("arrived", 0)
 
     def _tell(self, here: list[str]) -> None:
-        """Called with the nodes that have come, whenever torchelastic looks for them."""
+        """Called with the participants whenever torchelastic reads the state."""
         if self._waiter is None:
             return
         names = f" ({', '.join(here)})" if here else ""
@@ -159,12 +159,12 @@ class DynamicRendezvous:
             self._waiter.tell(f"more nodes: {told}")
         elif self._waiter.waited_s < OTHERS_S:  # torchelastic's last call
             self._connection.stop.sleep(0)
-        else:  # all places are taken, until a node is lost; or the others may have to end their processes
+        else:  # all places are taken until a node is lost; or the others must end their processes first
             self._waiter.tell(f"its turn: {told}", ends=not self._is_spare)
 
 
 def _cause(error: RendezvousConnectionError) -> Exception:
-    """What torchelastic's error comes of: a store that does not answer, or in which somebody else writes."""
+    """The cause of torchelastic's error: a store that does not answer, or into which somebody without the secret writes."""
     return error.__cause__ if isinstance(error.__cause__, ForgedError) else DistError(str(error.__cause__ or error))
 
 

@@ -1,11 +1,11 @@
-"""What a launcher does with the launchers' store again and again, in a thread: over a link that was cut, one waits for ever.
+"""Periodic requests to the launchers' store, in a thread: over a link that was cut, a request hangs.
 
-All of it in one thread: each would need a client of its own, and an interpreter that ends while a thread of it asks the store
-aborts. It sees whether the store still answers. A ``Round`` says there that this node is alive, and looks whether the others
-are. And whoever keeps the store writes what time it is, for the machines' clocks differ: torchelastic's state has when each
-node was last alive, by that node's own clock, and every node compares that with its own; one that is some seconds behind would
-be taken for lost, again and again. All times in the state are by the keeper's clock: a node that comes finds the difference,
-and takes it out of what it reads and writes (``state``).
+There is one thread for all of them, since each would need a client of its own, and an interpreter that ends while a thread uses
+the store aborts. It detects a store that does not answer. A ``Round`` sends this node's heartbeats, and checks the others'. And
+the keeper of the store publishes its time, since clocks differ: torchelastic's state contains when each node was last alive, by
+that node's clock, and every node compares that with its own clock, by which a node that is some seconds behind would seem lost.
+Here all times in the state are by the keeper's clock: a node determines the difference when it joins, and corrects the times
+that it reads and writes (``state``).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from lockstep.launch.elastic.connection import ALL_RUNS, Connection
 
 BEAT_S = 0.25
 _CLOSE_S = 0.5
-"""A store that does not answer is not waited for."""
+"""Seconds to wait for a store that does not answer."""
 _CLOCK = "clock"
 
 
 class Heartbeat:
-    """Beats until it is closed, or the store fails: then that is closed, and will not answer again."""
+    """Runs until it is closed, or the store fails, which is then unusable."""
 
     def __init__(self, connection: Connection) -> None:
         self.store = connection.another_client()
-        """For what ``also`` is given, alone."""
+        """Only for the function given to ``also``."""
         self.error: Exception | None = None
-        """Why the store cannot be asked any more, or what it says not be trusted."""
+        """Why the store cannot be used or trusted any more."""
         self.answered_at = time.monotonic()
-        """When the store has answered last, in the time of ``time.monotonic``."""
-        # Under no run's own name: another run may meet at the same store, and finds its clock here, too.
+        """When the store last answered, in the time of ``time.monotonic``."""
+        # Not under the name of a run: other runs that share the store use the same clock.
         self._names = self.store.under(ALL_RUNS)
         self._keeps_store = connection.server is not None
         self._act: Callable[[], None] | None = None
@@ -42,13 +42,13 @@ class Heartbeat:
         self._thread.start()
 
     def silence_s(self) -> float:
-        """For how long the store has not answered."""
+        """Seconds since the store last answered."""
         return time.monotonic() - self.answered_at
 
     def also(self, act: Callable[[], None] | None) -> None:
-        """What else is done at each beat from now on. What was done before is at its end then, if the store answers.
+        """Set a function to call at each heartbeat; None: none. Waits for the previous one to return, if the store answers.
 
-        Its first error becomes ``error``, and ends it; not so one that comes when it is done no more.
+        The function's first error becomes ``error``, and it is not called again. Errors of a previous function are ignored.
         """
         is_free = self._acting.acquire(timeout=_CLOSE_S)
         self._act = act
@@ -56,7 +56,7 @@ class Heartbeat:
             self._acting.release()
 
     def close(self) -> None:
-        """Ask nothing more. (An interpreter that ends while a thread of it asks PyTorch's store aborts.)"""
+        """End the requests. (An interpreter that ends while a thread uses PyTorch's store aborts.)"""
         self._closed.set()
         self._thread.join(_CLOSE_S)
 
@@ -70,21 +70,21 @@ class Heartbeat:
             except Exception as error:
                 self.error = self.error or error
                 return
-            self._do_else()
+            self._act_once()
             self.answered_at = time.monotonic()
             self._closed.wait(BEAT_S)
 
-    def _do_else(self) -> None:
+    def _act_once(self) -> None:
         with self._acting:
             act = self._act
             try:
                 if act is not None:
                     act()
-            except Exception as error:  # the clock keeps running: other runs and rounds read it
+            except Exception as error:  # the clock is still published, for other runs and rounds
                 if self._act is act:
                     self._act, self.error = None, error
 
 
 def seconds_ahead(connection: Connection) -> float:
-    """How far this machine's clock is ahead of that of whoever keeps the store: to within some half a second."""
+    """Seconds by which this machine's clock is ahead of the store keeper's, to within about half a second."""
     return 0.0 if connection.server is not None else time.time() - float(connection.store.under(ALL_RUNS).get(_CLOCK))

@@ -1,9 +1,9 @@
-"""From one rendezvous of the nodes to the next: what their launchers exchange during that time, through their store.
+"""A round, from one rendezvous of the nodes to the next: what their launchers exchange meanwhile, through their store.
 
 Each launcher sends a heartbeat several times a second, and checks those of the others. A heartbeat is a number that changes, so
-the machines' clocks do not matter. A launcher that sees a reason to end the round (its processes failed, another node is
-silent, one wants to join, somebody stopped it) announces it; then all end their processes, and each reports how its own ended.
-The names of all these entries belong to this round alone.
+the machines' clocks do not matter. A launcher with a reason to end the round (its processes failed, another node is silent, one
+wants to join, the launcher was stopped) announces it; then all end their processes, and each reports how its own ended. The
+entries of a round have a prefix of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lockstep.launch.failures import Failure
 _GONE_S = 3.0
 """Silence after which a launcher is no longer waited for at the end of a round."""
 
-_BEATS_A_WORD = 4
-"""At most one word of ``Exchange`` is said in so many heartbeats: about as often as a launcher looks."""
+_BEATS_PER_MESSAGE = 4
+"""Heartbeats between two messages of ``Exchange``, at least: about as often as a launcher looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class Machine:
     address: str
     num_ranks: int
     first_rank: int = 0
-    """Its processes have the ranks from here on: known when all machines are."""
+    """The first rank of its processes: known once all machines are."""
     keeps_store: bool = False
-    """Whether the launchers' store ends with this node's."""
+    """Whether its launcher keeps the launchers' store."""
 
     @property
     def ranks(self) -> str:
@@ -48,19 +48,19 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a node's part of a round has ended."""
+    """How a round has ended on a node."""
 
     why: str
-    """``failed``; ``stopped`` by somebody; ``saved``: the run was asked to stop, and all its processes end by themselves;
-    ``join``: a new node has come; ``lost``: another one is silent; ``followed``: because another node said so first."""
+    """``failed``; ``stopped`` by a signal; ``saved``: the run was asked to stop, and its processes end by themselves; ``join``:
+    another node joins; ``lost``: another one is silent; ``followed``: another one announced the end first."""
     order: int
-    """The first node to see an end has 1, the next 2: by the store's count, for clocks differ."""
+    """1 on the first node to announce the end, 2 on the next: counted in the store, since clocks differ."""
     failures: tuple[Failure, ...] = ()
-    """Of its processes, the first first."""
+    """Of its processes, the cause first."""
     signal: int = 0
-    """That somebody stopped it by: this node leaves."""
+    """The signal that stopped its launcher, so that this node leaves; 0: none did."""
     stopped_with: int = 0
-    """The status with which the run has saved itself, or could not (``lockstep.stopping``)."""
+    """The exit status of a run that was asked to stop, and saved itself or could not (``lockstep.stopping``); 0: it was not."""
 
     def to_json(self) -> str:
         """For the store."""
@@ -68,31 +68,31 @@ class Report:
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """What ``to_json`` made."""
+        """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(text)
         return Report(**{**fields, "failures": tuple(Failure(**failure) for failure in fields["failures"])})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the first node says at the beginning of a round."""
+    """What the first node announces at the beginning of a round."""
 
     used: int
-    """How many starts of the processes before this one were for failures."""
+    """Number of restarts after failures so far."""
     master_port: int
     """A free port of its machine."""
 
 
 class Round:
-    """One round, seen from one node. Close it.
+    """One round, on one node. Must be closed.
 
     Args:
-        store: of the launchers; asked by the thread that makes this.
-        heartbeat: asks it, too.
-        prefix: of the names of this round alone.
+        store: of the launchers, for the thread that creates this.
+        heartbeat: with a client of its own.
+        prefix: of this round's entries.
         number: of this node.
-        num_nodes: that take part.
-        look: how many nodes wait to take part.
+        num_nodes: number of nodes.
+        look: returns the number of nodes that wait to join.
     """
 
     def __init__(
@@ -100,31 +100,31 @@ class Round:
     ) -> None:
         self.number = number
         self.exchange = Exchange(number, num_nodes)
-        """For what the launchers tell each other of their workers."""
+        """For messages about workers."""
         self.machines: tuple[Machine, ...] = ()
         self.has_ended = False
-        """Whether some node has said so."""
+        """Whether a node has announced the end."""
         self.num_waiting = 0
-        """Of nodes that want to take part."""
+        """Number of nodes that wait to join."""
         self.num_done = 0
-        """Of nodes all of whose processes have ended by themselves, and well."""
+        """Number of nodes whose processes have all ended by themselves and successfully."""
         self.has_stopped = False
-        """Whether some of them did because the run was asked to stop."""
+        """Whether some of them ended because the run was asked to stop."""
         self._store = store.under(prefix)
         self._client = heartbeat.store.under(prefix)
         self._heartbeat = heartbeat
         self._num_nodes = num_nodes
         self._look = look
         self._count = 0
-        self._said, self._num_said = "", 0  # this node's last word, and how many it has said
-        self._heard: dict[int, bytes] = {}  # by node: the number of the last word that was read
-        self._beats: list[tuple[bytes, float]] = []  # of each node: the last, and when it was new
+        self._posted, self._num_posted = "", 0  # this node's last message, and their number
+        self._received: dict[int, bytes] = {}  # number of the last message read, by node
+        self._beats: list[tuple[bytes, float]] = []  # the last heartbeat of each node, and when it changed
 
     def begin(self, machine: Machine, start: Start | None) -> Start:
-        """Tell the others who this is, and hear who they are. Every node must call it; ``start`` is for the first to say."""
+        """Announce this node, and wait for the others. Every node must call it; all return the ``start`` of the first."""
         self._store.set(f"beat/{self.number}", "")
         self._store.set(f"done/{self.number}", "")
-        self._store.set(f"word/{self.number}", "")
+        self._store.set(f"message/{self.number}", "")
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
             self._store.set("start", json.dumps(asdict(start)))
@@ -137,27 +137,27 @@ class Round:
         return agreed
 
     def silent(self, limit_s: float) -> list[int]:
-        """The other nodes that have said nothing for longer than this, while the store did answer."""
+        """The other nodes without a heartbeat for longer than this, while the store did answer."""
         if self._heartbeat.silence_s() > limit_s:
             return []
         now = self._heartbeat.answered_at
         return [number for number, (_, at) in enumerate(self._beats) if number != self.number and now - at > limit_s]
 
     def done(self, stopped_with: int | None) -> None:
-        """All of this node's processes have come to their end, or have ended with this status because they were asked to."""
+        """Announce that this node's processes have ended successfully, or with this status because they were asked to stop."""
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
     def end(self) -> int:
-        """Say that the round is at its end; returns the order in which this node saw it."""
+        """Announce the end of the round; returns ``Report.order``."""
         self.has_ended = True
         return self._store.add("ended", 1)
 
     def report(self, report: Report) -> None:
-        """Tell the others how this node's part has ended."""
+        """Tell the others how the round has ended on this node."""
         self._store.set(f"report/{self.number}", report.to_json())
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
-        """What all nodes report that are still there, by number. Waits for those that are."""
+        """The reports of all nodes, by number; waits for them, except for silent nodes."""
         by_node: dict[int, Report] = {}
         while True:
             for number in set(range(self._num_nodes)) - by_node.keys():
@@ -170,40 +170,40 @@ class Round:
             wait(0.05)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """End the heartbeats of this round."""
         self._heartbeat.also(None)
 
     def _beat(self) -> None:
         names = range(self._num_nodes)
         self._count += 1
-        if self._count % _BEATS_A_WORD == 0:
-            self._say()
-        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_said}")
+        if self._count % _BEATS_PER_MESSAGE == 0:
+            self._send()
+        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted}")
         self._note_beats(self._client.multi_get([f"beat/{number}" for number in names]))
         done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
         self.has_stopped = any(value != b"0" for value in done)
         self.num_done = len(done)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self.num_waiting = self._look()
-        self._hear()
+        self._receive()
 
-    def _say(self) -> None:
-        if self.exchange.to_carry != self._said:
-            self._said = self.exchange.to_carry
-            self._num_said += 1
-            self._client.set(f"word/{self.number}", self._said)
+    def _send(self) -> None:
+        if self.exchange.outgoing != self._posted:
+            self._posted = self.exchange.outgoing
+            self._num_posted += 1
+            self._client.set(f"message/{self.number}", self._posted)
 
-    def _hear(self) -> None:
-        """Read the words that are new, by the numbers in the heartbeats: with many nodes, to read all takes long."""
-        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.hears}
-        new = {node: number for node, number in numbers.items() if number and number != self._heard.get(node, b"0")}
+    def _receive(self) -> None:
+        """Read the new messages, according to the numbers in the heartbeats: with many nodes, reading all takes long."""
+        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.peers}
+        new = {node: number for node, number in numbers.items() if number and number != self._received.get(node, b"0")}
         if new:
-            words = self._client.multi_get([f"word/{node}" for node in new])
-            self.exchange.hear(dict(zip(new, words, strict=True)))
-            self._heard.update(new)
+            messages = self._client.multi_get([f"message/{node}" for node in new])
+            self.exchange.receive(dict(zip(new, messages, strict=True)))
+            self._received.update(new)
 
     def _note_beats(self, beats: Sequence[bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()
         for number, (beat, (before, at)) in enumerate(zip(beats, self._beats, strict=True)):
-            # While the store did not answer, this node could hear nobody: that time is not theirs.
+            # While the store did not answer, no heartbeat could be seen: that time does not count.
             self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * BEAT_S))

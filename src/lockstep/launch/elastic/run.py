@@ -1,4 +1,4 @@
-"""A launch on several machines, this one's part of it, put together."""
+"""This machine's part of a launch on several."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from lockstep.launch.supervise import Outcome
 
 _LOOK_S = 0.1
 _LEAVE_S = 5.0
-"""How long the agent may take to leave, once it was stopped and has no workers."""
+"""Seconds that the agent may take to leave after it was stopped and its workers have ended."""
 
 
 def run_on_nodes(
     endpoint: Endpoint, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts
 ) -> Outcome:
-    """Run a script on this machine and others to its end, or until it is stopped, and then perhaps saved.
+    """Run a script on this machine and others to its end, or until it is stopped.
 
-    Afterwards all processes of this machine are gone. What ``spec`` says of ports and ranks is known when the nodes have met.
+    Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after each rendezvous.
 
     Raises:
-        ConfigError: the nodes do not have the same terms or the same secret, or two have the same number; or the file of the
-            secret cannot be written.
-        LaunchError: a worker failed, or a node was lost, and no restart was left; or nodes have not come in time.
+        ConfigError: the nodes differ in options, versions or secret, or two have the same number; or the file of the secret
+            cannot be written.
+        LaunchError: a worker failed or a node was lost, and no restart was left; or nodes did not arrive within the timeout.
     """
     launch = _Launch(endpoint, server)
     with endpoint.secret.kept() if endpoint.listener is not None else contextlib.nullcontext():
-        # In a thread: what waits for an answer over the network hears no signal.
+        # In a thread: while the main thread waits for an answer over the network, it handles no signals.
         thread = threading.Thread(target=launch.run, args=(spec, plan), name="lockstep-agent", daemon=True)
         thread.start()
         launch.wait(thread, interrupts)
@@ -58,7 +58,9 @@ def run_on_nodes(
         stopped_with, verdict, was_cut_short = agent.stopped_with, agent.verdict, agent.was_cut_short
     if stopped_with is not None and (stopped_by or error is None or isinstance(error, (StoreLostError, DistError))):
         return Outcome(failures=(), stopped_by=stopped_by, stopped_with=stopped_with, spec=spec)
-    if stopped_by is not None and (verdict is None or verdict.goes_on):  # else the nodes have agreed that the run has failed
+    if stopped_by is not None and (
+        verdict is None or verdict.continues
+    ):  # else the nodes have agreed that the run has failed
         return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
         raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
@@ -68,13 +70,13 @@ def run_on_nodes(
 
 
 class _Launch:
-    """What the agent's thread and the one that hears signals share."""
+    """State shared by the agent's thread and the main thread, which handles signals."""
 
     def __init__(self, endpoint: Endpoint, server: ForkServer) -> None:
         self.agent: NodeAgent | None = None
-        """None: it is not yet connected to the others."""
+        """None: not connected to the other nodes yet."""
         self.error: BaseException | None = None
-        """What the launch has ended with, if not well."""
+        """The error with which the launch ended."""
         self._endpoint = endpoint
         self._nodes = endpoint.nodes
         self._server = server
@@ -82,7 +84,7 @@ class _Launch:
         self._heartbeat: Heartbeat | None = None
 
     def stopped_by(self, interrupts: Interrupts) -> signal.Signals | None:
-        """The signal by which somebody has stopped this launcher; not one that was for the script alone."""
+        """The signal that stopped this launcher, unless it was for the script alone."""
         if self.agent is not None:
             return self.agent.stopped_by
         return signal.Signals(interrupts.received[0]) if interrupts.received else None
@@ -95,7 +97,7 @@ class _Launch:
             self.error = self.error or error
 
     def wait(self, thread: threading.Thread, interrupts: Interrupts) -> None:
-        """Until the agent has ended, or has been stopped and does not: then at least the workers have."""
+        """Wait until the agent has ended; once it was stopped and its workers have ended, only briefly."""
         num_heard, give_up_at = 0, math.inf
         while thread.is_alive():
             thread.join(_LOOK_S)
@@ -118,39 +120,39 @@ class _Launch:
         self._server.close()
 
     def _rendezvous_hangs(self) -> bool:
-        """Whether the agent is at a rendezvous, where it waits for the store without an end, and the store does not answer."""
+        """Whether the agent is at a rendezvous, where it waits for the store indefinitely, and the store does not answer."""
         if self._heartbeat is None or self.agent is None or self.agent.has_workers:
             return False
         return self._heartbeat.silence_s() > self.agent.lost_s + _LEAVE_S
 
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
-        # What it warns of is said here, in words for the user.
+        # Its warnings are replaced by messages for users.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         timeout_s = spec.config.timeout_s
         connection = open_connection(self._endpoint, timeout_s, self._stop)
         heartbeat = self._heartbeat = Heartbeat(connection)
-        agree(connection.own_store, terms_here(self._nodes, spec.max_restarts))
-        spec = dataclasses.replace(spec, name=launch_name(connection.own_store, spec.name))
+        agree(connection.run_store, terms_here(self._nodes, spec.max_restarts))
+        spec = dataclasses.replace(spec, name=launch_name(connection.run_store, spec.name))
         rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
         agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:
             agent.run()
         except StoreLostError:
-            raise  # it must not be asked for anything more
+            raise  # further requests to it could hang
         except BaseException:
             with contextlib.suppress(Exception):
-                # An elastic run continues without this node, whatever has ended it.
+                # An elastic run continues without this node.
                 if not self._nodes.is_elastic:
                     rendezvous.shutdown()
                 agent.leave()
             raise
         rendezvous.shutdown()
         agent.leave()
-        if agent.verdict is not None and not agent.verdict.goes_on and agent.stopped_with is None:
+        if agent.verdict is not None and not agent.verdict.continues and agent.stopped_with is None:
             raise LaunchError(agent.verdict.text if agent.is_reporter else agent.verdict.brief, agent.verdict.status)
 
     def _take_server(self) -> ForkServer:
-        """The one that is warm, or another if it was ended with its workers."""
+        """The warm server, or a new one if that was ended with its workers."""
         if not self._server.is_alive():
             self._server.close()
             self._server = ForkServer()

@@ -1,9 +1,8 @@
-"""The launchers' store, in which nothing counts but what a launcher of the run has written.
+"""The launchers' store, which accepts only values written by launchers of the run.
 
-Every value is signed for the name that it stands under (``launch.secret``), with a key that is derived anew for each store, and
-its signature is checked before anything else looks at it. What is left to whoever reaches the port without the secret: to
-remove values, to write what is refused, to write again what stood under the same name earlier in the same launch, and to make
-names exist. That can end a run, or have it wait.
+Every value is signed together with its name (``launch.secret``), with a key derived for each store, and its signature is
+checked before the value is used. Whoever reaches the port without the secret can still remove values, write values that are
+refused, repeat an earlier value of the same name and launch, and create names. That can end a run, or make it wait.
 """
 
 from __future__ import annotations
@@ -22,30 +21,27 @@ class ForgedError(LaunchError):
 
 
 class SignedStore(Store):
-    """A store whose values are signed.
+    """A store whose values are signed. Every method that reads a value raises ForgedError if its signature is wrong.
 
-    torchelastic may put PyTorch's ``PrefixStore`` on top, as long as somebody refers to this object: that one does not keep
-    what Python has added to it alive. What lockstep puts on top itself is ``under``.
+    torchelastic may wrap it in PyTorch's ``PrefixStore``, which does not keep the Python part of this object alive: somebody
+    must hold a reference. lockstep itself uses ``under``.
 
     Args:
-        inner: keeps them.
-        secret: of the run.
-        where: the store, for the user.
+        inner: stores the signed values.
+        secret: of the store.
+        where: the endpoint, for messages.
         prefix: of all names.
-
-    Raises:
-        ForgedError: from everything that reads a value.
     """
 
     def __init__(self, inner: Store, secret: Secret, where: str, prefix: str = "") -> None:
         super().__init__()
-        self._inner: Any = inner  # it takes bytes everywhere, though its types say str
+        self._inner: Any = inner  # it accepts bytes, though its annotations say str
         self._secret = secret
         self._where = where
         self._prefix = prefix
 
     def under(self, prefix: str) -> SignedStore:
-        """The same store, with this and a slash before all names."""
+        """The same store, with a further prefix, and a slash, for all names."""
         return SignedStore(self._inner, self._secret, self._where, f"{self._prefix}{prefix}/")
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -59,21 +55,21 @@ class SignedStore(Store):
         return self._open(name, self._inner.get(name))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store. Nothing expected: that there is no such name."""
+        """See Store. ``expected`` empty: the name must not exist."""
         name = self._prefix + key
         before = self._sign(name, expected) if expected else b""
         return self._open(name, self._inner.compare_set(name, before, self._sign(name, desired)))
 
     def add(self, key: str, amount: int) -> int:
-        """See Store. (A number that the store adds up itself could not be signed.)"""
+        """See Store. (By compare_set: numbers that the store adds itself could not be signed.)"""
         name, before, number = self._prefix + key, b"", 0
         while True:
-            # Two who count at once write different bytes, so that each knows which of them was first.
+            # Concurrent callers write different bytes, so that each knows whether it was first.
             after = self._sign(name, f"{number + amount} {uuid.uuid4().hex}")
             current = self._inner.compare_set(name, before, after)
             if current == after:
                 return number + amount
-            if current == before != b"":  # PyTorch's answer where there is no such name any more
+            if current == before != b"":  # PyTorch's answer if the name does not exist any more
                 before, number = b"", 0
                 continue
             before, number = current, int(self._open(name, current).split()[0])

@@ -1,11 +1,11 @@
 """torchelastic's state of a rendezvous, kept in the store as JSON.
 
-torchelastic itself keeps it there pickled, and to unpickle what somebody else has written is to run whatever he wants. Here it
-is pickled only on its way between torchelastic and this file, within one process; what comes out of the store is parsed, field
-by field, and refused if it is anything else.
+torchelastic itself pickles it, and unpickling data that others have written runs code of their choice. Here it is pickled only
+between torchelastic and this file, within one process; data from the store is parsed field by field, and refused if it is
+anything else.
 
-Times are by the clock of whoever keeps the store: see ``heartbeat``. The classes are PyTorch's own business; what is known of
-them is here alone, and a test says so if they change.
+Times are by the clock of the store's keeper: see ``heartbeat``. The classes are private to PyTorch, and used in this file
+alone; a test fails if they change.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SETS = ("wait_list", "redundancy_list")
 
 
 class StateInJson(RendezvousBackend):
-    """Where torchelastic keeps the state of a rendezvous.
+    """torchelastic's storage for the state of a rendezvous.
 
     Args:
-        inner: keeps bytes.
-        ahead_s: how far this machine's clock is ahead of the keeper's.
-        tell: called with the addresses of the nodes that have come, whenever they are looked for.
+        inner: stores bytes.
+        ahead_s: seconds by which this machine's clock is ahead of the keeper's.
+        tell: called with the addresses of the participants whenever the state is read.
     """
 
     def __init__(self, inner: RendezvousBackend, ahead_s: float, tell: Callable[[list[str]], None]) -> None:
@@ -45,14 +45,14 @@ class StateInJson(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """torchelastic's name for it."""
+        """See torchelastic."""
         return self._inner.name
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """See torchelastic.
 
         Raises:
-            RendezvousStateError: what is there is no such state.
+            RendezvousStateError: the stored value is no such state.
         """
         stored = self._inner.get_state()
         if stored is None:
@@ -69,7 +69,7 @@ class StateInJson(RendezvousBackend):
 
 
 def to_json(state: Any, shift: datetime.timedelta) -> bytes:
-    """A state, with its times shifted, for the store."""
+    """Serialize a state, with its times shifted."""
 
     def node(desc: Any) -> list[Any]:
         return [getattr(desc, name) for name, _ in _NODE]
@@ -84,10 +84,10 @@ def to_json(state: Any, shift: datetime.timedelta) -> bytes:
 
 
 def from_json(data: bytes, shift: datetime.timedelta) -> Any:
-    """What ``to_json`` made, with its times shifted.
+    """Parse a state, and shift its times.
 
     Raises:
-        RendezvousStateError: something else has made it.
+        RendezvousStateError: it is none.
     """
     try:
         fields = json.loads(data)

@@ -1,4 +1,4 @@
-"""Nodes with numbers meet: all of them, each with the rank that it was given; whoever waits says for whom."""
+"""The rendezvous of numbered nodes: all must join; those that wait report for whom."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import uuid
 from dataclasses import asdict, dataclass
 
-import psutil
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
@@ -17,45 +16,38 @@ from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.waiter import StoppedError
+from lockstep.launch.processes import state_of
 from lockstep.launch.supervise import SAVING_GRACE_S
 from lockstep.machine.identity import shared_by
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A launcher that has come as a node."""
+    """A launcher's claim to be a certain node."""
 
     pid: int
     host: str
-    processes_of: str
-    """Where its number means this process: one start of a machine, one container; empty: not known."""
+    pid_namespace: str
+    """Identifies the boot and PID namespace in which ``pid`` is valid; empty: unknown."""
     token: str
-    """Its own, so that no two have the same."""
+    """Unique."""
 
     @staticmethod
     def of_this_process() -> Claim:
-        """That of this process."""
-        return Claim(pid=os.getpid(), host=socket.gethostname(), processes_of=shared_by("pid"), token=uuid.uuid4().hex)
+        """The claim of this process."""
+        return Claim(pid=os.getpid(), host=socket.gethostname(), pid_namespace=shared_by("pid"), token=uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
     def has_ended(self, here: Claim) -> bool:
-        """Whether that launcher is known to have ended, as seen from this process, whose claim is ``here``."""
-        is_here = (self.host, self.processes_of) == (here.host, here.processes_of) and self.processes_of != ""
-        return is_here and not _runs(self.pid)
-
-
-def _runs(pid: int) -> bool:
-    """Whether it does. One that nobody has waited for yet has ended too (a zombie; for good in a container without an init)."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
+        """Whether the launcher is known to have ended. ``here``: the claim of this process."""
+        is_here = (self.host, self.pid_namespace) == (here.host, here.pid_namespace) and self.pid_namespace != ""
+        return is_here and state_of(self.pid) == "dead"
 
 
 class StaticRendezvous:
-    """Nodes with numbers: all of them, every time. None comes or goes once all have joined."""
+    """The rendezvous of numbered nodes: of all of them, every time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -65,21 +57,21 @@ class StaticRendezvous:
         self._number = -1
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet, for the first time or again. Every node must come; it waits for them, and says so.
+        """Join the next rendezvous. Every node must; it waits for them, with messages.
 
         Raises:
             ConfigError: another launcher has this node's number.
-            LaunchError: a node has not come in time.
-            StoppedError: somebody has stopped this launcher.
+            LaunchError: a node did not arrive within the timeout.
+            StoppedError: this launcher was stopped.
         """
-        store = self._connection.own_store
+        store = self._connection.run_store
         self._number += 1
         self._arrive(store)
         try:
             self._gather(store)
         except (StoppedError, LaunchError):
             with contextlib.suppress(DistError):
-                store.delete_key(self._key(self._rank))  # so that it may come again
+                store.delete_key(self._key(self._rank))  # so that it can join again
             raise
         store.set(f"off/{self._number}/{self._rank}", "")
         nodes = self._connection.nodes
@@ -87,28 +79,28 @@ class StaticRendezvous:
         return RendezvousInfo(prefixed, self._rank, nodes.most, RendezvousStoreInfo(nodes.host, nodes.port))
 
     def look(self) -> int:
-        """How many nodes wait to take part: none can."""
+        """Number of nodes that wait to join: always 0."""
         return 0
 
     def shutdown(self) -> None:
-        """The run has ended: whoever comes now finds no store."""
+        """End the rendezvous. (Nodes that come later find no store.)"""
 
     def end_round(self) -> None:
-        """Have launchers that are started from now on come to the next rendezvous."""
-        store = self._connection.own_store
+        """Have launchers that are started from now on join the next rendezvous."""
+        store = self._connection.run_store
         if store.add("rendezvous", 0) <= self._number and store.add(f"over/{self._number}", 1) == 1:
             store.add("rendezvous", 1)
 
     def _arrive(self, store: Store) -> None:
         me = Claim.of_this_process()
         expected, mine = "", json.dumps(asdict(me))
-        # Of a node that comes back at once the others notice only now that it was lost, and then their processes have to end.
+        # If a node comes back at once, the others have yet to notice that it was lost, and to end their processes.
         patience_s = self._connection.lost_s + SAVING_GRACE_S
         waiter = self._connection.waiter(
             "End the launchers of the other nodes, and start all again.", patience_s, hints=False
         )
         while True:
-            # A launcher that was started again comes to the rendezvous that the others have come to by now.
+            # A launcher that was started again joins the rendezvous that the others have reached by now.
             self._number = max(self._number, int(store.add("rendezvous", 0)))
             holder = store.compare_set(self._key(self._rank), expected, mine).decode()
             if holder == mine:
@@ -121,10 +113,10 @@ class StaticRendezvous:
                     "If it was this node, and was lost, the others have not noticed yet: they take "
                     f"{self._connection.timeout_s:g} s for that, see --timeout.)"
                 )
-            if store.check([f"off/{self._number}/{self._rank}"]):  # the others may have begun with it
+            if store.check([f"off/{self._number}/{self._rank}"]):  # the others may have started with it
                 expected = ""
                 waiter.pause(f"the others to notice that {first}, which was this node, has ended")
-            else:  # it waited like the others: take its place, unless it has given that up
+            else:  # it was still waiting: take its place, unless it has withdrawn
                 expected = "" if expected == holder else holder
 
     def _gather(self, store: Store) -> None:

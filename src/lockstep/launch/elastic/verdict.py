@@ -1,4 +1,4 @@
-"""What follows from the end of a round: whether the nodes start a new rendezvous, and the message for the user. Pure."""
+"""The decision at the end of a round: whether the nodes start a new rendezvous, and the message for the user. Pure."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.launch import failures
+from lockstep.launch import failures, restarts
 from lockstep.launch.elastic.round import Machine, Report
 from lockstep.launch.failures import Failure
 from lockstep.stopping import REQUEUE_STATUS
 
-_GOES_ON = (
+_RESUMES = (
     "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The same on every node that has heard of the same."""
+    """The decision: the same on every node that has the same reports."""
 
-    goes_on: bool
+    continues: bool
     """Whether the nodes start a new rendezvous."""
     counts: bool
-    """Whether that is one of the restarts that were allowed."""
+    """Whether that uses one of the allowed restarts."""
     text: str
-    """For the user, from the one node that tells him all."""
+    """For the user, from the reporting node."""
     brief: str
-    """From the others."""
+    """From the other nodes."""
     status: int
-    """What the launchers end with, if they do."""
+    """The exit status of the launchers, if they end."""
     stopped_with: int | None = None
-    """If the run was asked to stop: the status with which it has saved itself, or could not. That is no failure."""
+    """The exit status of a run that was asked to stop, and saved itself or could not: no failure."""
     reporter: int
-    """The number of that one node."""
+    """The number of the reporting node."""
 
 
 def judge(
     reports: Mapping[int, Report], machines: Sequence[Machine], *, least: int, is_elastic: bool, used: int, max_restarts: int
 ) -> Verdict:
-    """What follows.
+    """Decide.
 
     Args:
-        reports: of the nodes that are still there, by number.
-        machines: all that took part, by number.
-        least: how many nodes the run needs.
+        reports: of the nodes that were not lost, by number.
+        machines: all nodes of the round, by number.
+        least: number of nodes that the run needs.
         is_elastic: whether the run can continue without some of them.
-        used: how many restarts there were for failures.
-        max_restarts: how many there may be.
+        used: number of restarts after failures so far.
+        max_restarts: maximum number of them.
     """
     world_size = sum(machine.num_ranks for machine in machines)
     lost = [machine for number, machine in enumerate(machines) if number not in reports]
@@ -59,29 +59,29 @@ def judge(
     reporter = min(remaining or reports)
 
     def end(text: str, status: int, brief: str = "") -> Verdict:
-        return Verdict(goes_on=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
+        return Verdict(continues=False, counts=False, text=text, brief=brief or text, status=status, reporter=reporter)
 
     def again(text: str, brief: str = "", *, counts: bool = False) -> Verdict:
-        return Verdict(goes_on=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
+        return Verdict(continues=True, counts=counts, text=text, brief=brief or text, status=0, reporter=reporter)
 
     statuses = [report.stopped_with for report in reports.values() if report.stopped_with]
     if statuses and not has_cause:
         hosts = ", ".join(machines[number].host for number in stopped)
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
-        text, goes_on = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
+        text, continues = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
-            text, goes_on = "another node has come: all join a new rendezvous", True
+            text, continues = "another node has come: all join a new rendezvous", True
         elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
-            text, goes_on = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
+            text, continues = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
         return Verdict(
-            goes_on=goes_on, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
+            continues=continues, counts=False, text=text, brief=text, status=status, stopped_with=status, reporter=reporter
         )
     if stopped and not has_cause:
         host, number = machines[stopped[0]].host, reports[stopped[0]].signal
         if not is_elastic:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
-            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_GOES_ON}", 128 + number)
+            return end(f"stopped by signal {number}{how} on {host}, and not saved. {_RESUMES}", 128 + number)
         if any(machines[node].keeps_store for node in stopped):
             return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number)
         return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
@@ -97,20 +97,18 @@ def judge(
         return again(f"{whole}: the others join a new rendezvous")
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
-        why = f"\n\nlockstep: not started again: a {reported[0].kind} would only come again" if max_restarts else ""
-        return end(whole + why, status, brief)
+        return end(whole + restarts.why_not(reported[0], max_restarts), status, brief)
     if any(report.signal for report in reports.values()) and not is_elastic:
-        return end(whole, status, brief)  # somebody wants to have its place
+        return end(whole, status, brief)  # a node was stopped, and would be missing
     if used >= max_restarts:
-        whole += f". {_GOES_ON}" if lost and not has_cause else ""
-        why = f"\n\nlockstep: not started again: all restarts were used ({max_restarts})" if max_restarts else ""
-        return end(whole + why, status, brief)
+        whole += f". {_RESUMES}" if lost and not has_cause else ""
+        return end(whole + restarts.why_not(None, max_restarts), status, brief)
     count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
-    """The cause first: echoes behind what is none; then by the node that saw it first, by whose clock its own are in order."""
+    """The cause first: consequences last; then in the order in which nodes noticed; those of one node by its clock."""
     ordered = [(failure.is_consequence, report.order, failure) for report in reports.values() for failure in report.failures]
     return [failure for _, _, failure in sorted(ordered, key=lambda key: (key[0], key[1], key[2].time_s))]
 
@@ -123,7 +121,7 @@ def _lost_words(lost: Sequence[Machine]) -> str:
 
 
 def without_store(host: str) -> str:
-    """What it means that the machine is gone that keeps the launchers' store."""
+    """What follows from the loss of the machine that keeps the launchers' store, for the user."""
     return (
         "it kept the rendezvous store, and without that they cannot continue. All processes of this machine have "
         f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "

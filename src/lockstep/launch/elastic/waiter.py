@@ -1,51 +1,44 @@
-"""Waiting for other machines: said at once, and then every ten seconds, and with an end."""
+"""Waiting for other machines, with messages every ten seconds and a timeout."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 import time
 
 from lockstep.errors import LaunchError
+from lockstep.stopping import say
 
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 10.0
 _PAUSE_S = 0.1
 
 
-def say(text: str) -> None:
-    """A line of the launcher, on standard error."""
-    with contextlib.suppress(OSError, ValueError):  # a reader that left early must not stop the run
-        print(f"lockstep: {text}", file=sys.stderr, flush=True)
-
-
 class StoppedError(Exception):
-    """Somebody stopped this launcher."""
+    """This launcher was stopped."""
 
 
 class Stop(threading.Event):
-    """Whether somebody has stopped this launcher. It may be set from any thread."""
+    """Set, from any thread, when this launcher is stopped."""
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, at most until the launcher is stopped.
+        """Sleep until the launcher is stopped, or the time has passed.
 
         Raises:
-            StoppedError: it was stopped.
+            StoppedError: the launcher was stopped.
         """
         if self.wait(seconds):
             raise StoppedError
 
 
 class Waiter:
-    """One wait, from now.
+    """A wait that begins now.
 
     Args:
         endpoint: of the rendezvous.
         timeout_s: how long to wait.
         stop: ends the wait as well.
-        remedy: what to look at if the wait times out.
-        hints: whether that is worth a look as soon as it takes a while.
+        remedy: advice for the user if the wait times out.
+        hints: whether to give it already after a while.
     """
 
     def __init__(self, endpoint: str, timeout_s: float, stop: Stop, remedy: str, *, hints: bool = True) -> None:
@@ -67,14 +60,14 @@ class Waiter:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left, 0 or more."""
+        """Seconds left, 0 or more."""
         return max(0.0, self._timeout_s - self.waited_s)
 
     def tell(self, whom: str, *, ends: bool = True) -> None:
-        """Say, if it is time to, that this node waits for ``whom``. ``ends``: not for longer than the timeout.
+        """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout applies.
 
         Raises:
-            StoppedError: somebody has stopped this launcher.
+            StoppedError: this launcher was stopped.
         """
         self._stop.sleep(0)
         self._whom = whom
@@ -87,15 +80,15 @@ class Waiter:
             say(f"waits at {self._endpoint} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it{hint}")
 
     def timed_out(self) -> LaunchError:
-        """What to raise when the time is over."""
+        """The error for a wait that timed out."""
         return LaunchError(f"timed out: waited {self._timeout_s:g} s at {self._endpoint} for {self._whom}. {self._remedy}")
 
     def pause(self, whom: str, *, ends: bool = True) -> None:
-        """The same, and sleep for a moment.
+        """The same, then sleep briefly.
 
         Raises:
-            StoppedError: somebody has stopped this launcher.
-            LaunchError: the time is over.
+            StoppedError: this launcher was stopped.
+            LaunchError: the wait timed out.
         """
         self.tell(whom, ends=ends)
         if self.remaining_s == 0:
