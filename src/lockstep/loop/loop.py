@@ -183,7 +183,6 @@ class Loop:
 
     def end_step(self) -> None:
         """See Driver."""
-        self.phases.check_outside("the next step")
         self.phases.end_step()
         self._num_in_pass += 1
         self._listeners.tick(self.phases.step)

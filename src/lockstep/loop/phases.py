@@ -126,7 +126,13 @@ class Phases:
         self.resume_stream()
 
     def end_step(self) -> None:
-        """End the step, outside of a phase, after the loop's body has run."""
+        """End the step, after the loop's body has run.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        if self._batch is not None or self.was_left:
+            self.check_outside("the next step")
         plan, self._plan = self._plan, None
         assert plan is not None
         self._listeners.end_step(self.step, plan.num_samples)
@@ -209,7 +215,8 @@ class Phases:
                     "equally many samples, or of at least as many as there are shards (drop_last=True)."
                 )
             return self._batch
-        self.check_outside("another loop over batch.shards")
+        if self._batch is not None or self.was_left:
+            self.check_outside("another loop over batch.shards")
         if self._plan is None:
             raise UsageError(
                 "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
@@ -262,10 +269,13 @@ class Phases:
             self._watched.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
-        self._watched.unscale()
-        put_back(self._carried)
-        self._carried = {}
-        batch.note(values)
+        if self._watched.scaling is not None:
+            self._watched.scaling.unscale()
+        if self._carried:
+            put_back(self._carried)
+            self._carried = {}
+        if values:
+            batch.note(values)
         for shards in self._opened:
             if shards.batch is not batch and shards.go_along():
                 shards.batch.values.update({name: batch.values[name] for name in values})
@@ -317,14 +327,15 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        if self._watched.marked:
-            self._watched.before_backward()
+        watched = self._watched
+        if watched.marked:
+            watched.before_backward()
         run: Callable[..., None] = course.engine.backward
-        for precision in self._watched.model_precisions:
+        for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
-        run(self._watched.scale(loss), call, factor, options)
-        if self._watched.marked:
-            self._watched.after_backward()
+        run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
+        if watched.marked:
+            watched.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -355,7 +366,8 @@ class Phases:
         trains, stranger = self._watched.sort_out(optimizer)
         if not trains:
             return
-        self.check_outside(f"{name}.step()")
+        if self._batch is not None or self.was_left:
+            self.check_outside(f"{name}.step()")
         if self._plan is None:
             return
         if stranger is not None:

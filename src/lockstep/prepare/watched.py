@@ -35,7 +35,8 @@ class Watched:
         """The parameters of all prepared models, in order, with their names."""
         self._ids: set[int] = set()
         """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
-        self._scaling = scaling
+        self.scaling = scaling
+        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
         self.is_strict = num_shards > 1
@@ -67,8 +68,8 @@ class Watched:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer."""
         self._optimizers.append(optimizer)
-        if self._scaling is not None:
-            self._scaling.attach(optimizer)
+        if self.scaling is not None:
+            self.scaling.attach(optimizer)
 
     def add_schedule(self, schedule: LRScheduler) -> None:
         """Add a schedule."""
@@ -76,20 +77,12 @@ class Watched:
 
     def scale_by(self, scaling: LossScaling | None) -> None:
         """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
-        if self._scaling is not None:
-            self._scaling.detach()
-        self._scaling = scaling
-        for optimizer in self._optimizers if scaling is not None else ():
-            scaling.attach(optimizer)  # type: ignore[union-attr]
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The scaled loss for the backward pass."""
-        return loss if self._scaling is None else self._scaling.scale(loss)
-
-    def unscale(self) -> None:
-        """Unscale the synchronized gradients."""
-        if self._scaling is not None:
-            self._scaling.unscale()
+        if self.scaling is not None:
+            self.scaling.detach()
+        self.scaling = scaling
+        if scaling is not None:
+            for optimizer in self._optimizers:
+                scaling.attach(optimizer)
 
     def begin_phase(self) -> None:
         """Record what no shard may change."""
@@ -239,14 +232,14 @@ def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], No
     """Replace methods of an object by ones that raise an error inside ``batch.shards``, and otherwise act as before."""
     kind = "GradScaler" if isinstance(target, amp.GradScaler) else type(target).__name__
     for name in names:
-        _guard_method(target, name, guard, kind)
+        _guard_method(target, name, guard, f"{kind}.{name}()")
 
 
-def _guard_method(target: Any, name: str, guard: Callable[[str], None], kind: str) -> None:
+def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: str) -> None:
     act = getattr(target, name)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        guard(f"{kind}.{name}()")
+        guard(call)
         return act(*args, **kwargs)
 
     guarded.__doc__ = act.__doc__
