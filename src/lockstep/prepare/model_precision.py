@@ -21,6 +21,7 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.precision import CastScope, Precision
 from lockstep.prepare.contents import innermost
 from lockstep.sync.buffers import NORMALIZATIONS
+from lockstep.sync.gradients import widen
 
 
 class ModelPrecision:
@@ -55,14 +56,14 @@ class ModelPrecision:
             return run(*args, **kwargs)
         if self.precision.reach is CastScope.OPERATIONS:
             with self.precision.autocast(self._device):
-                return map_tensors(_widen, run(*args, **kwargs))
+                return map_tensors(widen, run(*args, **kwargs))
         args, kwargs = map_tensors(lambda t: t.to(narrow) if t.is_floating_point() else t, (args, kwargs))
         if self.precision.reach is CastScope.PASSES:
             copies = self._make_copies()
             if torch.is_grad_enabled():
                 self._copies = copies
-            return map_tensors(_widen, functional_call(self._holder, copies, (run, args, kwargs), tie_weights=False))
-        return map_tensors(_widen, run(*args, **kwargs))
+            return map_tensors(widen, functional_call(self._holder, copies, (run, args, kwargs), tie_weights=False))
+        return map_tensors(widen, run(*args, **kwargs))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the model again."""
@@ -169,7 +170,3 @@ def check_scaler(precision: Precision) -> None:
             "underflow when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and "
             "scaled by the run."
         )
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

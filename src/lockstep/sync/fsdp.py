@@ -21,7 +21,7 @@ from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
-from lockstep.sync.gradients import Gradients
+from lockstep.sync.gradients import Gradients, is_narrow
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -97,7 +97,7 @@ class FSDPSync(ShardedSync):
         return model
 
     def _reduce(self, call: int) -> Gradients:
-        return self._sums.take(call)
+        return self._sums.pop(call, {})
 
 
 def _world_group() -> dist.ProcessGroup:
@@ -140,8 +140,7 @@ def _reshard(model: nn.Module, *_: object) -> None:
 def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     if isinstance(module, FSDPModule):
         return
-    is_narrow = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if is_narrow else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if any(map(is_narrow, module.parameters())) else None)
     fully_shard(module, mesh=mesh, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)  # a sum: the weights are in the losses

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.collectives import all_gather_flat
-from lockstep.plan.tree import Node, fold, push
+from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.exchange import Roots
 
 
@@ -46,12 +46,8 @@ class OrderedExchange:
             sizes = [len(roots) * width for roots in self._roots]
             incoming = nodes[0].new_empty(sum(sizes))
             dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
-            stack: list[Node[Tensor]] = []
-            subtrees = (subtree for roots in self._roots for subtree in roots)
-            for (start, size), part in zip(subtrees, torch.split(incoming, width), strict=True):
-                push(stack, Node(start, size, part), torch.add)
             total = nodes[0].new_empty(num_ranks * width)
-            all_gather_flat(total, fold(stack, torch.add))
+            all_gather_flat(total, sum_subtrees(self._roots, torch.split(incoming, width), torch.add))
             nodes[0].copy_(total[:length])
 
     def finish(self) -> None:

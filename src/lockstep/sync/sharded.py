@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.buffers import ShardBuffers, add_changes
-from lockstep.sync.gradients import Gradients, ShardSums, divide, install
+from lockstep.sync.gradients import Gradients, add_weighted
 from lockstep.sync.protocol import Outcome
 
 
@@ -34,7 +34,9 @@ class ShardedSync(ABC):
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._changes: dict[int, Tensor] = {}
         """The sums of this process's shards' changes in the current phase."""
-        self._sums = ShardSums()
+        self._sums: dict[int, Gradients] = {}
+        """The weighted sums over the shards that have run, by backward call. Calls (for two losses, say) may have weights of
+        different kinds: the first calls of all shards are summed together, and so are the second ones."""
         self._plan: StepPlan | None = None
         self._phase = 0
         self._micro: MicroStep | None = None
@@ -62,7 +64,7 @@ class ShardedSync(ABC):
         """See Sync."""
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        self._sums.add(call, self._parameters, factor)
+        add_weighted(self._parameters, self._sums.setdefault(call, {}), factor)
 
     def end_shard(self) -> None:
         """See Sync."""
@@ -85,12 +87,12 @@ class ShardedSync(ABC):
         """See Sync."""
         gradients: Gradients = {}
         for call, total in enumerate(outcome.totals):
-            sums = self._reduce(call)
-            if total is not None:
-                divide(sums.values(), total)
-            for parameter, gradient in sums.items():
+            for parameter, gradient in self._reduce(call).items():
+                if total is not None:
+                    gradient.div_(total)
                 gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
-        install(gradients)
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient.to(parameter.dtype)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
         self._changes = {}

@@ -62,7 +62,7 @@ class SingleSync(ShardedSync):
         return model
 
     def _reduce(self, call: int) -> Gradients:
-        return self._sums.take(call)
+        return self._sums.pop(call, {})
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
