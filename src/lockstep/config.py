@@ -49,7 +49,6 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
-_MAY_BE_NONE = ("shards", "seed", "threads", "workers", "trace_until", "keep_every", "devices_per_process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +299,7 @@ class RunConfig:
         ):
             if name not in valid:
                 raise unknown_name(kind, name, valid)
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for field, least in (
             ("shards", 1),
             ("accumulate", 1),
@@ -316,7 +316,7 @@ class RunConfig:
             ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in _MAY_BE_NONE:
+            if value is None and defaults[field] is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")

@@ -27,10 +27,6 @@ class FakeDriver:
         self._phase = -1
         self._batch = None
 
-    @property
-    def next_step(self):
-        return self.step + 1
-
     def skips(self):
         return False
 

@@ -35,6 +35,13 @@ class PhaseDriver(Protocol):
     def micro(self) -> MicroStep | None:
         """The running micro-step; None: outside of ``batch.shards``."""
 
+    @property
+    def step(self) -> int:
+        """Number of the current step; between steps, that of the last one."""
+
+    def compare_data(self, description: str) -> None:
+        """Check that all ranks have read the same first samples. Every rank must call it."""
+
     def open(self, shards: Shards) -> None:
         """The script has requested an iterator over a batch's shards. Without shards on this process, the loop may end before
         ``begin_phase``."""

@@ -22,18 +22,11 @@ class Driver(Protocol):
     def phases(self) -> PhaseDriver:
         """Runs the phases of each step."""
 
-    @property
-    def next_step(self) -> int:
-        """Number of the next step."""
-
     def skips(self) -> bool:
         """Whether the next pass was completed before the run was interrupted, and is skipped."""
 
     def enter(self, loader: object) -> bool:
         """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
-
-    def compare_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples. Every rank must call it."""
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
@@ -145,7 +138,7 @@ class PreparedLoader:
         batch: Batch | None = None
         this_pass = self._pass = object()
         try:
-            for plan, data in self._deal(driver.next_step):
+            for plan, data in self._deal(driver.phases.step + 1):
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
@@ -216,7 +209,7 @@ class PreparedLoader:
         first = next(deals, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
-        self._driver.compare_data(f"{samples} in the first global batch of {name}")
+        self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
         self._is_compared = True
         if first is not None:
             yield first

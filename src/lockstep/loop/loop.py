@@ -49,11 +49,6 @@ class Loop:
         return self.phases.step
 
     @property
-    def next_step(self) -> int:
-        """See Driver."""
-        return self.phases.step + 1
-
-    @property
     def is_replaying(self) -> bool:
         """Whether the code now running had run before the interruption, so that it is not recorded again."""
         return self._journey.is_replaying
@@ -71,7 +66,8 @@ class Loop:
             for epoch in range(first, num_epochs):
                 self._begin_epoch(epoch, num_epochs)
                 yield epoch
-                self._end_epoch(epoch)
+                self.report()
+                self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
             completed = True
         finally:
             self._leave_epochs(max(first, num_epochs) if completed else None)
@@ -83,11 +79,6 @@ class Loop:
         self._journey.begin_epoch(epoch)
         self._catch_up()
         self._reseed_between(epoch)
-
-    def _end_epoch(self, epoch: int) -> None:
-        """End an epoch, tail included. Every rank must call it."""
-        self.report()
-        self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
 
     def _leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
@@ -158,10 +149,6 @@ class Loop:
             )
 
     # Steps
-
-    def compare_data(self, description: str) -> None:
-        """See Driver."""
-        self.phases.compare_data(description)
 
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""

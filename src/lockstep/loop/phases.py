@@ -194,7 +194,7 @@ class Phases:
             reseed(self.seed, Purpose.TAIL, self.step)
 
     def compare_data(self, description: str) -> None:
-        """See ``Ledger.compare_data``."""
+        """See PhaseDriver."""
         self.check_outside("the first batch of a loader")
         self._ledger.compare_data(description)
 

@@ -1,4 +1,4 @@
-"""How a DataLoader fetches its batches. Nothing of it changes an answer."""
+"""How a DataLoader fetches its batches, on which no answer depends."""
 
 from __future__ import annotations
 

@@ -262,8 +262,9 @@ def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     if buffer_name not in owner._buffers:
         return
     current = owner._buffers[buffer_name]
-    if current is None:
-        put_buffer(owner, buffer_name, value)
+    if current is None:  # it was created after the first step
+        device = next((parameter.device for parameter in owner.parameters()), torch.device("cpu"))
+        setattr(owner, buffer_name, value.to(device))
     elif current.shape != value.shape or current.dtype != value.dtype or _is_expanded(current):
         owner._buffers[buffer_name] = value.to(current.device, copy=True)
 
@@ -300,16 +301,6 @@ def _unpack_gradient(value: Any) -> Tensor:
     return torch.sparse_coo_tensor(
         value["indices"], value["values"], value["shape"], is_coalesced=value["coalesced"], check_invariants=True
     )
-
-
-def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set a module's buffer, which may be None."""
-    buffer = getattr(module, name)
-    if buffer is None:  # it was created after the first step
-        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        setattr(module, name, value.to(device))
-    else:
-        buffer.copy_(value)
 
 
 def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Watched:
         )
 
     def begin_again(self) -> None:
-        """An audit computes a shard once more: record what that must leave alone, with a single shard too."""
+        """Record what must not change while an audit computes a shard once more, with a single shard too."""
         self._before_again = self._contents()
 
     def _contents(self) -> tuple[list[int], list[Any]]:
@@ -132,7 +132,7 @@ class Watched:
         return bit_sums(list(self.parameters)), self._snapshot()[2]
 
     def check_again(self, step: int) -> None:
-        """Check that it did.
+        """Check that computing a shard once more has changed nothing.
 
         Raises:
             UsageError: weights or a learning rate were changed.

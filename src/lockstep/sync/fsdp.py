@@ -21,7 +21,7 @@ from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
-from lockstep.sync.gradients import Gradients, is_narrow
+from lockstep.sync.gradients import is_narrow
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -92,12 +92,6 @@ class FSDPSync(ShardedSync):
     def close(self) -> None:
         """See Sync."""
         self._mesh = None
-
-    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        return model
-
-    def _reduce(self, call: int) -> Gradients:
-        return self._sums.pop(call, {})
 
 
 def _world_group() -> dist.ProcessGroup:

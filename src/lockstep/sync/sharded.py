@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from lockstep.sync.gradients import Gradients, add_weighted
 from lockstep.sync.protocol import Outcome
 
 
-class ShardedSync(ABC):
+class ShardedSync:
     """Sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
@@ -118,16 +117,18 @@ class ShardedSync(ABC):
         self._changes = {}
         self._plan = self._micro = None
 
-    def close(self) -> None:  # noqa: B027 - most subclasses have nothing to release
+    def close(self) -> None:
         """See Sync."""
 
-    @abstractmethod
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Copy the model from rank 0 to every rank, and return the callable for its forward pass."""
+        """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here the model is there
+        already: on the only process, or sharded over all."""
+        return model
 
-    @abstractmethod
     def _reduce(self, call: int) -> Gradients:
-        """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype.
+        """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype. Here they are
+        those of this process: there is no other, or the backward pass has summed over the ranks.
 
         Called on every rank for every call that any rank made.
         """
+        return self._sums.pop(call, {})
