@@ -24,7 +24,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = False, mod
         OSError: it could not be written. The previous file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # Never opened if it exists, be it a link of somebody else's: processes that write the same file do not meet in it either.
+    # Never opened if it exists, since it may be a link put there by another user; nor do two processes share it.
     unfinished = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -116,7 +116,7 @@ class Store:
             unfinished: the directory with its other files, flushed to disk and verified by their writers.
             manifest: its manifest.
             keep: number of checkpoints to keep.
-            keep_every: the first one of each so many steps is kept besides; None: none is.
+            keep_every: also keep the first checkpoint of every so many steps; None: keep no others.
 
         Raises:
             OSError: it could not be written. Other checkpoints are unchanged.
@@ -221,7 +221,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _thinned(checkpoints: Sequence[Path], every: int | None, newest: int) -> set[Path]:
-    """The first checkpoint of each ``every`` steps, up to the newest step: those of later steps are of no run any more."""
+    """The first checkpoint of every ``every`` steps, up to the newest step: the run went back from later ones."""
     if every is None:
         return set()
     first: dict[int, Path] = {}

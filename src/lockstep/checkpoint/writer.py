@@ -14,11 +14,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.checkpoint.files import write_json
@@ -49,8 +50,8 @@ class Job:
     """This rank's files, each with its tensors by name."""
     state: Any = None
     """The JSON value for ``state.json``, on rank 0."""
-    copied: Any = None
-    """Events after which the tensors are complete; None: they are."""
+    copied: Sequence[torch.Event] = ()
+    """Events after which the tensors are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +144,8 @@ class Writer:
         directory = self._store.unfinished(job.manifest.step, job.token)
         path, error = None, ""
         try:
-            if job.copied is not None:
-                job.copied.synchronize()
+            for event in job.copied:
+                event.synchronize()
             if job.rank == 0:
                 self._store.clear_failed(directory)
             files = _write_part(directory, job)

@@ -184,7 +184,7 @@ class Shards:
         self._driver = driver
         self._device = device
         self._runs: list[tuple[MicroStep, Any]] = []
-        """The micro-steps, with their samples, once the first is asked for."""
+        """The micro-steps, with their samples, once the first is requested."""
         self._index = -1
         self._leader: Batch | None = None
         self._is_over = False
@@ -225,7 +225,7 @@ class Shards:
         driver.received(micro, data)
         return data
 
-    def go_along(self) -> bool:
+    def end_beside(self) -> bool:
         """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,
         the loop over both ended before this one was asked for any.)"""
         if self._leader is None and not self.batch.data:

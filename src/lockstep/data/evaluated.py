@@ -29,7 +29,7 @@ class EvaluatedLoaders:
         self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
         self._since: tuple[int, bool] = (0, False)
         self._repeats: dict[int, int] = {}
-        """By ``id`` of the loader, how often it was evaluated since then, less one."""
+        """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader."""
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """The source and the key of the next evaluation.

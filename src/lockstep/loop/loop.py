@@ -159,12 +159,12 @@ class Loop:
             self._journey.save_if_due(self.step)
         self.phases.begin_step(plan)
 
-    def goes_along(self, loader: PreparedLoader) -> None:
+    def begin_step_beside(self, loader: PreparedLoader) -> None:
         """See Driver."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
-    def went(self, loader: PreparedLoader) -> None:
+    def end_pass_beside(self, loader: PreparedLoader) -> None:
         """See Driver."""
         self._beside.pop(loader, None)
 

@@ -18,8 +18,9 @@ from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.sums import is_sum
-from lockstep.prepare.watched import Watched, parameters_of
+from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
 
@@ -42,7 +43,7 @@ class Phases:
         ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
         listeners: notified of steps, phases and shards.
-        auditor: has shards computed once more; None: the run is not audited.
+        auditor: has shards computed a second time; None: the run is not audited.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Phases:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The step and shard at hand."""
+        """The current step and shard."""
         return self.step, 0 if self.micro is None else self.micro.shard
 
     @property
@@ -150,7 +151,7 @@ class Phases:
             self._sync.drop()
             self._watched.before_backward()
             if self.auditor is not None:
-                self.auditor.drop()  # the gradients of what it has had computed once more
+                self.auditor.drop()  # the gradients of the shard that it has had computed a second time
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -277,7 +278,7 @@ class Phases:
         if values:
             batch.note(values)
         for shards in self._opened:
-            if shards.batch is not batch and shards.go_along():
+            if shards.batch is not batch and shards.end_beside():
                 shards.batch.values.update({name: batch.values[name] for name in values})
         self._opened = []
         self._batch = None

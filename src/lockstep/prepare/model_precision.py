@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lockstep.data.batches import map_tensors
 from lockstep.errors import ConfigError, UsageError
 from lockstep.precision import CastScope, Precision
-from lockstep.prepare.contents import innermost
+from lockstep.prepare.contents import innermost, parameters_of
 from lockstep.sync.buffers import NORMALIZATIONS
 from lockstep.sync.gradients import widen
 
@@ -133,7 +133,7 @@ def fit_state(target: Any, weights: Mapping[str, Tensor] | None, state: Any) -> 
         tensors = {**dict(target.named_parameters()), **dict(target.named_buffers())}
         return _cast(weights, current), {**state, **{key: _cast(state[key], tensors) for key in ("hidden", "gradients")}}
     if isinstance(target, Optimizer):
-        parameters = [parameter for group in target.param_groups for parameter in group["params"]]
+        parameters = list(parameters_of(target))
         slots = {
             index: _cast(
                 values, {name: parameters[index] for name, value in values.items() if getattr(value, "ndim", 0) > 0}

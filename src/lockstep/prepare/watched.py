@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, amp, nn
@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums
 from lockstep.errors import ModelError, UsageError
+from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.sync.buffers import version
@@ -200,11 +201,6 @@ class Watched:
 def progress_of(schedule: LRScheduler) -> list[int]:
     """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its own.)"""
     return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """The parameters of all groups of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 class NotYet(Tensor):

@@ -84,7 +84,7 @@ class ExactSync:
         self.replaced: dict[Parameter, Parameter] = {}
         self._block = block(rank, world_size, num_shards)
         self._exchange = Exchange(rank, between_hosts=between_hosts)
-        self._on_gpus = {gpu: OrderedExchange(rank, gpu) for gpu in gpus}
+        self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
         self._world_size = world_size
         self._num_phases = 0

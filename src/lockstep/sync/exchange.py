@@ -53,7 +53,7 @@ class Exchange:
     def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
         self.rank = rank
         self.waited_s = 0.0
-        """For how long this rank has waited for others, ever or since somebody set it to 0."""
+        """Seconds that this rank has waited for others since this was last set to 0."""
         self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
         self.roots: Roots = [[]]
         """The subtrees of ranks 0, 1, ..."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lockstep.comm.group import Transport
+from lockstep.comm.group import Transport, default_group
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
@@ -57,7 +57,7 @@ class FSDPSync(ShardedSync):
         take_from_rank_0(model)
         before = dict(model.named_parameters())
         if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(_world_group(), self._device.type)
+            self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*_blocks(model), model):
             _shard(part, self._mesh)
         model.to(self._device)  # its buffers
@@ -92,12 +92,6 @@ class FSDPSync(ShardedSync):
     def close(self) -> None:
         """See Sync."""
         self._mesh = None
-
-
-def _world_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def _check(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Weighted sums of the gradients of a process's shards, and hooks that tell when a gradient is there."""
+"""Weighted sums of the gradients of a process's shards, and hooks for their arrival in a backward pass."""
 
 from __future__ import annotations
 

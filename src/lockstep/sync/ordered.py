@@ -20,12 +20,10 @@ class OrderedExchange:
     """Like ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
 
     Args:
-        rank: this process's rank in the default group.
         device: the device of the tensors. On the CPU every call blocks.
     """
 
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self._rank = rank
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._roots: Roots = [[]]
 
