@@ -154,7 +154,7 @@ class Parts:
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
         fingerprint = Fingerprint(self.state)
-        parted = PartedRanks(fingerprint, self.collectives, lambda step: is_due(step, config.journal_every))
+        parted = PartedRanks(fingerprint, self.collectives, functools.partial(is_due, every=config.journal_every))
         cursor = (
             ScriptCursor() if checkpoint is None else ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         )

@@ -91,7 +91,7 @@ class Watched:
 
     def _snapshot(self) -> tuple[list[int], list[bool], list[Any]]:
         return (
-            [version(parameter) for parameter in self.parameters],
+            list(map(version, self.parameters)),
             [parameter.requires_grad for parameter in self.parameters],
             [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
             + [progress_of(schedule) for schedule in self._schedules],

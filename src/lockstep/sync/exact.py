@@ -260,16 +260,18 @@ class ExactSync:
         nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        if kind not in self._layouts:
+        layout = self._layouts.get(kind)
+        if layout is None:
             if len(self._layouts) == _MAX_LAYOUTS:
                 dropped = self._layouts.pop(next(iter(self._layouts)))
                 for history in self._histories.values():
                     history.buckets = {key: used for key, used in history.buckets.items() if key[0] is not dropped}
             can_learn = list(filter(has_gradient, self._names))
             learning = make_buckets([p for p in can_learn if p.requires_grad])
-            self._layouts[kind] = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
-        if self._layout is not self._layouts[kind]:
-            self._layout = self._layouts[kind]
+            layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
+            self._layouts[kind] = layout
+        if self._layout is not layout:
+            self._layout = layout
             self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
@@ -283,9 +285,10 @@ class ExactSync:
 
     def _arrived(self, parameter: Parameter) -> None:
         """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd during the backward pass."""
-        if self._listening and parameter in self._layout.slots:
+        location = self._layout.slots.get(parameter) if self._listening else None
+        if location is not None:
             with self._hook_lock:
-                self._take(*self._layout.slots[parameter], parameter)
+                self._take(*location, parameter)
 
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None

@@ -47,13 +47,15 @@ def widen(tensor: Tensor) -> Tensor:
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
     """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped."""
-    for parameter, gradient in detach_grads(parameters).items():
-        if weight == 0:
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
             continue
-        part = widen(gradient)
-        if weight != 1.0:
-            part = part.mul_(weight)
-        sums[parameter] = sums[parameter].add_(part) if parameter in sums else part
+        parameter.grad = None
+        if weight != 0:
+            part = widen(gradient) if weight == 1.0 else widen(gradient).mul_(weight)
+            earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
+            sums[parameter] = part if earlier is None else earlier.add_(part)
 
 
 def has_gradient(parameter: Tensor) -> bool:

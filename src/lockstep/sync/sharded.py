@@ -89,7 +89,8 @@ class ShardedSync:
             for parameter, gradient in self._reduce(call).items():
                 if total is not None:
                     gradient.div_(total)
-                gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
+                earlier = gradients.get(parameter)
+                gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
