@@ -28,8 +28,9 @@ class EvaluatedLoaders:
         self._workers = workers
         self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
         self._since: tuple[int, bool] = (0, False)
+        """The steps taken before the newest evaluation, and whether it was within a step."""
         self._repeats: dict[int, int] = {}
-        """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader."""
+        """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader, in the order of the loaders' first."""
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """The source and the key of the next evaluation.
@@ -40,15 +41,15 @@ class EvaluatedLoaders:
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        number = id(batches)
-        if number not in self._cache:
+        identity = id(batches)
+        if identity not in self._cache:
             set_loading(batches, Loading(workers=self._workers))
-            self._cache[number] = (batches, EvaluationSource(batches, self._assignment()))
+            self._cache[identity] = (batches, EvaluationSource(batches, self._assignment()))
             while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
                 del self._cache[next(iter(self._cache))]
         if (step, in_step) != self._since:
             self._since = (step, in_step)
             self._repeats.clear()
-        repeat = self._repeats[number] = self._repeats.get(number, -1) + 1
-        key = EvaluationKey(step=step, number=list(self._repeats).index(number), repeat=repeat)
-        return self._cache[number][1], key
+        repeat = self._repeats[identity] = self._repeats.get(identity, -1) + 1
+        key = EvaluationKey(step=step, number=list(self._repeats).index(identity), repeat=repeat)
+        return self._cache[identity][1], key

@@ -305,7 +305,8 @@ class ExactSync:
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])
         if self._factor != 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
-            self._sum(self._call, index).take(slot, gradient, self._factor)
+            bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
+            bucket_sum.take(slot, gradient, self._factor)
         missing = self._missing[index]
         missing.discard(slot)
         if not missing:

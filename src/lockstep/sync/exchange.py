@@ -239,19 +239,17 @@ class _Underway:
         self._sends = []
 
     def _wait(self, works: list[dist.Work]) -> None:
+        if not works:
+            return
         began_s = time.perf_counter()
-        _wait(works)
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            if "imed out" not in str(error):
+                raise
+            raise PeerError(
+                f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
+                "data, say), or have left its loop over batch.shards."
+            ) from error
         self._exchange.waited_s += time.perf_counter() - began_s
-
-
-def _wait(works: list[dist.Work]) -> None:
-    try:
-        for work in works:
-            work.wait()
-    except RuntimeError as error:
-        if "imed out" not in str(error):
-            raise
-        raise PeerError(
-            f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
-            "data, say), or have left its loop over batch.shards."
-        ) from error
