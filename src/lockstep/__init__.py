@@ -33,21 +33,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Batch": "lockstep.data.batch",
-    "CheckpointError": "lockstep.errors",
     "Collectives": "lockstep.comm.collectives",
-    "ConfigError": "lockstep.errors",
-    "DataError": "lockstep.errors",
     "Evaluation": "lockstep.data.evaluation",
-    "LaunchError": "lockstep.errors",
-    "LockstepError": "lockstep.errors",
-    "LossError": "lockstep.errors",
-    "MismatchError": "lockstep.errors",
-    "ModelError": "lockstep.errors",
-    "PeerError": "lockstep.errors",
     "PreparedLoader": "lockstep.data.loader",
     "RunConfig": "lockstep.config",
     "Team": "lockstep.team",
-    "UsageError": "lockstep.errors",
     "World": "lockstep.world",
     "join": "lockstep.joining.join",
     "launch": "lockstep.launch.function",
@@ -87,9 +77,9 @@ def __getattr__(name: str) -> object:
             return metadata.version("torch-lockstep")
         except metadata.PackageNotFoundError:  # run from a checkout without installation
             return "unknown"
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_MODULES[name]), name)
+    value = globals()[name] = getattr(_import_module(_MODULES.get(name, "lockstep.errors")), name)
     return value
 
 

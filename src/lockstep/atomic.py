@@ -11,20 +11,20 @@ UNFINISHED = f".*.{'[0-9a-f]' * 8}.new"
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = False, mode: int = 0o666) -> None:
-    """Write a file so that readers find either what was there before or all of this, also if this process is killed.
+    """Write a file so that readers find either its previous or its complete new content, even if this process is killed.
 
     Args:
-        path: of the file; one that is there is replaced.
-        content: what goes into it; text as UTF-8.
-        durable: bring the content to the disk before the file has its name, so that it is whole after a power failure too.
-            (Which of the two is found then is settled by ``flush`` of the directory.)
+        path: the file, replaced if it exists.
+        content: its new content; text is encoded as UTF-8.
+        durable: flush the content to disk before the file gets its name, so that it is complete after a power failure too.
+            (``flush`` of the directory ensures that the new file is the one found then.)
         mode: its permissions, less those of the umask.
 
     Raises:
-        OSError: it could not be written. What was there before still is.
+        OSError: it could not be written. The previous file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # Never opened if it exists, be it a link of somebody else's: processes that write the same file do not meet in it either.
+    # Never opened if it exists, since it may be a link put there by another user; nor do two processes share it.
     unfinished = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -40,7 +40,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = False, mod
 
 
 def flush(path: Path) -> None:
-    """Have the kernel bring a file, or the names in a directory, to the disk."""
+    """Flush a file, or the entries of a directory, to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

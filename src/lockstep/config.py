@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from lockstep.errors import ConfigError, unknown_name
 from lockstep.interval import check_interval, steps_of
-from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option
+from lockstep.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option, options_of
 from lockstep.trackers import TRACKERS, check_track
 
 
@@ -49,7 +49,6 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
-_MAY_BE_NONE = ("shards", "seed", "threads", "workers", "trace_until", "keep_every", "devices_per_process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class RunConfig:
     strategy: str = option(
         "auto",
         group=TRAINING,
-        metavar=one_of(STRATEGIES),
+        choices=STRATEGIES,
         help="How gradients are synchronized.  [default: auto, which is exact with --shards, else ddp, or single for one "
         "process]",
     )
@@ -70,7 +69,7 @@ class RunConfig:
     precision: str = option(
         "32-true",
         group=TRAINING,
-        metavar=one_of(PRECISIONS),
+        choices=PRECISIONS,
         help="Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]",
     )
     """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
@@ -108,7 +107,7 @@ class RunConfig:
     this machine divided by the number of shards (independent of the number of processes and machines, since threads can change
     the last bits)."""
     device: str = option(
-        "auto", group=PROCESSES, metavar=one_of(DEVICES), help="Device to train on.  [default: auto, a GPU if there is one]"
+        "auto", group=PROCESSES, choices=DEVICES, help="Device to train on.  [default: auto, a GPU if there is one]"
     )
     """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU if there is one)."""
     devices_per_process: int | None = option(
@@ -129,7 +128,7 @@ class RunConfig:
     backend: str = option(
         "auto",
         group=PROCESSES,
-        metavar=one_of(BACKENDS),
+        choices=BACKENDS,
         help="Library for communication between processes.  [default: nccl where each process has its own GPU, else gloo]",
     )
     """Library for communication: ``gloo``, ``nccl``, ``auto`` (NCCL if every process of a machine has a GPU of its own, else
@@ -158,7 +157,7 @@ class RunConfig:
     on_nan: str = option(
         "stop",
         group=TRAINING,
-        metavar=one_of(NAN_POLICIES),
+        choices=NAN_POLICIES,
         help="What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]",
     )
     """What to do when a loss is NaN: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
@@ -174,7 +173,7 @@ class RunConfig:
     progress: str = option(
         "auto",
         group=TRAINING,
-        metavar=one_of(PROGRESS_STYLES),
+        choices=PROGRESS_STYLES,
         help="Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else "
         "plain lines]",
     )
@@ -210,7 +209,7 @@ class RunConfig:
     trace: str = option(
         "off",
         group=TRAINING,
-        metavar=one_of(TRACE_LEVELS),
+        choices=TRACE_LEVELS,
         help="Write digests of every step to RUN/trace, for lockstep verify; slow.  [default: off]",
     )
     """What to write to ``trace/`` in the run directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of every
@@ -289,17 +288,10 @@ class RunConfig:
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         object.__setattr__(self, "track", check_track(self.track))
         steps_of(self.profile)
-        for kind, name, valid in (
-            ("strategy", self.strategy, tuple(STRATEGIES)),  # a tuple, since the value may be unhashable
-            ("precision", self.precision, PRECISIONS),
-            ("backend", self.backend, BACKENDS),
-            ("device", self.device, DEVICES),
-            ("on_nan", self.on_nan, NAN_POLICIES),
-            ("progress", self.progress, PROGRESS_STYLES),
-            ("trace", self.trace, TRACE_LEVELS),
-        ):
-            if name not in valid:
-                raise unknown_name(kind, name, valid)
+        for name, described in options_of(RunConfig).items():
+            if described.choices and getattr(self, name) not in described.choices:
+                raise unknown_name(name, getattr(self, name), described.choices)
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for field, least in (
             ("shards", 1),
             ("accumulate", 1),
@@ -316,7 +308,7 @@ class RunConfig:
             ("batch_dim", 0),
         ):
             value = getattr(self, field)
-            if value is None and field in _MAY_BE_NONE:
+            if value is None and defaults[field] is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")

@@ -48,7 +48,7 @@ def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """One of ``bit_sums``, on the tensor's device: nobody waits for it."""
+    """The sum of one tensor's bits: a scalar on its device, which is not waited for."""
     flat = tensor.detach()
     flat = (flat if flat.layout == torch.strided else flat.to_dense()).resolve_conj().contiguous().reshape(-1)
     data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
@@ -59,7 +59,7 @@ def bit_sum(tensor: Tensor) -> Tensor:
 
 
 def read_sums(sums: Sequence[Tensor]) -> list[int]:
-    """The numbers of ``bit_sum``."""
+    """The results of ``bit_sum`` as integers, with one transfer per device."""
     totals = [0] * len(sums)
     for device in {total.device for total in sums}:
         here = [number for number, total in enumerate(sums) if total.device == device]

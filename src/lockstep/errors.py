@@ -1,19 +1,6 @@
-"""All errors that lockstep raises deliberately.
+"""All errors that lockstep raises deliberately. Each is also a built-in error, as which a script may catch it.
 
-::
-
-    LockstepError
-    ├── ConfigError      an invalid setting or argument                              (also a ValueError)
-    ├── UsageError       a call at the wrong time or place                           (also a RuntimeError)
-    ├── MismatchError    the ranks of a run differ, or the run and its checkpoint    (also a RuntimeError)
-    ├── DataError        a loader, data set or batch that cannot be split or read    (also a ValueError)
-    ├── ModelError       a model that cannot be trained as it is                     (also a RuntimeError)
-    ├── LossError        a loss that is not a scalar, or is NaN                      (also an ArithmeticError)
-    ├── CheckpointError  an unreadable, damaged or incompatible checkpoint           (also a RuntimeError)
-    ├── PeerError        another rank failed, and this one cannot continue alone     (also a RuntimeError)
-    └── LaunchError      worker processes could not be started, or failed            (also a RuntimeError)
-
-    A message gives the problem, the values, the consequence and the remedy.
+A message gives the problem, the values, the consequence and the remedy.
 """
 
 from __future__ import annotations

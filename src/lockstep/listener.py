@@ -87,13 +87,10 @@ class Listeners(Listener):
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         for name, plain in vars(Listener).items():
-            methods = tuple(method for item in listeners if not _is(method := getattr(item, name), plain))
+            methods = [getattr(item, name) for item in listeners]
+            methods = [method for method in methods if getattr(method, "__func__", None) is not plain]
             if not name.startswith("_") and methods:
                 setattr(self, name, methods[0] if len(methods) == 1 else _call_all(methods, plain.__code__))
-
-
-def _is(method: Any, plain: Any) -> bool:
-    return getattr(method, "__func__", None) is plain
 
 
 def _call_all(methods: Sequence[Callable[..., None]], signature: CodeType) -> Callable[..., None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,15 @@ class Option:
     group: str
     metavar: str
     help: str
+    choices: tuple[str, ...] = ()
+    """The valid values, as its metavar shows them; empty: not a fixed list."""
 
 
-def option(default: Any, *names: str, group: str, help: str, metavar: str = "") -> Any:
+def option(default: Any, *names: str, group: str, help: str, metavar: str = "", choices: Iterable[str] = ()) -> Any:
     """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type: ``bool`` makes a flag, a
     ``Sequence`` an option that may be repeated."""
-    metadata = {Option: Option(names=names, group=group, metavar=metavar, help=help)}
+    valid = tuple(choices)
+    metadata = {Option: Option(names=names, group=group, metavar=metavar or one_of(valid), help=help, choices=valid)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -40,6 +43,6 @@ def options_of(kind: type) -> dict[str, Option]:
     return {field.name: field.metadata[Option] for field in dataclasses.fields(kind) if Option in field.metadata}
 
 
-def one_of(names: Iterable[str]) -> str:
-    """A metavar that lists the choices."""
-    return f"[{'|'.join(names)}]"
+def one_of(names: Collection[str]) -> str:
+    """A metavar that lists the choices; empty if there are none."""
+    return f"[{'|'.join(names)}]" if names else ""

@@ -154,7 +154,7 @@ class Parts:
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint=checkpoint, state=self.state, precision=config.precision, allow=config.allow)
         fingerprint = Fingerprint(self.state)
-        parted = PartedRanks(fingerprint, self.collectives, lambda step: is_due(step, config.journal_every))
+        parted = PartedRanks(fingerprint, self.collectives, functools.partial(is_due, every=config.journal_every))
         cursor = (
             ScriptCursor() if checkpoint is None else ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         )
@@ -274,15 +274,11 @@ class Parts:
                 about,
                 self._doing,
                 lambda: limit_s(self.clock.step_s, self.clock.num_steps),
-                StuckWatch(self.context.run_dir, world.rank, self._say_stuck).look,
+                StuckWatch(self.context.run_dir, world.rank, lambda report: say(f"WARNING: {report}")).look,
             )
         except OSError as error:
             say(f"WARNING: rank {world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
             return None
-
-    def _say_stuck(self, report: str) -> None:
-        """Called from another thread, on any rank."""
-        say(f"WARNING: {report}")
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""

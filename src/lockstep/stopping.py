@@ -90,8 +90,8 @@ class AuditFailed(SystemExit):
 
 
 def ignore_interrupts() -> None:
-    """Leave this process to its own end, which has begun on every rank: a launcher interrupts the others when the first is
-    there."""
+    """Ignore SIGINT from now on: every rank is about to exit by itself, and a launcher interrupts the others as soon as the
+    first one has."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

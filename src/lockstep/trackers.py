@@ -17,13 +17,13 @@ OBJECT = "object "
 
 @dataclass(frozen=True, kw_only=True)
 class Tracker:
-    """One that lockstep knows."""
+    """A tracker that lockstep supports by name."""
 
     package: str
-    """Its module, of wandb's shape: ``init(project=, name=, config=, dir=, id=, resume=)``, ``log(values, step=)`` and
-    ``finish()``; of TensorBoard what it is known by."""
+    """Its module, with wandb's interface: ``init(project=, name=, config=, dir=, id=, resume=)``, ``log(values, step=)`` and
+    ``finish()``. (TensorBoard has an adapter of its own.)"""
     project_variable: str = ""
-    """The environment variable by which its users name the project."""
+    """The environment variable in which its users name the project."""
 
 
 TRACKERS = {
@@ -34,7 +34,7 @@ TRACKERS = {
 
 
 def split_track(track: Any) -> tuple[Any, dict[str, Any]]:
-    """What a script gave as ``track`` with names alone, and the objects by name."""
+    """Split what a script gave as ``track`` into names, and the tracker objects by name."""
     given = [track] if isinstance(track, str) or not isinstance(track, (list, tuple)) else list(track)
     objects = {name_of(item): item for item in given if item is not None and not isinstance(item, str)}
     if not objects:
@@ -76,14 +76,14 @@ def check_track(value: Any) -> tuple[str, ...] | None:
 
 
 def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """``RunConfig.track`` less what writes outside of the run directory."""
+    """``RunConfig.track`` without the trackers that write outside of the run directory."""
     if track is None:
         return None
     return ("tensorboard",) if "tensorboard" in track else (OFF,)
 
 
 def plugins() -> dict[str, Any]:
-    """Entry points that other packages have for trackers, by name."""
+    """The entry points of other packages' trackers, by name."""
     from importlib.metadata import entry_points  # slow to import
 
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -88,7 +88,7 @@ def test_it_is_busy_until_the_checkpoint_is_there_and_waits_for_a_copy_from_a_gp
             assert self.done.wait(30)
 
     writer = Writer(Store(tmp_path))
-    writer.submit(job(copied=Copying()))
+    writer.submit(job(copied=[Copying()]))
     assert not writer.wait(0.05)
     assert (writer.is_busy, writer.results(), list(tmp_path.iterdir())) == (True, [], [])
     Copying.done.set()

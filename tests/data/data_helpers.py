@@ -27,10 +27,6 @@ class FakeDriver:
         self._phase = -1
         self._batch = None
 
-    @property
-    def next_step(self):
-        return self.step + 1
-
     def skips(self):
         return False
 
@@ -51,10 +47,10 @@ class FakeDriver:
         self.told.append(("step", plan.number, plan.num_samples))
         self.resume_stream()
 
-    def goes_along(self, loader):
+    def begin_step_beside(self, loader):
         self.resume_stream()
 
-    def went(self, loader):
+    def end_pass_beside(self, loader):
         pass
 
     def end_step(self):

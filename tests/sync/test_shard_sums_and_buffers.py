@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from lockstep.sync.buffers import ShardBuffers, add_changes
-from lockstep.sync.gradients import ShardSums, detach_grads, install, put_back
+from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, put_back
 
 
 class Buffers(nn.Module):
@@ -125,28 +125,26 @@ def test_changes_outside_of_a_step_are_accepted_and_rewinding_undoes_what_came_a
 
 def test_sums_keep_each_backward_call_apart_and_weigh_in_float32():
     one, other = Parameter(torch.zeros(2)), Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    sums = ShardSums()
+    first: Gradients = {}
+    second: Gradients = {}
     for shard, weight in ((1.0, 0.25), (3.0, 0.75)):
         one.grad, other.grad = torch.full((2,), shard), torch.full((2,), 1.0, dtype=torch.bfloat16)
-        sums.add(0, [one, other], weight)
+        add_weighted([one, other], first, weight)
         assert one.grad is None
         one.grad = torch.full((2,), 10 * shard)
-        sums.add(1, [one, other], weight)
-    first, second = sums.take(0), sums.take(1)
+        add_weighted([one, other], second, weight)
     assert first[one].tolist() == [2.5, 2.5]
     assert (first[other].dtype, first[other].tolist()) == (torch.float32, [1.0, 1.0])
     assert (second[one].tolist(), other in second) == ([25.0, 25.0], False)
-    assert sums.take(0) == {}
-    install(first)
-    assert other.grad.dtype == torch.bfloat16
 
 
 def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
-    parameter, sums = Parameter(torch.zeros(1)), ShardSums()
+    parameter = Parameter(torch.zeros(1))
+    sums: Gradients = {}
     for gradient, weight in ((float("nan"), 0.0), (2.0, 1.0)):
         parameter.grad = torch.tensor([gradient])
-        sums.add(0, [parameter], weight)
-    assert sums.take(0)[parameter].tolist() == [2.0]
+        add_weighted([parameter], sums, weight)
+    assert sums[parameter].tolist() == [2.0]
 
 
 def test_gradients_set_aside_are_added_back():

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: flushed to the disk, read again, and known by a checksum."""
+"""The files of a checkpoint: writing them durably, reading them back, and their checksums."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from lockstep.atomic import write_atomic
 
 Bytes = NDArray[np.uint8]
-"""Some memory: a flat array."""
+"""A flat array of bytes."""
 
 _BLOCK_BYTES = 1 << 22
 
 
 def write_json(path: Path, value: Any) -> bytes:
-    """Write a JSON value, atomically and durably. Returns what was written."""
+    """Write a JSON value, atomically and durably. Returns the bytes written."""
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
     write_atomic(path, content, durable=True)
     return content
 
 
 def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
-    """Write a file, and bring it to the disk.
+    """Write a file and flush it to disk.
 
     Args:
-        path: of the file.
-        parts: what goes into it.
+        path: the file.
+        parts: its content, in order.
 
     Returns:
         The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
@@ -49,10 +49,10 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
 
 
 def holds(path: Path, parts: Iterable[Bytes]) -> bool:
-    """Whether a file holds just that; read from the disk where the kernel lets go of its copy."""
+    """Whether a file has exactly this content, read from disk where the kernel drops its cached pages."""
     memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
     with path.open("rb", buffering=0) as file:
-        _let_go(file.fileno())
+        _drop_cache(file.fileno())
         for block in _blocks(parts):
             stored = memory[: len(block)]
             if file.readinto(stored.data) != len(block) or not np.array_equal(stored, block):
@@ -61,28 +61,28 @@ def holds(path: Path, parts: Iterable[Bytes]) -> bool:
 
 
 def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
-    """The same in pieces that stay in a processor's cache while they are gone through twice."""
+    """The same in blocks small enough to stay in the processor's cache while they are read twice."""
     for part in parts:
         for start in range(0, len(part), _BLOCK_BYTES):
             yield part[start : start + _BLOCK_BYTES]
 
 
-def _let_go(fd: int) -> None:
-    """Have the kernel forget what it holds of a file in memory."""
+def _drop_cache(fd: int) -> None:
+    """Ask the kernel to drop its cached pages of a file."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits; read from the disk where the kernel lets go of its copy.
+    """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages.
 
     Args:
-        path: of the file.
-        progress: called now and then with the number of bytes read since.
+        path: the file.
+        progress: called repeatedly with the number of bytes read since the last call.
     """
     hasher = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        _let_go(file.fileno())
+        _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
             if progress is not None:
@@ -91,12 +91,12 @@ def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def copy(source: Path, target: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Copy a file to a new one, and bring that to the disk. Returns the checksum of what was copied.
+    """Copy a file to a new one and flush that to disk. Returns the SHA-256 of the content, in hexadecimal digits.
 
     Args:
-        source: what is copied.
-        target: a file that does not exist yet.
-        progress: called now and then with the number of bytes copied since.
+        source: the file to copy.
+        target: the copy, which must not exist yet.
+        progress: called repeatedly with the number of bytes copied since the last call.
     """
     hasher = hashlib.sha256()
     with source.open("rb", buffering=0) as reader, target.open("xb") as writer:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -25,9 +24,8 @@ class Staging:
         for name, tensor in tensors.items():
             self._buffer(name, tensor)
 
-    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Copy tensors to contiguous CPU memory. Returns the copies, and the events after which those from GPUs are complete
-        (None: they are).
+    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[torch.Event]]:
+        """Copy tensors to contiguous CPU memory. Returns the copies, and the events after which those from GPUs are complete.
 
         The copies are valid until the next call.
         """
@@ -41,8 +39,8 @@ class Staging:
                     gpus.add(tensor.device)
         for name in self._buffers.keys() - tensors.keys():
             del self._buffers[name]  # tensors that no longer exist (a gradient that was set to None, say)
-            # Later work on a GPU's stream, such as an optimizer's step, is ordered after the copies.
-        return copies, _Events(gpus) if gpus else None
+        # Later work on a GPU's stream, such as an optimizer's step, is ordered after the copies.
+        return copies, [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
@@ -51,18 +49,6 @@ class Staging:
             touch(buffer)
             self._buffers[name] = buffer
         return buffer
-
-
-class _Events:
-    """Events at the current ends of the streams of some GPUs, on which copies from them are queued."""
-
-    def __init__(self, gpus: Iterable[torch.device]) -> None:
-        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
-
-    def synchronize(self) -> None:
-        """Wait until all earlier work on these streams is complete."""
-        for event in self._events:
-            event.synchronize()
 
 
 def touch(tensor: Tensor) -> None:

@@ -116,17 +116,14 @@ class Store:
             unfinished: the directory with its other files, flushed to disk and verified by their writers.
             manifest: its manifest.
             keep: number of checkpoints to keep.
-            keep_every: the first one of each so many steps is kept besides; None: none is.
+            keep_every: also keep the first checkpoint of every so many steps; None: keep no others.
 
         Raises:
             OSError: it could not be written. Other checkpoints are unchanged.
             CheckpointError: a file is missing or incomplete.
         """
-        manifest.write(unfinished)
-        flush(unfinished)
-        verify(unfinished, sizes_only=True)
         path = self.directory / f"step-{manifest.step:08d}"
-        self._put(unfinished, path)
+        self._put(unfinished, manifest, path)
         write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True)
         flush(self.directory)
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
@@ -146,13 +143,8 @@ class Store:
 
     def commit_best(self, unfinished: Path, manifest: Manifest) -> Path:
         """Commit written best weights. Returns their path. Raises like ``commit``."""
-        manifest.write(unfinished)
-        flush(unfinished)
-        verify(unfinished, sizes_only=True)
-        path = self.run_dir / BEST
-        self._put(unfinished, path)
-        flush(self.run_dir)
-        return path
+        self._put(unfinished, manifest, self.run_dir / BEST)
+        return self.run_dir / BEST
 
     def clear_failed(self, unfinished: Path) -> None:
         """Delete the leftovers of failed attempts, other than ``unfinished``. No rank may be writing another checkpoint."""
@@ -173,7 +165,11 @@ class Store:
             for path in directory.glob(UNFINISHED):
                 path.unlink(missing_ok=True)
 
-    def _put(self, unfinished: Path, path: Path) -> None:
+    def _put(self, unfinished: Path, manifest: Manifest, path: Path) -> None:
+        """Complete a checkpoint by its manifest, verify that nothing is missing, and give it its name."""
+        manifest.write(unfinished)
+        flush(unfinished)
+        verify(unfinished, sizes_only=True)
         if path.exists():
             # The run went back beyond this step and reached it again. A directory cannot be replaced atomically.
             old = unfinished.with_name(f"{unfinished.name}{_OLD}")
@@ -225,7 +221,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _thinned(checkpoints: Sequence[Path], every: int | None, newest: int) -> set[Path]:
-    """The first checkpoint of each ``every`` steps, up to the newest step: those of later steps are of no run any more."""
+    """The first checkpoint of every ``every`` steps, up to the newest step: the run went back from later ones."""
     if every is None:
         return set()
     first: dict[int, Path] = {}

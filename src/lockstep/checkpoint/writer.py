@@ -14,11 +14,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.checkpoint.files import write_json
@@ -49,8 +50,8 @@ class Job:
     """This rank's files, each with its tensors by name."""
     state: Any = None
     """The JSON value for ``state.json``, on rank 0."""
-    copied: Any = None
-    """Events after which the tensors are complete; None: they are."""
+    copied: Sequence[torch.Event] = ()
+    """Events after which the tensors are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +66,6 @@ class Written:
     """Why this rank's part was not written; empty: success."""
 
 
-@dataclass
-class _State:
-    job: Job | None = None
-    results: list[Written] = field(default_factory=list)
-    give_up: bool = False
-    closed: bool = False
-
-
 class Writer:
     """The writing thread of one rank, for one job at a time.
 
@@ -82,25 +75,27 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._state = _State()
+        self._job: Job | None = None
+        self._results: list[Written] = []
+        self._gives_up = self._is_closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is in progress. Fast, since it is called after every step."""
-        return self._state.job is not None
+        return self._job is not None
 
     @property
     def has_results(self) -> bool:
         """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
-        return bool(self._state.results)
+        return bool(self._results)
 
     def submit(self, job: Job) -> None:
         """Start a job. None may be in progress."""
         with self._changed:
-            assert self._state.job is None
-            self._state.job, self._state.give_up = job, False
+            assert self._job is None
+            self._job, self._gives_up = job, False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="lockstep-checkpoint", daemon=True)
                 self._thread.start()
@@ -109,23 +104,23 @@ class Writer:
     def results(self) -> list[Written]:
         """The results of the jobs that have ended since the last call."""
         with self._changed:
-            results, self._state.results = self._state.results, []
+            results, self._results = self._results, []
             return results
 
     def give_up(self) -> None:
         """Stop waiting for the parts of other ranks, one of which has failed."""
         with self._changed:
-            self._state.give_up = True
+            self._gives_up = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no job is in progress. Returns False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._state.job is None, timeout_s)
+            return self._changed.wait_for(lambda: self._job is None, timeout_s)
 
     def close(self) -> None:
         """Let the thread end after the current job. No other may be submitted."""
         with self._changed:
-            self._state.closed = True
+            self._is_closed = True
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -133,14 +128,14 @@ class Writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._state.job is not None or self._state.closed)
-                job = self._state.job
+                self._changed.wait_for(lambda: self._job is not None or self._is_closed)
+                job = self._job
             if job is None:
                 return
             result = self._write(job)
             with self._changed:
-                self._state.results.append(result)
-                self._state.job = None
+                self._results.append(result)
+                self._job = None
                 self._changed.notify_all()
             del job
 
@@ -149,8 +144,8 @@ class Writer:
         directory = self._store.unfinished(job.manifest.step, job.token)
         path, error = None, ""
         try:
-            if job.copied is not None:
-                job.copied.synchronize()
+            for event in job.copied:
+                event.synchronize()
             if job.rank == 0:
                 self._store.clear_failed(directory)
             files = _write_part(directory, job)
@@ -173,7 +168,7 @@ class Writer:
                     note.unlink()
                     waiting.discard(rank)
             with self._changed:
-                if waiting and (self._state.give_up or self._changed.wait_for(lambda: self._state.give_up, _LOOK_EVERY_S)):
+                if waiting and (self._gives_up or self._changed.wait_for(lambda: self._gives_up, _LOOK_EVERY_S)):
                     raise CheckpointError(f"rank {min(waiting)} could not write its part")
         manifest = replace(job.manifest, files=dict(sorted(files.items())))
         if manifest.kind == "weights":

@@ -35,6 +35,13 @@ class PhaseDriver(Protocol):
     def micro(self) -> MicroStep | None:
         """The running micro-step; None: outside of ``batch.shards``."""
 
+    @property
+    def step(self) -> int:
+        """Number of the current step; between steps, that of the last one."""
+
+    def compare_data(self, description: str) -> None:
+        """Check that all ranks have read the same first samples. Every rank must call it."""
+
     def open(self, shards: Shards) -> None:
         """The script has requested an iterator over a batch's shards. Without shards on this process, the loop may end before
         ``begin_phase``."""
@@ -177,7 +184,7 @@ class Shards:
         self._driver = driver
         self._device = device
         self._runs: list[tuple[MicroStep, Any]] = []
-        """The micro-steps, with their samples, once the first is asked for."""
+        """The micro-steps, with their samples, once the first is requested."""
         self._index = -1
         self._leader: Batch | None = None
         self._is_over = False
@@ -218,7 +225,7 @@ class Shards:
         driver.received(micro, data)
         return data
 
-    def go_along(self) -> bool:
+    def end_beside(self) -> bool:
         """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,
         the loop over both ended before this one was asked for any.)"""
         if self._leader is None and not self.batch.data:

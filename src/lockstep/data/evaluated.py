@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation import EvaluationSource
-from lockstep.data.evaluation_keys import EvaluationKey, EvaluationKeys
+from lockstep.data.evaluation_keys import EvaluationKey
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
 from lockstep.plan.loading import Loading
@@ -27,14 +27,29 @@ class EvaluatedLoaders:
         self._assignment = assignment
         self._workers = workers
         self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
-        self._evaluation_keys = EvaluationKeys()
+        self._since: tuple[int, bool] = (0, False)
+        """The steps taken before the newest evaluation, and whether it was within a step."""
+        self._repeats: dict[int, int] = {}
+        """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader, in the order of the loaders' first."""
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
-        """The source and the key of the next evaluation: after ``step``, or within the loop's body (``in_step``)."""
+        """The source and the key of the next evaluation.
+
+        Args:
+            loader: the loader to evaluate on.
+            step: steps taken so far.
+            in_step: whether the evaluation is inside the body of a loop over a training loader.
+        """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        if id(batches) not in self._cache:
+        identity = id(batches)
+        if identity not in self._cache:
             set_loading(batches, Loading(workers=self._workers))
-            self._cache[id(batches)] = (batches, EvaluationSource(batches, self._assignment()))
+            self._cache[identity] = (batches, EvaluationSource(batches, self._assignment()))
             while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
                 del self._cache[next(iter(self._cache))]
-        return self._cache[id(batches)][1], self._evaluation_keys.next(id(batches), step, in_step=in_step)
+        if (step, in_step) != self._since:
+            self._since = (step, in_step)
+            self._repeats.clear()
+        repeat = self._repeats[identity] = self._repeats.get(identity, -1) + 1
+        key = EvaluationKey(step=step, number=list(self._repeats).index(identity), repeat=repeat)
+        return self._cache[identity][1], key

@@ -23,7 +23,7 @@ from lockstep.data.evaluation_keys import FIRST_LOADER, EvaluationKey
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
 from lockstep.data.reader import StreamReader
 from lockstep.data.streams import Purpose, preserve_rng, reseed
-from lockstep.data.torch_loader import is_torch_loader, refuse_split
+from lockstep.data.torch_loader import check_batches, is_torch_loader
 from lockstep.data.values import mean_of
 from lockstep.errors import ConfigError, DataError, UsageError
 from lockstep.plan.shards import deal
@@ -55,17 +55,12 @@ class EvaluationSource:
     """
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
-        refuse_split(batches)
-        if not isinstance(batches, DataLoader) and iter(batches) is batches:
-            raise DataError(
-                f"a {type(batches).__name__} can be read only once, so a second evaluation would be empty: give evaluate() a "
-                "DataLoader, a list, or an object whose __iter__ starts over"
-            )
+        check_batches(batches, "evaluate()", "evaluation")
         self._batches = batches
         self._assignment = assignment
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
-        if isinstance(batches, DataLoader) and is_torch_loader(batches):
+        if is_torch_loader(batches):
             if isinstance(batches.dataset, IterableDataset):
                 self._reader = _DealingReader(batches, assignment)
             else:
@@ -253,12 +248,10 @@ class Evaluation:
 
     def __getitem__(self, name: str) -> float:
         """The weighted average of a value over the whole loader, the same on every rank."""
-        if self._results is None:
-            raise UsageError("results are available after the `with` block")
-        if name not in self._results:
-            available = ", ".join(self._results) or "nothing"
+        if name not in self.results:
+            available = ", ".join(self.results) or "nothing"
             raise KeyError(f"{name!r} was not added in this evaluation; available: {available}")
-        return self._results[name]
+        return self.results[name]
 
     @property
     def results(self) -> Mapping[str, float]:

@@ -7,7 +7,6 @@ called, in whichever process.
 from __future__ import annotations
 
 import array
-import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.machine.threads import Lowered, use_threads
-from lockstep.plan.loading import Loading
+from lockstep.plan.loading import USUAL_PREFETCH, Loading
 from lockstep.stopping import leave_signals_to_parent
 
 
@@ -36,9 +35,6 @@ class Request:
     """A sequence of sample indices; for data sets of ready batches, the index of one batch."""
     epoch: int | None = None
     """For data sets with ``set_epoch``; None: not set."""
-
-
-_PREFETCH = 2  # PyTorch's own default
 
 
 class Fetcher(Protocol):
@@ -130,13 +126,19 @@ class TableFetcher(Dataset[Any]):
         self._by_sample = by_sample
         self._tensors = tensors
         self._rows = rows
+        self._is_on_cpu = all(tensor.is_cpu for tensor in tensors)
 
     def __getitem__(self, request: Request) -> Any:
         try:
             rows = _as_rows(request.indices)
             if self._rows is not None:
                 rows = self._rows[rows]
-            return [_take(tensor, rows) for tensor in self._tensors]
+            if self._is_on_cpu:
+                try:
+                    return [tensor.index_select(0, rows) for tensor in self._tensors]
+                except IndexError:  # indices may count from the end; wrong ones get the usual error below
+                    pass
+            return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
         except Exception:  # fetched again outside of this block, so that the user sees the error of the sample alone
             pass
         return self._by_sample[request]
@@ -158,18 +160,11 @@ def _collate(samples: Any) -> Any:
         and type(samples[0]) is tuple
         and all(type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0])
     ):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
-            return [torch.stack(column) for column in zip(*samples, strict=True)]
-    return default_collate(samples)
-
-
-def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    if tensor.is_cpu:
         try:
-            return tensor.index_select(0, rows)
-        except IndexError:  # indices may count from the end; wrong ones get the usual error below
+            return [torch.stack(column) for column in zip(*samples, strict=True)]
+        except (TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
             pass
-    return tensor[rows.to(tensor.device)]
+    return default_collate(samples)
 
 
 def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
@@ -321,7 +316,7 @@ def set_loading(batches: Any, loading: Loading) -> None:
     if batches.num_workers == 0:
         batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
     else:
-        batches.prefetch_factor = loading.prefetch or batches.prefetch_factor or _PREFETCH
+        batches.prefetch_factor = loading.prefetch or batches.prefetch_factor or USUAL_PREFETCH
 
 
 class _StartWorker:

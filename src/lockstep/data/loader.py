@@ -22,27 +22,21 @@ class Driver(Protocol):
     def phases(self) -> PhaseDriver:
         """Runs the phases of each step."""
 
-    @property
-    def next_step(self) -> int:
-        """Number of the next step."""
-
     def skips(self) -> bool:
         """Whether the next pass was completed before the run was interrupted, and is skipped."""
 
     def enter(self, loader: object) -> bool:
         """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
 
-    def compare_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples. Every rank must call it."""
-
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
 
-    def goes_along(self, loader: Any) -> None:
-        """A loader beside the leading one yields a batch: restart the random stream, from which fetching may have drawn."""
+    def begin_step_beside(self, loader: Any) -> None:
+        """Begin a step in which a loader beside the leading one yields a batch too: restart the random stream, from which
+        fetching may have drawn."""
 
-    def went(self, loader: Any) -> None:
-        """A pass beside the leading one has ended."""
+    def end_pass_beside(self, loader: Any) -> None:
+        """End a pass beside the leading one."""
 
     def end_step(self) -> None:
         """End the step: the loop's body has run."""
@@ -76,7 +70,7 @@ class PreparedLoader:
         """Completed steps of the newest pass."""
         self._newest: Batch | None = None
         """The newest batch that was yielded beside another loader's."""
-        self._followed = 0
+        self._num_beside = 0
         """Batches yielded beside another loader's, over the whole run."""
         self._skip = 0
         """Steps of the next pass that were taken before the run was interrupted."""
@@ -139,13 +133,13 @@ class PreparedLoader:
         if self._driver.skips():
             return
         if not self._driver.enter(self):
-            yield from self._go_along()
+            yield from self._iterate_beside()
             return
         driver, exhausted, failed = self._driver, False, False
         batch: Batch | None = None
         this_pass = self._pass = object()
         try:
-            for plan, data in self._deal(driver.next_step):
+            for plan, data in self._deal(driver.phases.step + 1):
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
@@ -170,16 +164,16 @@ class PreparedLoader:
                 if batch is not None and not failed:  # after `break`, completed phases count
                     self._add(batch)
 
-    def _go_along(self) -> Iterator[Batch]:
+    def _iterate_beside(self) -> Iterator[Batch]:
         """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
         driver = self._driver
         batch: Batch | None = None
         this_pass = self._pass = object()
         try:
-            for plan, data in self._deal(self._followed + 1):
+            for plan, data in self._deal(self._num_beside + 1):
                 self._done += 1
-                self._followed += 1
-                driver.goes_along(self)
+                self._num_beside += 1
+                driver.begin_step_beside(self)
                 self._newest = batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
                 if this_pass is not self._pass:
@@ -187,7 +181,7 @@ class PreparedLoader:
                 self._add(batch)
         finally:
             if this_pass is self._pass:
-                driver.went(self)
+                driver.end_pass_beside(self)
                 self._is_running = False
                 if batch is not None:
                     self._add(batch)
@@ -216,7 +210,7 @@ class PreparedLoader:
         first = next(deals, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
-        self._driver.compare_data(f"{samples} in the first global batch of {name}")
+        self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
         self._is_compared = True
         if first is not None:
             yield first
@@ -233,13 +227,13 @@ class PreparedLoader:
         return {
             "pass": self._epoch - running,
             "skip": self._done if running else 0,
-            "followed": self._followed,
+            "followed": self._num_beside,
             "totals": self._sums(),
             "source": self._source.state(self._first + self._done - 1 if running else None),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state`` with the next pass."""
-        self._epoch, self._skip, self._followed = state["pass"], state["skip"], state["followed"]
+        self._epoch, self._skip, self._num_beside = state["pass"], state["skip"], state["followed"]
         self._totals = {name: list(pair) for name, pair in state["totals"].items()}
         self._source.load_state(state["source"])

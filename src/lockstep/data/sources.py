@@ -29,9 +29,8 @@ from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
-from lockstep.data.torch_loader import is_torch_loader, refuse_split, samplers_of, set_epoch
+from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
 from lockstep.digest import digest
-from lockstep.errors import DataError
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 
@@ -244,7 +243,7 @@ class ReadySource:
         self._resumed: Any = None
         self._number = 0
         """Batches read in the current pass."""
-        if isinstance(batches, DataLoader) and is_torch_loader(batches):
+        if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
                 key = (assignment.loader, assignment.num_shards)
@@ -369,14 +368,7 @@ def choose_source(batches: Iterable[Any], assignment: ShardAssignment) -> Source
     Raises:
         DataError: it is already split over processes, or can be iterated only once.
     """
-    refuse_split(batches)
-    if not isinstance(batches, DataLoader):
-        if iter(batches) is batches:
-            raise DataError(
-                f"a {type(batches).__name__} can be read only once, so a second epoch would be empty: "
-                "give prepare() a list, or an object whose __iter__ starts over"
-            )
-        return ReadySource(batches, assignment)
+    check_batches(batches, "prepare()", "epoch")
     if not is_torch_loader(batches) or (batches.batch_size is None and batches.batch_sampler is None):
         return ReadySource(batches, assignment)
     if isinstance(batches.dataset, IterableDataset):

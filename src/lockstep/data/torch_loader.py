@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -27,17 +28,23 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     return samplers
 
 
-def is_torch_loader(batches: object) -> bool:
+def is_torch_loader(batches: object) -> TypeGuard[DataLoader[Any]]:
     """Whether ``batches`` is a DataLoader with PyTorch's own ``__iter__``, which a subclass may replace."""
     return isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__
 
 
-def refuse_split(batches: object) -> None:
-    """Check that a loader is not split over processes already.
+def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
+    """Check that a loader yields all batches, in every pass. ``call`` and ``passes`` are for the message: what it was given to,
+    and what that does with it.
 
     Raises:
-        DataError: it has a DistributedSampler.
+        DataError: it has a DistributedSampler, or can be iterated only once.
     """
+    if not isinstance(batches, DataLoader) and iter(batches) is batches:
+        raise DataError(
+            f"a {type(batches).__name__} can be read only once, so a second {passes} would be empty: give {call} a DataLoader, "
+            "a list, or an object whose __iter__ starts over"
+        )
     if isinstance(batches, DataLoader) and any(isinstance(s, DistributedSampler) for s in samplers_of(batches)):
         raise DataError(
             "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "

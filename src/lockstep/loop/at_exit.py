@@ -11,7 +11,7 @@ from lockstep.listener import Listener
 
 
 class AtExit(Listener):
-    """Calls what ends the run before whatever other libraries have registered to end at exit when training began.
+    """Closes the run at exit, before the exit handlers that other libraries had registered when training began.
 
     Python calls exit handlers in reverse order, and a tracker's library registers its own when it is opened, at the beginning
     of the first pass: it would be closed before the last values are written to it.
@@ -21,20 +21,20 @@ class AtExit(Listener):
         self._act: Callable[[], None] | None = None
 
     def call(self, act: Callable[[], None]) -> None:
-        """Call this, with nothing in hand but the process's end. It must not raise."""
+        """Register the function that closes the run as the process exits. It must not raise."""
         self._act = act
         atexit.register(act)
         if multiprocessing.parent_process() is not None:  # multiprocessing children do not run atexit callbacks
             Finalize(None, act, exitpriority=100)
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener. The last of the listeners: trackers are open."""
+        """See Listener. This listener is the last one, so trackers are open by now."""
         if (act := self._act) is not None:
             atexit.unregister(act)
             atexit.register(act)
 
     def cancel(self) -> None:
-        """The run has been closed."""
+        """Unregister the function: the run has been closed."""
         if self._act is not None:
             atexit.unregister(self._act)
             self._act = None

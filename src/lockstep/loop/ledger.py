@@ -59,17 +59,17 @@ class _Foreseen:
 
 
 class Clock(Protocol):
-    """What has measured for how long this rank was busy."""
+    """Measures how long this rank was busy, and learns how long the others were."""
 
     def computed(self) -> None:
         """This rank has waited until its device had computed the values of the phase."""
 
     def report(self, num_samples: int) -> list[float]:
-        """Some numbers, as many on every rank: it is about to meet the others, and has had so many samples since the phase
-        began."""
+        """The measurements of this rank, which is about to wait for the others: equally many numbers on every rank.
+        ``num_samples``: its samples in the phase so far."""
 
     def reported(self, rows: Sequence[Sequence[float]]) -> None:
-        """Those of all ranks."""
+        """Take the measurements of all ranks, by rank."""
 
 
 class Ledger:

@@ -49,11 +49,6 @@ class Loop:
         return self.phases.step
 
     @property
-    def next_step(self) -> int:
-        """See Driver."""
-        return self.phases.step + 1
-
-    @property
     def is_replaying(self) -> bool:
         """Whether the code now running had run before the interruption, so that it is not recorded again."""
         return self._journey.is_replaying
@@ -71,7 +66,8 @@ class Loop:
             for epoch in range(first, num_epochs):
                 self._begin_epoch(epoch, num_epochs)
                 yield epoch
-                self._end_epoch(epoch)
+                self.report()
+                self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
             completed = True
         finally:
             self._leave_epochs(max(first, num_epochs) if completed else None)
@@ -83,11 +79,6 @@ class Loop:
         self._journey.begin_epoch(epoch)
         self._catch_up()
         self._reseed_between(epoch)
-
-    def _end_epoch(self, epoch: int) -> None:
-        """End an epoch, tail included. Every rank must call it."""
-        self.report()
-        self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
 
     def _leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
@@ -159,10 +150,6 @@ class Loop:
 
     # Steps
 
-    def compare_data(self, description: str) -> None:
-        """See Driver."""
-        self.phases.compare_data(description)
-
     def begin_step(self, plan: StepPlan) -> None:
         """See Driver."""
         if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):
@@ -172,18 +159,17 @@ class Loop:
             self._journey.save_if_due(self.step)
         self.phases.begin_step(plan)
 
-    def goes_along(self, loader: PreparedLoader) -> None:
+    def begin_step_beside(self, loader: PreparedLoader) -> None:
         """See Driver."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
-    def went(self, loader: PreparedLoader) -> None:
+    def end_pass_beside(self, loader: PreparedLoader) -> None:
         """See Driver."""
         self._beside.pop(loader, None)
 
     def end_step(self) -> None:
         """See Driver."""
-        self.phases.check_outside("the next step")
         self.phases.end_step()
         self._num_in_pass += 1
         self._listeners.tick(self.phases.step)

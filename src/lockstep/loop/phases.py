@@ -18,8 +18,9 @@ from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.sums import is_sum
-from lockstep.prepare.watched import Watched, parameters_of
+from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
 
@@ -42,7 +43,7 @@ class Phases:
         ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
         listeners: notified of steps, phases and shards.
-        auditor: has shards computed once more; None: the run is not audited.
+        auditor: has shards computed a second time; None: the run is not audited.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Phases:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The step and shard at hand."""
+        """The current step and shard."""
         return self.step, 0 if self.micro is None else self.micro.shard
 
     @property
@@ -126,7 +127,13 @@ class Phases:
         self.resume_stream()
 
     def end_step(self) -> None:
-        """End the step, outside of a phase, after the loop's body has run."""
+        """End the step, after the loop's body has run.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        if self._batch is not None or self.was_left:
+            self.check_outside("the next step")
         plan, self._plan = self._plan, None
         assert plan is not None
         self._listeners.end_step(self.step, plan.num_samples)
@@ -144,7 +151,7 @@ class Phases:
             self._sync.drop()
             self._watched.before_backward()
             if self.auditor is not None:
-                self.auditor.drop()  # the gradients of what it has had computed once more
+                self.auditor.drop()  # the gradients of the shard that it has had computed a second time
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -188,7 +195,7 @@ class Phases:
             reseed(self.seed, Purpose.TAIL, self.step)
 
     def compare_data(self, description: str) -> None:
-        """See ``Ledger.compare_data``."""
+        """See PhaseDriver."""
         self.check_outside("the first batch of a loader")
         self._ledger.compare_data(description)
 
@@ -209,7 +216,8 @@ class Phases:
                     "equally many samples, or of at least as many as there are shards (drop_last=True)."
                 )
             return self._batch
-        self.check_outside("another loop over batch.shards")
+        if self._batch is not None or self.was_left:
+            self.check_outside("another loop over batch.shards")
         if self._plan is None:
             raise UsageError(
                 "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
@@ -262,12 +270,15 @@ class Phases:
             self._watched.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
-        self._watched.unscale()
-        put_back(self._carried)
-        self._carried = {}
-        batch.note(values)
+        if self._watched.scaling is not None:
+            self._watched.scaling.unscale()
+        if self._carried:
+            put_back(self._carried)
+            self._carried = {}
+        if values:
+            batch.note(values)
         for shards in self._opened:
-            if shards.batch is not batch and shards.go_along():
+            if shards.batch is not batch and shards.end_beside():
                 shards.batch.values.update({name: batch.values[name] for name in values})
         self._opened = []
         self._batch = None
@@ -317,14 +328,15 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        if self._watched.marked:
-            self._watched.before_backward()
+        watched = self._watched
+        if watched.marked:
+            watched.before_backward()
         run: Callable[..., None] = course.engine.backward
-        for precision in self._watched.model_precisions:
+        for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
-        run(self._watched.scale(loss), call, factor, options)
-        if self._watched.marked:
-            self._watched.after_backward()
+        run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
+        if watched.marked:
+            watched.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -355,7 +367,8 @@ class Phases:
         trains, stranger = self._watched.sort_out(optimizer)
         if not trains:
             return
-        self.check_outside(f"{name}.step()")
+        if self._batch is not None or self.was_left:
+            self.check_outside(f"{name}.step()")
         if self._plan is None:
             return
         if stranger is not None:

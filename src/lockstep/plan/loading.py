@@ -1,10 +1,11 @@
-"""How a DataLoader fetches its batches. Nothing of it changes an answer."""
+"""How a DataLoader fetches its batches, on which no answer depends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_USUAL_PREFETCH = 2  # PyTorch's own default
+USUAL_PREFETCH = 2
+"""PyTorch's own default for DataLoaders with workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Loading:
 
     def __str__(self) -> str:
         words = ["the script's workers" if self.workers is None else _workers(self.workers)]
-        if self.workers != 0 and self.prefetch not in (None, _USUAL_PREFETCH):
+        if self.workers != 0 and self.prefetch not in (None, USUAL_PREFETCH):
             words.append(f"each {self.prefetch} batches ahead")
         if self.pin:
             words.append("pinned memory")

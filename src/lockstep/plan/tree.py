@@ -9,7 +9,8 @@ processes, the summation continues in the same way, and the remaining nodes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -52,6 +53,20 @@ def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
     while stack:
         total = add(stack.pop().value, total)
     return total
+
+
+def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> T:
+    """The sum over all shards.
+
+    Args:
+        roots: for each process, in order, its ``roots``.
+        values: the value of each of these subtrees, in the same order.
+        add: returns the sum of a left and a right value.
+    """
+    stack: list[Node[T]] = []
+    for (start, size), value in zip(itertools.chain.from_iterable(roots), values, strict=True):
+        push(stack, Node(start, size, value), add)
+    return fold(stack, add)
 
 
 def roots(shards: range) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import ModelError, UsageError
+from lockstep.prepare.contents import parameters_of
 
 
 def is_loader(candidate: Any) -> bool:
@@ -132,7 +133,7 @@ def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> Non
     for item in objects:
         if not isinstance(item, Optimizer):
             continue
-        strangers = sum(parameter not in trained for group in item.param_groups for parameter in group["params"])
+        strangers = sum(parameter not in trained for parameter in parameters_of(item))
         if strangers:
             raise ModelError(
                 f"{strangers} of the parameters of {type(item).__name__} belong to no prepared model, so nothing would "

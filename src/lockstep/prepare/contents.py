@@ -184,7 +184,7 @@ class OptimizerContent(Content):
         """See Content."""
         groups = self.target.param_groups
         yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        for number, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
+        for number, parameter in enumerate(parameters_of(self.target)):
             slots = self.target.state.get(parameter, {})
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
 
@@ -218,6 +218,11 @@ _CONTENTS: tuple[tuple[type, type[Content]], ...] = (
     (amp.GradScaler, ScalerContent),
     (object, Content),
 )
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """The parameters of all groups of an optimizer."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def content_of(target: Any) -> Content:
@@ -262,8 +267,9 @@ def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     if buffer_name not in owner._buffers:
         return
     current = owner._buffers[buffer_name]
-    if current is None:
-        put_buffer(owner, buffer_name, value)
+    if current is None:  # it was created after the first step
+        device = next((parameter.device for parameter in owner.parameters()), torch.device("cpu"))
+        setattr(owner, buffer_name, value.to(device))
     elif current.shape != value.shape or current.dtype != value.dtype or _is_expanded(current):
         owner._buffers[buffer_name] = value.to(current.device, copy=True)
 
@@ -302,19 +308,9 @@ def _unpack_gradient(value: Any) -> Tensor:
     )
 
 
-def put_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set a module's buffer, which may be None."""
-    buffer = getattr(module, name)
-    if buffer is None:  # it was created after the first step
-        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        setattr(module, name, value.to(device))
-    else:
-        buffer.copy_(value)
-
-
 def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Distribute the state of DTensor parameters like the parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = list(parameters_of(optimizer))
     return {
         **state,
         "state": {
@@ -331,7 +327,7 @@ def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
 
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Undo the cast of state to its parameter's dtype by ``load_state_dict``: float32 masters must stay float32."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = list(parameters_of(optimizer))
     for index, slots in state["state"].items():
         parameter = parameters[index]
         for name, value in slots.items():

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from lockstep.data.batches import map_tensors
 from lockstep.errors import ConfigError, UsageError
 from lockstep.precision import CastScope, Precision
-from lockstep.prepare.contents import innermost
+from lockstep.prepare.contents import innermost, parameters_of
 from lockstep.sync.buffers import NORMALIZATIONS
+from lockstep.sync.gradients import widen
 
 
 class ModelPrecision:
@@ -55,14 +56,14 @@ class ModelPrecision:
             return run(*args, **kwargs)
         if self.precision.reach is CastScope.OPERATIONS:
             with self.precision.autocast(self._device):
-                return map_tensors(_widen, run(*args, **kwargs))
+                return map_tensors(widen, run(*args, **kwargs))
         args, kwargs = map_tensors(lambda t: t.to(narrow) if t.is_floating_point() else t, (args, kwargs))
         if self.precision.reach is CastScope.PASSES:
             copies = self._make_copies()
             if torch.is_grad_enabled():
                 self._copies = copies
-            return map_tensors(_widen, functional_call(self._holder, copies, (run, args, kwargs), tie_weights=False))
-        return map_tensors(_widen, run(*args, **kwargs))
+            return map_tensors(widen, functional_call(self._holder, copies, (run, args, kwargs), tie_weights=False))
+        return map_tensors(widen, run(*args, **kwargs))
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """``run(*args, **kwargs)``, a backward pass, in which ``checkpoint()`` may run parts of the model again."""
@@ -132,7 +133,7 @@ def fit_state(target: Any, weights: Mapping[str, Tensor] | None, state: Any) -> 
         tensors = {**dict(target.named_parameters()), **dict(target.named_buffers())}
         return _cast(weights, current), {**state, **{key: _cast(state[key], tensors) for key in ("hidden", "gradients")}}
     if isinstance(target, Optimizer):
-        parameters = [parameter for group in target.param_groups for parameter in group["params"]]
+        parameters = list(parameters_of(target))
         slots = {
             index: _cast(
                 values, {name: parameters[index] for name, value in values.items() if getattr(value, "ndim", 0) > 0}
@@ -169,7 +170,3 @@ def check_scaler(precision: Precision) -> None:
             "underflow when it unscales them. Leave it out; or use precision='16-master', whose gradients are float32, and "
             "scaled by the run."
         )
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -8,6 +8,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.errors import UsageError
+from lockstep.prepare.contents import parameters_of
 
 
 def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
@@ -16,7 +17,7 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
     Raises:
         UsageError: the optimizer has taken steps, so it has state for unsharded parameters.
     """
-    affected = {parameter for group in optimizer.param_groups for parameter in group["params"]} & replaced.keys()
+    affected = replaced.keys() & parameters_of(optimizer)
     used = sum(bool(optimizer.state.get(parameter)) for parameter in affected)
     if used:
         raise UsageError(

@@ -16,6 +16,7 @@ from torch import Tensor, amp
 from torch.optim import Optimizer
 
 from lockstep.errors import UsageError
+from lockstep.prepare.contents import parameters_of
 
 
 class LossScaling:
@@ -48,7 +49,7 @@ class LossScaling:
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
-                gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                gradients = [p.grad for p in parameters_of(self) if p.grad is not None]
                 if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they have been cleared
                     return None
             return act()
@@ -70,9 +71,7 @@ class LossScaling:
 
     def unscale(self) -> None:
         """Unscale the synchronized gradients. The scale shrinks after an overflow, and grows after many phases without."""
-        with_gradients = [
-            o for o in self._optimizers if any(p.grad is not None for g in o.param_groups for p in g["params"])
-        ]
+        with_gradients = [o for o in self._optimizers if any(p.grad is not None for p in parameters_of(o))]
         if not with_gradients:
             return
         for optimizer in with_gradients:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, amp, nn
@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums
 from lockstep.errors import ModelError, UsageError
+from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.sync.buffers import version
@@ -35,7 +36,8 @@ class Watched:
         """The parameters of all prepared models, in order, with their names."""
         self._ids: set[int] = set()
         """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
-        self._scaling = scaling
+        self.scaling = scaling
+        """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
         self._optimizers: list[Optimizer] = []
         self._schedules: list[LRScheduler] = []
         self.is_strict = num_shards > 1
@@ -67,8 +69,8 @@ class Watched:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer."""
         self._optimizers.append(optimizer)
-        if self._scaling is not None:
-            self._scaling.attach(optimizer)
+        if self.scaling is not None:
+            self.scaling.attach(optimizer)
 
     def add_schedule(self, schedule: LRScheduler) -> None:
         """Add a schedule."""
@@ -76,20 +78,12 @@ class Watched:
 
     def scale_by(self, scaling: LossScaling | None) -> None:
         """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
-        if self._scaling is not None:
-            self._scaling.detach()
-        self._scaling = scaling
-        for optimizer in self._optimizers if scaling is not None else ():
-            scaling.attach(optimizer)  # type: ignore[union-attr]
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The scaled loss for the backward pass."""
-        return loss if self._scaling is None else self._scaling.scale(loss)
-
-    def unscale(self) -> None:
-        """Unscale the synchronized gradients."""
-        if self._scaling is not None:
-            self._scaling.unscale()
+        if self.scaling is not None:
+            self.scaling.detach()
+        self.scaling = scaling
+        if scaling is not None:
+            for optimizer in self._optimizers:
+                scaling.attach(optimizer)
 
     def begin_phase(self) -> None:
         """Record what no shard may change."""
@@ -97,7 +91,7 @@ class Watched:
 
     def _snapshot(self) -> tuple[list[int], list[bool], list[Any]]:
         return (
-            [version(parameter) for parameter in self.parameters],
+            list(map(version, self.parameters)),
             [parameter.requires_grad for parameter in self.parameters],
             [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
             + [progress_of(schedule) for schedule in self._schedules],
@@ -131,7 +125,7 @@ class Watched:
         )
 
     def begin_again(self) -> None:
-        """An audit computes a shard once more: record what that must leave alone, with a single shard too."""
+        """Record what must not change while an audit computes a shard once more, with a single shard too."""
         self._before_again = self._contents()
 
     def _contents(self) -> tuple[list[int], list[Any]]:
@@ -139,7 +133,7 @@ class Watched:
         return bit_sums(list(self.parameters)), self._snapshot()[2]
 
     def check_again(self, step: int) -> None:
-        """Check that it did.
+        """Check that computing a shard once more has changed nothing.
 
         Raises:
             UsageError: weights or a learning rate were changed.
@@ -209,11 +203,6 @@ def progress_of(schedule: LRScheduler) -> list[int]:
     return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
 
 
-def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """The parameters of all groups of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
 class NotYet(Tensor):
     """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it raises UsageError."""
 
@@ -239,14 +228,14 @@ def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], No
     """Replace methods of an object by ones that raise an error inside ``batch.shards``, and otherwise act as before."""
     kind = "GradScaler" if isinstance(target, amp.GradScaler) else type(target).__name__
     for name in names:
-        _guard_method(target, name, guard, kind)
+        _guard_method(target, name, guard, f"{kind}.{name}()")
 
 
-def _guard_method(target: Any, name: str, guard: Callable[[str], None], kind: str) -> None:
+def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: str) -> None:
     act = getattr(target, name)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        guard(f"{kind}.{name}()")
+        guard(call)
         return act(*args, **kwargs)
 
     guarded.__doc__ = act.__doc__

@@ -29,7 +29,7 @@ class Fingerprint:
         self._known: tuple[int, Sums] | None = None
 
     def after(self, step: int) -> Sums:
-        """The digests after a step, for those that are told of its end: nothing is computed twice."""
+        """The digests after a step, computed once for all listeners that ask at its end."""
         if self._known is None or self._known[0] != step:
             self._known = (step, self.now())
         return self._known[1]

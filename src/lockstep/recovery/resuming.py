@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,11 +66,11 @@ class Restorer:
             self._refuse(f"precision is {self.precision!r} now, and was {was!r}", "precision")
         then, now = self._aligned(self.checkpoint.manifest.objects), self.state.describe_objects()
         for number, new in enumerate(now):
-            old = then[number] if number < len(then) else None
-            if number < len(then) and old is None:
-                continue
-            if old is None:
+            if number >= len(then):
                 self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
+            old = then[number]
+            if old is None:
+                continue
             # The class of a model may have been renamed: its parameters identify it.
             if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
                 self._refuse(
@@ -121,9 +122,7 @@ class Restorer:
             self._check_lines(f"training loader {number + 1}", then[number], new, "data")
 
     def _check_lines(self, label: str, old: list[str], new: list[str], allowable: str = "") -> None:
-        for number in range(max(len(old), len(new))):
-            was = old[number] if number < len(old) else "nothing more"
-            is_now = new[number] if number < len(new) else "nothing more"
+        for was, is_now in itertools.zip_longest(old, new, fillvalue="nothing more"):
             if was != is_now:
                 self._refuse(f"{label} has `{is_now}` now, and had `{was}`", allowable)
 

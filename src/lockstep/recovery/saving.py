@@ -111,7 +111,8 @@ class Saver(Listener):
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
-        self._retry_best()
+        if self._best_job is not None:
+            self._retry_best()
 
     def ask(self) -> None:
         """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""

@@ -58,8 +58,8 @@ class Unprepared(Listener):
             self._has_searched = True  # only once: it takes some 80 ms
             # isinstance() would take ten times as long, and call proxies.
             kinds = _with_subclasses(*_KINDS)
-            found = [item for item in gc.get_objects() if type(item) in kinds]
-            self._resting = [(ref(item), _progress(item)) for item in found]
+            candidates = [item for item in gc.get_objects() if type(item) in kinds]
+            self._resting = [(ref(item), _progress(item)) for item in candidates]
 
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """See Listener.
@@ -84,13 +84,13 @@ class Unprepared(Listener):
         """See Listener."""
         if not self._resting:
             return
-        alive = [(item, before) for there, before in self._resting if (item := there()) is not None]
-        moved = [item for item, before in alive if _progress(item) != before]
-        self._resting = [(ref(item), before) for item, before in alive if not any(item is other for other in moved)]
-        for item in moved:
+        alive = [(item, before) for reference, before in self._resting if (item := reference()) is not None]
+        active = [item for item, before in alive if _progress(item) != before]
+        self._resting = [(ref(item), before) for item, before in alive if not any(item is acting for acting in active)]
+        for item in active:
             optimizer = getattr(item, "optimizer", None)  # a schedule's
             acts = optimizer is None or self._trains(optimizer)
-            is_part = id(item) in _ids_in([_parts(peer) for peer in moved])
+            is_part = id(item) in _ids_in([_parts(peer) for peer in active])
             if acts and not is_part and not self._is_kept(item):
                 self._warn(f"{type(item).__name__} {_action(item)}")
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lockstep.sync.gradients import is_narrow
+
 ABSENT = -0.0
 """Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, including -0.0 (IEEE 754), so
 adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
@@ -28,7 +30,7 @@ def summed_dtype(parameter: Tensor) -> torch.dtype:
     """The dtype in which a parameter's gradients are weighted and summed: float32 at least."""
     if parameter.is_complex():
         return torch.float64 if parameter.dtype == torch.complex128 else torch.float32
-    return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
+    return torch.float32 if is_narrow(parameter) else parameter.dtype
 
 
 class Flat:
@@ -104,14 +106,9 @@ class Bucket:
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """The parameter's strides if it is dense in memory, else those of a contiguous tensor."""
-    strides = parameter.stride()
-    expected = 1
-    for stride, size in sorted(zip(strides, parameter.size(), strict=True)):
-        if size != 1 and stride != expected:
-            return tuple(torch.empty(parameter.size(), device="meta").stride())
-        expected *= size
-    return strides
+    """The parameter's strides if it is dense in memory, which are those of its clone, else those of a contiguous tensor."""
+    is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    return parameter.stride() if is_dense else torch.empty(parameter.size(), device="meta").stride()
 
 
 def keep_freed_memory() -> None:

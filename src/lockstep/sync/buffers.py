@@ -9,20 +9,16 @@ weighted mean over shards; an integer buffer becomes that of the lowest shard. A
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
 
-
-def version(tensor: Tensor) -> int:
-    """The number of in-place changes of a tensor. (PyTorch has no public name for it.)"""
-    count: int = tensor._version
-    return count
-
-
+version: Callable[[Tensor], int] = operator.attrgetter("_version")
+"""The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
 _LARGEST_BASE = 1e15
@@ -35,6 +31,9 @@ class _Slot:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
         self.name = name
+        self.is_statistic = isinstance(module, NORMALIZATIONS)
+        """Whether it belongs to a normalization layer of PyTorch, which writes it through ``.data``, since no backward pass
+        needs its values: so a second backward pass through one forward pass works as it does in a plain script."""
         self.start = self.tensor.detach().clone()
         self.mark()
 
@@ -90,16 +89,14 @@ class _Slot:
         """Restore a value from earlier in the same shard. The buffer still counts as changed."""
         tensor = self.tensor
         if tensor.shape == value.shape and not torch.equal(tensor, value):
-            (tensor.data if isinstance(self.module, NORMALIZATIONS) else tensor).copy_(value)
+            (tensor.data if self.is_statistic else tensor).copy_(value)
 
     def put(self, value: Tensor) -> None:
         tensor = self.tensor
         if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is self._marked_tensor:
             return  # writing, even the same value, would invalidate a second backward pass through its graph
         if tensor.shape == value.shape:
-            # Like PyTorch's normalization layers, which write through .data, since no backward pass needs these values. So
-            # a second backward pass through one forward pass works as it does in a plain script.
-            (tensor.data if isinstance(self.module, NORMALIZATIONS) else tensor).copy_(value)
+            (tensor.data if self.is_statistic else tensor).copy_(value)
         else:
             setattr(self.module, self.name, value.clone())
         self.mark()
@@ -165,11 +162,12 @@ class _Owner:
     def __init__(self, module: nn.Module, slots: list[_Slot]) -> None:
         self.module = module
         self.slots = slots
+        self.is_normalization = slots[0].is_statistic
 
     @property
     def changed(self) -> bool:
         # PyTorch's normalization layers write their statistics without increasing the version.
-        if isinstance(self.module, NORMALIZATIONS) and self.module.training:
+        if self.is_normalization and self.module.training:
             return True
         return any(slot.touched for slot in self.slots)
 
@@ -257,7 +255,7 @@ class ShardBuffers:
         with torch.no_grad():
             for owner, slots in before:
                 counts = [version(slot.tensor) for slot, _, _ in slots]
-                if isinstance(owner.module, NORMALIZATIONS) or counts != [count for _, _, count in slots]:
+                if owner.is_normalization or counts != [count for _, _, count in slots]:
                     for slot, value, _ in slots:
                         slot.undo(value)
 

@@ -27,7 +27,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
-from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, widen
+from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_narrow, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -74,7 +74,7 @@ class _Engine:
         """Create the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
         self.trainable = self.learning()
         self.size = math.inf if self.sparse else size_of(self.trainable)  # infinite: never sent in one message
-        self.is_narrow = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self.trainable)
+        self.is_narrow = any(map(is_narrow, self.trainable))
         self.launched = 0
         self.finished = False
         self.ddp: DistributedDataParallel | None = None
@@ -155,7 +155,7 @@ class DDPSync(ShardedSync):
         self._launched_at_s = 0.0
         for engine in self._engines:
             engine.launched, engine.finished = 0, False
-        self._factor, self._earlier = factor, self._sums.take(call)
+        self._factor, self._earlier = factor, self._sums.pop(call, {})
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if self._launched_at_s:
@@ -164,7 +164,7 @@ class DDPSync(ShardedSync):
         # DDP's sums are complete, and already weighted.
         reduced = detach_grads(p for engine in self._overlapped[call] for p in engine.trainable)
         add_weighted(self._parameters, self._earlier, factor)
-        self._sums.put(call, {**self._earlier, **reduced})
+        self._sums[call] = {**self._earlier, **reduced}
         self._earlier = {}
 
     def end_shard(self) -> None:
@@ -241,7 +241,7 @@ class DDPSync(ShardedSync):
         if not self._is_small:
             return None
         learning = list(dict.fromkeys(p for engine in self._engines for p in engine.learning()))
-        sums = [self._sums.take(call) for call in range(num_calls)]
+        sums = [self._sums.pop(call, {}) for call in range(num_calls)]
         rows, gathered = gather_together(row, sums, learning, self._world_size)
         self._gathered = dict(enumerate(gathered))
         return rows
@@ -249,7 +249,7 @@ class DDPSync(ShardedSync):
     def _reduce(self, call: int) -> Gradients:
         if call in self._gathered:
             return self._gathered.pop(call)
-        sums = self._sums.take(call)
+        sums = self._sums.pop(call, {})
         done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
         for engine in self._engines:
             if engine not in self._overlapped.get(call, ()):

@@ -26,6 +26,7 @@ from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
+from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
@@ -83,7 +84,7 @@ class ExactSync:
         self.replaced: dict[Parameter, Parameter] = {}
         self._block = block(rank, world_size, num_shards)
         self._exchange = Exchange(rank, between_hosts=between_hosts)
-        self._on_gpus = {gpu: OrderedExchange(rank, gpu) for gpu in gpus}
+        self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
         self._world_size = world_size
         self._num_phases = 0
@@ -125,11 +126,8 @@ class ExactSync:
         for name, parameter in model.named_parameters():
             if parameter not in self._names:
                 self._names[parameter] = name
-                if parameter.is_floating_point() or parameter.is_complex():
-                    learns = parameter.requires_grad
-                    parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
-                    parameter.requires_grad_(learns)
+                if has_gradient(parameter):
+                    self._hooks.append(on_gradient(parameter, self._arrived))
         self.buffers.attach(model)
         return model
 
@@ -262,16 +260,18 @@ class ExactSync:
         nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        if kind not in self._layouts:
+        layout = self._layouts.get(kind)
+        if layout is None:
             if len(self._layouts) == _MAX_LAYOUTS:
                 dropped = self._layouts.pop(next(iter(self._layouts)))
                 for history in self._histories.values():
                     history.buckets = {key: used for key, used in history.buckets.items() if key[0] is not dropped}
-            can_learn = [p for p in self._names if p.is_floating_point() or p.is_complex()]
+            can_learn = list(filter(has_gradient, self._names))
             learning = make_buckets([p for p in can_learn if p.requires_grad])
-            self._layouts[kind] = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
-        if self._layout is not self._layouts[kind]:
-            self._layout = self._layouts[kind]
+            layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
+            self._layouts[kind] = layout
+        if self._layout is not layout:
+            self._layout = layout
             self._missing = [set() for _ in self._layout.buckets]
 
     def _foreseen(self, call: int) -> list[int]:
@@ -285,9 +285,10 @@ class ExactSync:
 
     def _arrived(self, parameter: Parameter) -> None:
         """Move a new gradient into its bucket while it is in the CPU cache. Called by autograd during the backward pass."""
-        if self._listening and parameter in self._layout.slots:
+        location = self._layout.slots.get(parameter) if self._listening else None
+        if location is not None:
             with self._hook_lock:
-                self._take(*self._layout.slots[parameter], parameter)
+                self._take(*location, parameter)
 
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
@@ -302,13 +303,10 @@ class ExactSync:
                 "dense one (Embedding(sparse=False)), or leave shards= out, or use strategy='ddp'"
             )
         if (self._call, index) in self._sent:
-            raise ModelError(
-                f"the gradient of {self._names[parameter]!r} came in several parts in one backward pass, after it had been "
-                "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
-                "use_reentrant=False."
-            )
+            raise came_in_parts(self._names[parameter])
         if self._factor != 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
-            self._sum(self._call, index).take(slot, gradient, self._factor)
+            bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
+            bucket_sum.take(slot, gradient, self._factor)
         missing = self._missing[index]
         missing.discard(slot)
         if not missing:

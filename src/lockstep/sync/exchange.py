@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.errors import PeerError
-from lockstep.plan.tree import Node, fold, push
+from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.together import gather_parts
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
@@ -51,15 +51,17 @@ class Exchange:
     """
 
     def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
-        self._rank = rank
+        self.rank = rank
         self.waited_s = 0.0
-        """For how long this rank has waited for others, ever or since somebody set it to 0."""
+        """Seconds that this rank has waited for others since this was last set to 0."""
         self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
-        self._roots: Roots = [[]]
+        self.roots: Roots = [[]]
+        """The subtrees of ranks 0, 1, ..."""
+        self.holds = False
+        """Whether started exchanges wait for ``gather``."""
         self._tag = _FIRST_TAG
         self._sending: deque[_Underway] = deque()
         self._gathering: list[_Underway] = []
-        self._holds = False
         self._held: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
@@ -72,14 +74,9 @@ class Exchange:
             roots: the subtrees of ranks 0, 1, ...
             holds: whether exchanges started before ``gather`` are held back for it. If so, it must be called.
         """
-        self._roots = roots
-        self._holds, self._held = holds, []
+        self.roots = roots
+        self.holds, self._held = holds, []
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
-
-    @property
-    def holds(self) -> bool:
-        """Whether started exchanges wait for ``gather``."""
-        return self._holds
 
     def start(self, nodes: list[Tensor]) -> None:
         """Start summing flat tensors over all ranks. Returns at once; after ``finish`` the sum is in ``nodes[0]``.
@@ -87,7 +84,7 @@ class Exchange:
         Args:
             nodes: one tensor for each of this rank's subtrees, in order: shape ``(n,)``, the same dtype and n on every rank.
         """
-        if self._holds:
+        if self.holds:
             self._held.append(nodes)
             return
         self._sending.append(_Underway(self, nodes))
@@ -106,12 +103,6 @@ class Exchange:
             underway.finish()
         self._gathering = []
 
-    def sum(self, nodes: list[Tensor]) -> Tensor:
-        """``start`` and ``finish``; returns the sum."""
-        self.start(nodes)
-        self.finish()
-        return nodes[0]
-
     def gather(self, row: list[float]) -> list[list[float]]:
         """Gather a row of numbers from each rank, and complete the exchanges held back, in one collective.
 
@@ -121,17 +112,14 @@ class Exchange:
         Returns:
             The rows by rank.
         """
-        held, self._held, self._holds = self._held, [], False
-        most_nodes = max(map(len, self._roots))
+        held, self._held, self.holds = self._held, [], False
+        most_nodes = max(map(len, self.roots))
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
-        rows, by_rank = gather_parts(row, parts, len(self._roots))
+        rows, by_rank = gather_parts(row, parts, len(self.roots))
         for number, nodes in enumerate(held):
             node_parts = by_rank[number * most_nodes :]
-            stack: list[Node[Tensor]] = []
-            for rank, roots in enumerate(self._roots):
-                for (start, size), copies in zip(roots, node_parts, strict=False):
-                    push(stack, Node(start, size, copies[rank]), torch.Tensor.add_)
-            nodes[0].copy_(fold(stack, torch.Tensor.add_))
+            values = (node_parts[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
+            nodes[0].copy_(sum_subtrees(self.roots, values, Tensor.add_))
         return rows
 
     def _advance(self) -> None:
@@ -140,16 +128,6 @@ class Exchange:
         self._gathering.append(underway)
 
     # For _Underway
-
-    @property
-    def roots(self) -> Roots:
-        """See ``begin_phase``."""
-        return self._roots
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self._rank
 
     def reserve_tags(self, number: int) -> int:
         """Reserve ``number`` consecutive tags, unique in this phase; returns the first."""
@@ -234,19 +212,13 @@ class _Underway:
             self._wait_sent()
         result = self._nodes[0][self._mine]
         if result.numel():
-            stack: list[Node[Tensor]] = []
 
             def add(left: Tensor, right: Tensor) -> Tensor:
                 return torch.add(left, right, out=right if right is result else left)
 
-            for rank, roots in enumerate(self._exchange.roots):
-                if rank == self._exchange.rank:
-                    parts = [result, *(node[self._mine] for node in self._nodes[1:])]
-                else:
-                    parts = self._received[rank]
-                for (start, size), part in zip(roots, parts, strict=True):
-                    push(stack, Node(start, size, part), add)
-            total = fold(stack, add)
+            by_rank = {**self._received, self._exchange.rank: [result, *(node[self._mine] for node in self._nodes[1:])]}
+            values = (part for _, parts in sorted(by_rank.items()) for part in parts)
+            total = sum_subtrees(self._exchange.roots, values, add)
             assert total is result
             for peer in () if self._is_broad else self._peers:
                 self._send(result, peer, self._result_tag)
@@ -267,19 +239,17 @@ class _Underway:
         self._sends = []
 
     def _wait(self, works: list[dist.Work]) -> None:
+        if not works:
+            return
         began_s = time.perf_counter()
-        _wait(works)
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            if "imed out" not in str(error):
+                raise
+            raise PeerError(
+                f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
+                "data, say), or have left its loop over batch.shards."
+            ) from error
         self._exchange.waited_s += time.perf_counter() - began_s
-
-
-def _wait(works: list[dist.Work]) -> None:
-    try:
-        for work in works:
-            work.wait()
-    except RuntimeError as error:
-        if "imed out" not in str(error):
-            raise
-        raise PeerError(
-            f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
-            "data, say), or have left its loop over batch.shards."
-        ) from error

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lockstep.comm.group import Transport
+from lockstep.comm.group import Transport, default_group
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import StepPlan
-from lockstep.sync.gradients import Gradients
+from lockstep.sync.gradients import is_narrow
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -57,7 +57,7 @@ class FSDPSync(ShardedSync):
         take_from_rank_0(model)
         before = dict(model.named_parameters())
         if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(_world_group(), self._device.type)
+            self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*_blocks(model), model):
             _shard(part, self._mesh)
         model.to(self._device)  # its buffers
@@ -92,18 +92,6 @@ class FSDPSync(ShardedSync):
     def close(self) -> None:
         """See Sync."""
         self._mesh = None
-
-    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        return model
-
-    def _reduce(self, call: int) -> Gradients:
-        return self._sums.take(call)
-
-
-def _world_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def _check(model: nn.Module) -> None:
@@ -140,8 +128,7 @@ def _reshard(model: nn.Module, *_: object) -> None:
 def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     if isinstance(module, FSDPModule):
         return
-    is_narrow = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if is_narrow else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if any(map(is_narrow, module.parameters())) else None)
     fully_shard(module, mesh=mesh, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)  # a sum: the weights are in the losses

@@ -1,12 +1,15 @@
-"""Weighted sums of the gradients of a process's shards."""
+"""Weighted sums of the gradients of a process's shards, and hooks for their arrival in a backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from lockstep.errors import ModelError
 
 Gradients = dict[Parameter, Tensor]
 
@@ -32,59 +35,46 @@ def put_back(detached: Gradients) -> None:
         parameter.grad = gradient
 
 
-def widen(gradient: Tensor) -> Tensor:
-    """A 16-bit gradient as float32, in which it is weighted and summed; others as they are."""
-    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+def is_narrow(tensor: Tensor) -> bool:
+    """Whether a tensor has a 16-bit floating-point dtype."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """A 16-bit tensor as float32, in which gradients are weighted and summed; others as they are."""
+    return tensor.float() if is_narrow(tensor) else tensor
 
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
     """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped."""
-    for parameter, gradient in detach_grads(parameters).items():
-        if weight == 0:
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
             continue
-        part = widen(gradient)
-        if weight != 1.0:
-            part = part.mul_(weight)
-        sums[parameter] = sums[parameter].add_(part) if parameter in sums else part
+        parameter.grad = None
+        if weight != 0:
+            part = widen(gradient) if weight == 1.0 else widen(gradient).mul_(weight)
+            earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
+            sums[parameter] = part if earlier is None else earlier.add_(part)
 
 
-class ShardSums:
-    """Weighted sums over the shards that have run, separately for each backward call of a micro-step.
-
-    Backward calls (for two losses, say) may have weights of different kinds: the first calls of all shards are summed
-    together, and so are the second ones.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[int, Gradients] = {}
-
-    def add(self, call: int, parameters: Iterable[Parameter], weight: float) -> None:
-        """Move the gradients of the shard that has just run into the sum of this call.
-
-        A shard of weight 0 (no tokens) is left out: its loss may be a mean over nothing, and its gradients NaN.
-        """
-        add_weighted(parameters, self._sums.setdefault(call, {}), weight)
-
-    def put(self, call: int, sums: Gradients) -> None:
-        """Set the sums of a call."""
-        self._sums[call] = sums
-
-    def take(self, call: int) -> Gradients:
-        """Remove and return the sums of a call."""
-        return self._sums.pop(call, {})
-
-    def clear(self) -> None:
-        """Discard all sums."""
-        self._sums.clear()
+def has_gradient(parameter: Tensor) -> bool:
+    """Whether a parameter is of a dtype that has gradients."""
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
-def install(sums: Gradients) -> None:
-    """Set ``.grad`` of each parameter to its sum, in the parameter's dtype."""
-    for parameter, gradient in sums.items():
-        parameter.grad = gradient.to(parameter.dtype)
+def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> RemovableHandle:
+    """Have autograd call ``notify`` whenever it has put a gradient into ``.grad``, of a frozen parameter once it learns."""
+    learns = parameter.requires_grad
+    parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
+    hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(notify)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(learns)
+    return hook
 
 
-def divide(gradients: Iterable[Tensor], total: float) -> None:
-    """Divide gradients by ``total``, in place."""
-    for gradient in gradients:
-        gradient.div_(total)
+def came_in_parts(name: str) -> ModelError:
+    """The error for a parameter whose gradient grows after it was sent."""
+    return ModelError(
+        f"the gradient of {name!r} came in several parts in one backward pass, after it had been sent: checkpoint(..., "
+        "use_reentrant=True) over parameters that are used elsewhere too does that. Use use_reentrant=False."
+    )

@@ -20,10 +20,10 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.comm.group import Transport
 from lockstep.comm.horovod import start_horovod
 from lockstep.config import RunConfig
-from lockstep.errors import ModelError, PeerError
+from lockstep.errors import PeerError
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.afterwards import add_absent, sparse_weights
-from lockstep.sync.gradients import Gradients, add_weighted
+from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -70,14 +70,10 @@ class HorovodSync(ShardedSync):
         take_from_rank_0(model)
         self._sparse += sparse_weights(model)
         for name, parameter in model.named_parameters():
-            if parameter in self._names or not (parameter.is_floating_point() or parameter.is_complex()):
-                continue
-            self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
-            self._names[parameter] = name
-            learns = parameter.requires_grad
-            parameter.requires_grad_(True)  # a frozen parameter accepts no hook, but keeps one
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
-            parameter.requires_grad_(learns)
+            if parameter not in self._names and has_gradient(parameter):
+                self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
+                self._names[parameter] = name
+                self._hooks.append(on_gradient(parameter, self._arrived))
         return model
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
@@ -91,7 +87,7 @@ class HorovodSync(ShardedSync):
         if not self._micro.is_last or self._world_size == 1:
             super().backward(loss, call, factor, options)
             return
-        self._call, self._factor, self._earlier = call, factor, self._sums.take(call)
+        self._call, self._factor, self._earlier = call, factor, self._sums.pop(call, {})
         self._listening = True
         try:
             with self.buffers.held():
@@ -100,7 +96,7 @@ class HorovodSync(ShardedSync):
             self._listening = False
         # Gradients that were not sent stay in the sum of their call.
         add_weighted(list(self._names), self._earlier, factor)
-        self._sums.put(call, self._earlier)
+        self._sums[call] = self._earlier
         self._earlier = {}
 
     def _arrived(self, parameter: Parameter) -> None:
@@ -108,11 +104,7 @@ class HorovodSync(ShardedSync):
         if not self._listening:
             return
         if parameter in self._sent.get(self._call, {}):
-            raise ModelError(
-                f"the gradient of {self._names[parameter]!r} came in several parts in one backward pass, after it had been "
-                "sent: checkpoint(..., use_reentrant=True) over parameters that are used elsewhere too does that. Use "
-                "use_reentrant=False."
-            )
+            raise came_in_parts(self._names[parameter])
         sums: Gradients = {parameter: self._earlier.pop(parameter)} if parameter in self._earlier else {}
         add_weighted([parameter], sums, self._factor)
         if sums:  # empty if the shard has weight 0 and there are no earlier ones
@@ -120,7 +112,7 @@ class HorovodSync(ShardedSync):
 
     def _reduce(self, call: int) -> Gradients:
         """Send the gradients that were not sent during the backward pass, if any rank has one; then wait for all sums."""
-        sums = self._sums.take(call)
+        sums = self._sums.pop(call, {})
         if self._world_size == 1:
             return sums
         trainable = [p for p in self._names if p.requires_grad]  # scripts freeze and unfreeze

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.comm.collectives import all_gather_flat
-from lockstep.plan.tree import Node, fold, push
+from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.exchange import Roots
 
 
@@ -20,12 +20,10 @@ class OrderedExchange:
     """Like ``Exchange``, for tensors on one device. Every rank must make the same calls in the same order.
 
     Args:
-        rank: this process's rank in the default group.
         device: the device of the tensors. On the CPU every call blocks.
     """
 
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self._rank = rank
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._roots: Roots = [[]]
 
@@ -46,12 +44,8 @@ class OrderedExchange:
             sizes = [len(roots) * width for roots in self._roots]
             incoming = nodes[0].new_empty(sum(sizes))
             dist.all_to_all_single(incoming, outgoing.view(-1), sizes, [len(nodes) * width] * num_ranks)
-            stack: list[Node[Tensor]] = []
-            subtrees = (subtree for roots in self._roots for subtree in roots)
-            for (start, size), part in zip(subtrees, torch.split(incoming, width), strict=True):
-                push(stack, Node(start, size, part), torch.add)
             total = nodes[0].new_empty(num_ranks * width)
-            all_gather_flat(total, fold(stack, torch.add))
+            all_gather_flat(total, sum_subtrees(self._roots, torch.split(incoming, width), torch.add))
             nodes[0].copy_(total[:length])
 
     def finish(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,11 +12,11 @@ from torch.nn import Parameter
 
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.buffers import ShardBuffers, add_changes
-from lockstep.sync.gradients import Gradients, ShardSums, divide, install
+from lockstep.sync.gradients import Gradients, add_weighted
 from lockstep.sync.protocol import Outcome
 
 
-class ShardedSync(ABC):
+class ShardedSync:
     """Sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
@@ -34,7 +33,9 @@ class ShardedSync(ABC):
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._changes: dict[int, Tensor] = {}
         """The sums of this process's shards' changes in the current phase."""
-        self._sums = ShardSums()
+        self._sums: dict[int, Gradients] = {}
+        """The weighted sums over the shards that have run, by backward call. Calls (for two losses, say) may have weights of
+        different kinds: the first calls of all shards are summed together, and so are the second ones."""
         self._plan: StepPlan | None = None
         self._phase = 0
         self._micro: MicroStep | None = None
@@ -62,7 +63,7 @@ class ShardedSync(ABC):
         """See Sync."""
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        self._sums.add(call, self._parameters, factor)
+        add_weighted(self._parameters, self._sums.setdefault(call, {}), factor)
 
     def end_shard(self) -> None:
         """See Sync."""
@@ -85,12 +86,13 @@ class ShardedSync(ABC):
         """See Sync."""
         gradients: Gradients = {}
         for call, total in enumerate(outcome.totals):
-            sums = self._reduce(call)
-            if total is not None:
-                divide(sums.values(), total)
-            for parameter, gradient in sums.items():
-                gradients[parameter] = gradients[parameter].add_(gradient) if parameter in gradients else gradient
-        install(gradients)
+            for parameter, gradient in self._reduce(call).items():
+                if total is not None:
+                    gradient.div_(total)
+                earlier = gradients.get(parameter)
+                gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient.to(parameter.dtype)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
         self._changes = {}
@@ -116,16 +118,18 @@ class ShardedSync(ABC):
         self._changes = {}
         self._plan = self._micro = None
 
-    def close(self) -> None:  # noqa: B027 - most subclasses have nothing to release
+    def close(self) -> None:
         """See Sync."""
 
-    @abstractmethod
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Copy the model from rank 0 to every rank, and return the callable for its forward pass."""
+        """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here the model is there
+        already: on the only process, or sharded over all."""
+        return model
 
-    @abstractmethod
     def _reduce(self, call: int) -> Gradients:
-        """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype.
+        """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype. Here they are
+        those of this process: there is no other, or the backward pass has summed over the ranks.
 
         Called on every rank for every call that any rank made.
         """
+        return self._sums.pop(call, {})

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.plan.shards import StepPlan
-from lockstep.sync.gradients import Gradients
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 
@@ -57,12 +56,6 @@ class SingleSync(ShardedSync):
         """See Sync."""
         if not self.is_plain:
             super().end_phase(outcome)
-
-    def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        return model
-
-    def _reduce(self, call: int) -> Gradients:
-        return self._sums.take(call)
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
