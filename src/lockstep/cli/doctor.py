@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.status import Status
-from rich.text import Text
+from rich.console import Console
 
 from lockstep.cli.findings import show, situation_of
 from lockstep.cli.options import command_of_script, given
+from lockstep.cli.progress import Progress
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
@@ -76,11 +76,11 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     values found and a remedy.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
-    began_s = time.monotonic()
+    began_s, console = time.monotonic(), Console(quiet=True) if as_json else open_console()
     situation = situation_of(options, RunConfig.merge(settings, {}))
     if script is not None:
         find_script(script, is_module=options.is_module, is_executable=options.is_executable)
-    with sigterm_interrupts(), _Progress(is_shown=not as_json) as progress:
+    with sigterm_interrupts(), Progress(console, is_brief=True) as progress:
         findings = examine(situation, _LOCAL_S, progress.started)
         speaks = True
         if situation.nodes is not None:
@@ -104,7 +104,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     if speaks and as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     elif speaks:
-        show(findings, time.monotonic() - began_s, open_console())
+        show(findings, time.monotonic() - began_s, console)
     return int(any(finding.state == FAIL for finding in findings))
 
 
@@ -150,34 +150,3 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
 def _apart(error: LockstepError) -> Finding:
     verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
     return dataclasses.replace(verdict, check="rendezvous")
-
-
-class _Progress:
-    """Shows on a terminal what is waited for. An ``analysis.trial.Observer``."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        console = open_console()
-        self._status = Status("", console=console) if is_shown and console.is_terminal else None
-        self._what = ""
-
-    def __enter__(self) -> _Progress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def started(self, what: str, left_s: float | None = None) -> None:
-        """Something begins."""
-        self._what = what
-        self.waiting(0.0)
-
-    def waiting(self, elapsed_s: float) -> None:
-        """See Observer."""
-        if self._status is not None:
-            self._status.update(Text(f"{self._what} {f'{elapsed_s:.0f} s' if elapsed_s else ''}"))
-
-    def ended(self, outcome: str) -> None:
-        """See Observer."""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lockstep.analysis.trial import Record, Trial, passable, run_trial
 from lockstep.cli.options import command_of_script, given
-from lockstep.cli.studies import Progress
+from lockstep.cli.progress import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
