@@ -90,9 +90,18 @@ class Comparison(Study):
         return any(run.status == "interrupted" for result in self.rows for run in result.runs[-1:])
 
     @property
+    def measured(self) -> list[tuple[RowResult, Figures]]:
+        """The rows that have figures, with these."""
+        return [(result, figures) for result in self.rows if (figures := result.figures) is not None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs did the work in any row."""
+        return any(figures.device == "cuda" for _, figures in self.measured)
+
+    @property
     def baseline(self) -> RowResult | None:
-        """The row that the others are compared with: the first ``single`` that ran, in the usual precision if there is
-        one."""
+        """The row that the others are compared with: the first measured ``single``, in 32-true if there is one."""
         singles = [result for result in self.rows if result.row.method.strategy == "single" and result.measured]
         usual = [result for result in singles if result.row.method.precision == "32-true"]
         return next(iter((*usual, *singles)), None)
