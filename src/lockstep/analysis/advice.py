@@ -91,7 +91,7 @@ def _slow_16_bit(comparison: Comparison) -> Iterator[str]:
     }
     slower: dict[str, float] = {}
     for method, figures in methods:
-        pace = usual.get((method.strategy, figures.num_processes))
+        pace = usual.get((method.strategy, figures.num_processes)) if method.precision != "32-true" else None
         if pace is not None and figures.device != "cuda" and pace >= _SLOW * figures.samples_per_s:
             slower[method.precision] = max(slower.get(method.precision, 0.0), pace / figures.samples_per_s)
     if slower:
