@@ -28,7 +28,7 @@ class Figures:
     num_epochs: int
     samples_per_epoch: float
     steady_s: float
-    """Time that the figures rest on: training without warm-up, over all epochs."""
+    """Time in which the figures were measured: training without warm-up, over all epochs."""
     includes_warm_up: bool
     """True if every pass was so short that it was all warm-up: then the figures are of whole passes."""
     samples_per_s: float
@@ -57,12 +57,12 @@ class Figures:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the GPUs where they do the work, else of the cores."""
+        """Of the GPUs if they do the work, else of the cores; in per cent."""
         return self.gpu_utilisation if self.device == "cuda" else self.cpu_utilisation
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the GPUs where they do the work, else of the machine."""
+        """Of the GPUs if they do the work, else of the machine."""
         return self.peak_gpu_bytes if self.device == "cuda" else self.peak_rss_bytes
 
 
@@ -150,7 +150,7 @@ def pooled(rounds: Sequence[Figures]) -> Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """A row beside the baseline, ``single``."""
+    """How a row compares with the baseline, ``single``."""
 
     speed_up: float
     """Samples a second, divided by the baseline's: the geometric mean over the rounds."""
@@ -164,7 +164,7 @@ class Relation:
 
     @property
     def is_noise(self) -> bool:
-        """Whether the two may well be equally fast."""
+        """Whether the measurements do not rule out that both are equally fast."""
         return self.interval is not None and self.interval.has(1.0)
 
 
@@ -174,11 +174,11 @@ def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Re
 
     def difference(name: str) -> float | None:
         pairs = [
-            (getattr(ours, name), getattr(theirs, name))
-            for ours, theirs in itertools.product(rounds.values(), baseline.values())
-            if getattr(ours, f"{name}_from") == getattr(theirs, f"{name}_from")
+            (getattr(figures, name), getattr(reference, name))
+            for figures, reference in itertools.product(rounds.values(), baseline.values())
+            if getattr(figures, f"{name}_from") == getattr(reference, f"{name}_from")
         ]
-        differences = [float(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        differences = [float(value - reference) for value, reference in pairs if value is not None and reference is not None]
         return max(differences, key=abs, default=None)
 
     ratios = [rounds[number].samples_per_s / baseline[number].samples_per_s for number in rounds if number in baseline]

@@ -1,4 +1,4 @@
-"""What articles on distributed training have measured of these methods, to stand beside a comparison. Pure."""
+"""Published measurements of the methods, to be shown beside a comparison. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Published:
     """One row of an article."""
 
     method: str
-    """As in ``lockstep compare``: what the article did is this."""
+    """Its name in ``lockstep compare``."""
     called: str
-    """What the article calls it."""
+    """Its name in the article."""
     task: str
     num_processes: int
     """GPUs, for all of these."""

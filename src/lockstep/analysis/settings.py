@@ -20,7 +20,7 @@ def default_world_sizes(*, num_cores: int, num_gpus: int) -> tuple[int, ...]:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of processes with commas between, each once, smallest first.
+    """Numbers of processes separated by commas, each once, smallest first.
 
     Raises:
         ConfigError: one is not a whole number of at least 1, or there is none.
@@ -34,7 +34,7 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_workers(text: str | None) -> tuple[int | None, ...]:
-    """Numbers of loader workers with commas between, each once; None: as the script has them.
+    """Numbers of loader workers separated by commas, each once; None: the script's.
 
     Raises:
         ConfigError: one is not a whole number, or there is none.
@@ -48,7 +48,7 @@ def parse_workers(text: str | None) -> tuple[int | None, ...]:
 
 
 def parse_launchers(text: str | None) -> tuple[str, ...] | None:
-    """Launchers with commas between, each once; None: as ``expand`` chooses.
+    """Launchers separated by commas, each once; None: ``expand`` chooses.
 
     Raises:
         ConfigError: one is not known, or there is none.
@@ -72,8 +72,7 @@ def expand(
     *,
     resumes: bool,
 ) -> tuple[Setting, ...]:
-    """Every combination, the one that the others are compared with first; then a launch that is killed, and resumed at
-    another world size.
+    """Every combination, the reference first; then a launch that is killed, and resumed at another world size.
 
     Args:
         launchers: None: ``local`` at every world size, and each of the others once.

@@ -84,7 +84,7 @@ def show(comparison: Comparison, console: Console) -> None:
         if result.reason is not None:
             alike.setdefault((result.status, result.reason), []).append(result)
     for (status, reason), results in alike.items():
-        which, log = ", ".join(result.row.label for result in results), results[0].told.log
+        which, log = ", ".join(result.row.label for result in results), results[0].decisive_run.log
         where = f" ({comparison.directory / log})" if log else ""
         console.print(Text(f"{which} {status}: {reason}{where}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)

@@ -1,4 +1,4 @@
-"""What a verification says to a person: a line a setting, and the verdict. Pure."""
+"""The results of a verification in words: a line per setting, and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DIGITS = 16
 
 
 def outcome(verification: Verification, result: SettingResult) -> str:
-    """What became of a setting, in one line."""
+    """The outcome of a setting, in one line."""
     took = f"({result.command_s or 0:.1f} s)"
     summary = result.summary
     if summary is None:  # an error is shown once, and whole, by the verdict
@@ -31,7 +31,7 @@ def outcome(verification: Verification, result: SettingResult) -> str:
 
 
 def outcome_of_one_device(verification: Verification) -> str:
-    """How the gradient of the first batch stands to that of one device, in one line."""
+    """How the gradient of the first batch compares with that of one device, in one line."""
     result = verification.one_device
     assert result is not None
     if result.status == "same":
@@ -77,7 +77,7 @@ def verdict(verification: Verification) -> list[str]:
 
 
 def _use(verification: Verification) -> str:
-    """How samples were used, in the words of the last line."""
+    """How samples were used, for the last line."""
     once = {result.summary.each_sample_once for result in verification.results if result.summary is not None}
     if None in once:
         return ""
@@ -134,7 +134,7 @@ def _difference(worst: SettingResult, difference: Difference, reference: Setting
 
 
 def place_of(difference: Difference) -> str:
-    """A difference's place in the run, in words."""
+    """Where in the run a difference is, in words."""
     where = "the beginning" if difference.step == 0 else f"step {difference.step}"
     if difference.epoch is not None:
         where += f" (epoch {difference.epoch + 1})"

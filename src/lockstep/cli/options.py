@@ -21,6 +21,8 @@ CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
 """Those for commands that run a script: all arguments after it belong to the script."""
 
+RUNS = Path("runs")
+"""The directory of runs that commands look into by default."""
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
 """Options, besides those for several machines, that torchrun also reads from the environment, as PET_<NAME>."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from lockstep import inventory
 from lockstep.errors import ConfigError
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import counted
 from lockstep.rundir.lock import RunLock
 
 RESULTS = "results.json"
@@ -133,7 +134,7 @@ def _reason_to_keep(entry: Run | Results, rule: Rule, now_s: float, *, is_newest
 def describe(entry: Run | Results) -> str:
     """The kind or state of an entry."""
     if isinstance(entry, Results):
-        return f"{entry.kind} of {entry.num_runs} run{'' if entry.num_runs == 1 else 's'}"
+        return f"{entry.kind} of {counted(entry.num_runs, 'run')}"
     return "ended before its first checkpoint" if entry.state == FAILED else entry.state
 
 

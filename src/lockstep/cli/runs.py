@@ -18,16 +18,15 @@ from lockstep import inventory
 from lockstep.cli import prune as pruning
 from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
-from lockstep.cli.options import CONTEXT
+from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.machine.sizes import NOTHING, size, span
+from lockstep.machine.sizes import NOTHING, counted, size, span
 
-_DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
 _MAX_WORLD_SIZES = 4
 _MAX_LISTED = 5
@@ -105,7 +104,7 @@ def command(
     """
     _check_options(as_json, as_csv, prune, keep, interrupted, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
-    runs_dir = _DEFAULT if directory is None else directory
+    runs_dir = RUNS if directory is None else directory
     if runs_dir.is_dir():
         try:
             runs, not_runs = inventory.read_runs(runs_dir)
@@ -178,7 +177,7 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
         for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
     ]
     tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
-    total = f"{_directories(len(rows))}, {size(sum(sizes))}"
+    total = f"{counted(len(rows), 'directory', 'directories')}, {size(sum(sizes))}"
     if ask and not _may_delete(total):
         say(console, "nothing was deleted")
         return
@@ -189,13 +188,9 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
             failed.append(f"{entry.path} was not deleted: {reason}")
         else:
             freed += num_bytes
-    say(console, f"deleted {_directories(len(rows) - len(failed))}: {size(freed)} freed")
+    say(console, f"deleted {counted(len(rows) - len(failed), 'directory', 'directories')}: {size(freed)} freed")
     if failed:
         raise LockstepError("\n".join(failed))
-
-
-def _directories(number: int) -> str:
-    return f"{number} director{'y' if number == 1 else 'ies'}"
 
 
 def _may_delete(total: str) -> bool:
@@ -243,7 +238,7 @@ def _state(run: Run) -> str:
         return f"running: {run.holder}"
     if run.state == INTERRUPTED and run.checkpoint is not None:
         return f"interrupted in epoch {run.checkpoint.epoch + 1}"
-    return "ended before its first checkpoint" if run.state == FAILED else run.state
+    return pruning.describe(run)
 
 
 def _processes(run: Run) -> str:
@@ -305,7 +300,7 @@ def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
         why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
     else:
         why = "it is empty"
-    inside = runs_dir / _DEFAULT
+    inside = runs_dir / RUNS
     if inside in not_runs:
         remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
     else:

@@ -64,7 +64,7 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
 
 
 def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
-    """What the ranks of this user's launches on this machine do, by what each launch is called.
+    """Reports of the ranks of this user's launches on this machine, by a title for each launch.
 
     Raises:
         ConfigError: there is none, or not the one of this process.

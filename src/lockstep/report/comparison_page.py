@@ -19,7 +19,7 @@ from lockstep.machine.sizes import NOTHING
 from lockstep.report import chart, training
 from lockstep.report.chart import Bars, Lines, Series, Table
 from lockstep.report.html import Page, Section
-from lockstep.report.study import machine_facts, not_whole
+from lockstep.report.study import completeness, machine_facts
 from lockstep.report.thin import Curve, Point, thin
 
 Measured = tuple[RowResult, Figures]
@@ -49,9 +49,9 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
             title="What did not run",
             remarks=[f"{result.row.label}: {result.status}: {result.reason}" for result in comparison.rows if result.reason],
             quotes=[
-                (f"{result.row.label}, {result.told.log}", result.told.error)
+                (f"{result.row.label}, {result.decisive_run.log}", result.decisive_run.error)
                 for result in comparison.rows
-                if result.told.error
+                if result.decisive_run.error
             ],
         ),
         Section(
@@ -65,7 +65,7 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
     return Page(
         kind="comparison",
         name=Path(str(comparison.task.script)).name,
-        state=not_whole(len(comparison.rows) - len(measured), "row", comparison.is_interrupted),
+        state=completeness(len(comparison.rows) - len(measured), "row", comparison.is_interrupted),
         tone="good" if len(measured) == len(comparison.rows) else "warn" if measured and not failed else "bad",
         command=shlex.join(comparison.task.command),
         summary=_summary(comparison),

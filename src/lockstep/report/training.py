@@ -22,7 +22,7 @@ Pairs = list[tuple[float, float | None]]
 
 _MOST_CURVES = 150
 _ALL_POINTS = 6_000
-"""Of all curves together: what keeps a page below its megabyte."""
+"""Of all curves together, which keeps a page below a megabyte."""
 _FEWEST = 24
 _MOST_RANKS = 16
 _MOST_SLOW = 50
@@ -90,7 +90,7 @@ def speed(events: Events) -> Lines | None:
 
 
 def _epoch(event: Mapping[str, Any]) -> int:
-    """As people count: from 1."""
+    """The epoch, from 1."""
     return int(number_in(event, "epoch") or 0) + 1
 
 
@@ -135,10 +135,10 @@ def step_bars(
         ms = [1e3 * seconds / num_steps for seconds in (*(split[part] for part in used), math.fsum(split.values()))]
         cells.append((label, *(f"{milliseconds:.2f}" for milliseconds in ms)))
     shares = shares_of([split for _, split in rows])
-    told = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
+    listed = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
     return Bars(
         title=title,
-        description=f"Where the time of a step went: {told}.",
+        description=f"Where the time of a step went: {listed}.",
         bars=tuple(drawn),
         legend={part: PARTS[part] for part in used},
         note=note,

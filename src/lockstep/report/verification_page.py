@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.analysis import verdict
 from lockstep.analysis.verification import SettingResult, Verification
-from lockstep.machine.sizes import counted
+from lockstep.machine.sizes import NOTHING, counted
 from lockstep.report.chart import Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import machine_facts
@@ -16,7 +16,6 @@ from lockstep.report.study import machine_facts
 _TONES = {"pass": "good", "fail": "bad", "interrupted": "warn"}
 _DIGITS = 16
 _MOST_SAMPLES = 24
-_NOTHING = "–"
 
 
 def verification_page(verification: Verification, version: str) -> Page:
@@ -133,16 +132,16 @@ def _cells(verification: Verification, result: SettingResult) -> tuple[str, ...]
         word = "reference" if result is verification.reference else "the same"
     else:
         word = result.status if result.error or not result.reason else f"{result.status}: {result.reason}"
-    took = _NOTHING if result.command_s is None else f"{result.command_s:.1f} s"
+    took = NOTHING if result.command_s is None else f"{result.command_s:.1f} s"
     if summary is None:
-        return (str(setting.number), setting.label, word, *[_NOTHING] * 4, took)
+        return (str(setting.number), setting.label, word, *[NOTHING] * 4, took)
     return (
         str(setting.number),
         setting.label,
         word,
         str(summary.num_steps),
         " + ".join(str(number) for number in summary.samples_by_rank),
-        _NOTHING if summary.loss is None else f"{summary.loss:.6g}",
+        NOTHING if summary.loss is None else f"{summary.loss:.6g}",
         summary.weights[:_DIGITS],
         took,
     )
