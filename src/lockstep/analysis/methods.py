@@ -113,24 +113,6 @@ def needing(*components: str) -> tuple[str, ...]:
     return tuple(name for name, needed in _DEFAULTS.items() if needed in components)
 
 
-def parse_nprocs(text: str) -> tuple[int, ...]:
-    """Numbers of processes separated by commas, each once, smallest first.
-
-    Raises:
-        ConfigError: one is not a whole number of at least 1, or there is none.
-    """
-    numbers = set()
-    for part in text.split(","):
-        digits = part.strip()
-        if not (digits.isascii() and digits.isdigit() and int(digits) >= 1):
-            raise ConfigError(
-                f"nproc {text!r}: {digits!r} is not a whole number of at least 1. Write numbers of processes with "
-                "commas between them, for example 1,2,4"
-            )
-        numbers.add(int(digits))
-    return tuple(sorted(numbers))
-
-
 def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:
     """2, 4, 8, ... up to the number of GPUs; without several GPUs, up to that of cores, and to 4.
 

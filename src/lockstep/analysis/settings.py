@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.analysis.methods import parse_nprocs
 from lockstep.diagnosis.setting import Setting
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.errors import ConfigError
 
 LAUNCHERS = ("local", "torchrun", "python")
 """``local`` is ``lockstep run``; ``python`` is the plain interpreter, which starts one process."""
@@ -17,51 +16,6 @@ def default_world_sizes(*, num_cores: int, num_gpus: int) -> tuple[int, ...]:
     """1, 2 and 4; no more than twice the cores, and than the GPUs where there are several."""
     largest = num_gpus if num_gpus > 1 else 2 * num_cores
     return tuple(size for size in DEFAULT_WORLD_SIZES if size <= largest)
-
-
-def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of processes separated by commas, each once, smallest first.
-
-    Raises:
-        ConfigError: one is not a whole number of at least 1, or there is none.
-    """
-    try:
-        return parse_nprocs(text)
-    except ConfigError:
-        raise ConfigError(
-            f"--world-sizes {text}: write whole numbers of at least 1 with commas between them, for example 1,2,4"
-        ) from None
-
-
-def parse_workers(text: str | None) -> tuple[int | None, ...]:
-    """Numbers of loader workers separated by commas, each once; None: the script's.
-
-    Raises:
-        ConfigError: one is not a whole number, or there is none.
-    """
-    if text is None:
-        return (None,)
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--workers {text}: write whole numbers, 0 or more, with commas between them, for example 0,2")
-    return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def parse_launchers(text: str | None) -> tuple[str, ...] | None:
-    """Launchers separated by commas, each once; None: ``expand`` chooses.
-
-    Raises:
-        ConfigError: one is not known, or there is none.
-    """
-    if text is None:
-        return None
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in names:
-        if name not in LAUNCHERS:
-            raise unknown_name("launcher", name, LAUNCHERS)
-    if not names:
-        raise ConfigError(f"--launchers {text!r} names none: choose of {', '.join(LAUNCHERS)}")
-    return names
 
 
 def expand(

@@ -15,12 +15,13 @@ import click
 from rich.console import Console
 
 from lockstep.analysis.trial import Record, Trial, passable, run_trial
+from lockstep.cli.lists import names
 from lockstep.cli.options import command_of_script, given
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError, unknown_name
+from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
@@ -90,7 +91,7 @@ _NOT_PASSED = (
 @click.option(
     "--propose",
     "proposed",
-    callback=lambda _context, _param, names: _chosen(names),
+    callback=names("proposal", PROPOSALS, none="none"),
     metavar="NAMES",
     help=f"Changes that alter the answer to try, separated by commas: {', '.join(PROPOSALS)}; or none.  "
     f"[default: all that can be tried within {_WITHIN_S:.0f} s of the start]",
@@ -164,16 +165,6 @@ def command(
         elif left:
             when = f"after {time.monotonic() - began_s:.0f} s"
             say(console, f"not tried, {when}: {', '.join(left)}; to give it the time: --propose {','.join(left)}")
-
-
-def _chosen(names: str | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    chosen = tuple(name for name in names.split(",") if name and name != "none")
-    for name in chosen:
-        if name not in PROPOSALS:
-            raise unknown_name("propose", name, (*PROPOSALS, "none"))
-    return chosen
 
 
 def _save(result: Mapping[str, Any], out: Path) -> Tuned:

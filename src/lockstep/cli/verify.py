@@ -12,6 +12,7 @@ from lockstep.analysis import settings, verdict, verify
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.study import Task
 from lockstep.analysis.verification import Verification
+from lockstep.cli.lists import names, numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
@@ -46,12 +47,19 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     "--nproc",
     "world_sizes",
     metavar="N,N,...",
+    callback=numbers(least=1),
     help="Numbers of processes.  [default: 1, 2 and 4, up to twice the cores, and up to the GPUs if there are several]",
 )
-@click.option("--workers", metavar="N,N,...", help="Numbers of loader workers per process.  [default: those of the script]")
+@click.option(
+    "--workers",
+    metavar="N,N,...",
+    callback=numbers(least=0),
+    help="Numbers of loader workers per process.  [default: those of the script]",
+)
 @click.option(
     "--launchers",
     metavar="NAMES",
+    callback=names("launcher", settings.LAUNCHERS),
     help="Launchers: local (lockstep run), torchrun, python (one process).  [default: local, and each of the others once]",
 )
 @click.option(
@@ -76,9 +84,9 @@ def command(
     task: Task,
     here: Machine,
     out: Path,
-    world_sizes: str | None,
-    workers: str | None,
-    launchers: str | None,
+    world_sizes: tuple[int, ...] | None,
+    workers: tuple[int, ...] | None,
+    launchers: tuple[str, ...] | None,
     resumes: bool,
     one_device: bool,
 ) -> None:
@@ -96,19 +104,9 @@ def command(
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
     receives every run's output and trace, and results.json.
     """
-    sizes = (
-        settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
-        if world_sizes is None
-        else settings.parse_world_sizes(world_sizes)
-    )
+    sizes = world_sizes or settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
     planned = verify.plan(
-        task,
-        sizes,
-        settings.parse_workers(workers),
-        settings.parse_launchers(launchers),
-        here,
-        resumes=resumes,
-        with_one_device=one_device,
+        task, sorted(sizes), workers or (None,), launchers, here, resumes=resumes, with_one_device=one_device
     )
     num_settings = counted(len(planned.results), "setting")
     what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"

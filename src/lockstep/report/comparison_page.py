@@ -179,36 +179,34 @@ def _sentences(comparison: Comparison) -> list[str]:
 
 def _published(comparison: Comparison) -> list[Table]:
     """Of each article, the figures of the methods that are in this comparison, beside those of the fastest such row here."""
-    by_task: dict[str, list[tuple[str, ...]]] = {}
-    for published in PUBLISHED:
-        best = _fastest([pair for pair in comparison.measured if pair[0].row.method.name == published.method])
-        relation = None if best is None else comparison.relation(best[0])
-        if best is not None and relation is not None:
-            cells = (
-                f"{published.method}: {published.called}",
-                str(published.num_processes),
-                table.seconds(published.seconds),
-                f"{published.speed_up:.2f}×",
-                table.percent(published.efficiency),
-                table.percent(published.utilisation),
-                NOTHING if published.memory_gb is None else f"{published.memory_gb:.2f} GB",
-                f"{relation.speed_up:.2f}× on {best[0].row.num_processes}",
-                table.percent(relation.efficiency),
+    tables = []
+    for task, articles in PUBLISHED.items():
+        rows = []
+        for published in articles:
+            best = _fastest([pair for pair in comparison.measured if pair[0].row.method.name == published.method])
+            relation = None if best is None else comparison.relation(best[0])
+            if best is None or relation is None:
+                continue
+            speed_up = articles[0].seconds / published.seconds
+            cells = {
+                "method": f"{published.method}: {published.called}",
+                "GPUs": str(published.num_gpus),
+                "seconds": table.seconds(published.seconds),
+                "speed-up": f"{speed_up:.2f}×",
+                "efficiency": table.percent(100 * speed_up / published.num_gpus),
+                "GPU busy": table.percent(published.utilisation),
+                "GPU memory": NOTHING if published.memory_gb is None else f"{published.memory_gb:.2f} GB",
+                "speed-up here": f"{relation.speed_up:.2f}× on {best[0].row.num_processes}",
+                "efficiency here": table.percent(relation.efficiency),
+            }
+            rows.append(cells)
+        if rows:
+            headings = tuple(rows[0])
+            numbers = frozenset(range(1, len(headings)))
+            tables.append(
+                Table(headings=headings, rows=[tuple(row.values()) for row in rows], numbers=numbers, caption=task)
             )
-            by_task.setdefault(published.task, []).append(cells)
-    headings = (
-        "method",
-        "GPUs",
-        "seconds",
-        "speed-up",
-        "efficiency",
-        "GPU busy",
-        "GPU memory",
-        "speed-up here",
-        "efficiency here",
-    )
-    numbers = frozenset(range(1, len(headings)))
-    return [Table(headings=headings, rows=rows, numbers=numbers, caption=task) for task, rows in by_task.items()]
+    return tables
 
 
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
