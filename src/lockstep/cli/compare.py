@@ -77,14 +77,14 @@ Examples:
 def command(
     task: Task, here: Machine, out: Path, method_names: str | None, nproc: tuple[int, ...] | None, rounds: int, fresh: bool
 ) -> None:
-    """Run SCRIPT with ARGS with several methods in turn, and compare them.
+    """Run SCRIPT with ARGS with each of several methods in turn, and compare them.
 
-    Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
-    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
-    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives the same as
+    Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up, efficiency), resource
+    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
+    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
     report.html, comparison.png and results.json, and the directory and output of every run.
 
-    The same command resumes a comparison that was interrupted.
+    The same command resumes an interrupted comparison.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets

@@ -44,14 +44,14 @@ Examples:
       use the settings that were found
 
 SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
-ready, and its loader without steps, with one worker. From these times follow the settings to try, three at most, each beside
-the script's own. They are written only if they are clearly faster in each comparison.
+ready, and its loader without steps, with one worker. These times determine which settings to try: three at most, each beside
+the script's own. They are written only if they are clearly faster in every comparison.
 
 The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
 processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
 
 Settings that speed up steps but alter the answer (threads, channels_last, 16-bit formats, micro-batches, torch.compile)
-are tried after that, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
+are then tried, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
 minutes: --propose compile gives it the time.
 
 Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
@@ -86,7 +86,7 @@ _NOT_PASSED = (
     type=click.FloatRange(min=0.05),
     default=0.5,
     metavar="SECONDS",
-    help="Time to measure each setting for, in seconds; more on a noisy machine.  [default: 0.5]",
+    help="Time to measure each setting, in seconds; give more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--propose",

@@ -31,6 +31,7 @@ Examples:
       a module, with 8 shards
 
 Use a short training (a few steps reveal most causes): every weight is read in every step.
+
 Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C,
 143 after SIGTERM.
 """
@@ -93,12 +94,12 @@ def command(
     """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
 
     A setting is a number of processes, a number of loader workers, and a launcher; in the last one a run is killed and
-    resumed. They are compared step by step: the samples used (each once, and how many by each process), losses, gradients
-    and their norms, and digests of weights, buffers and optimizer state; and weights must have changed. SCRIPT runs in the
+    resumed. Settings are compared step by step: samples (each used once, and how many by each process), losses, gradients
+    and their norms, digests of weights, buffers and optimizer state. Weights must have changed. SCRIPT runs in the
     current environment.
 
     Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
-    differ. After a FAIL it reruns the script up to that step in ways that distinguish causes, and names the likely one, with
+    differ. After a FAIL, the script runs again up to that step, in ways that distinguish causes; the likely one is named, with
     the line of your code. It stops at the first setting in which the script fails.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
