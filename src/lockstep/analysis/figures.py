@@ -13,6 +13,7 @@ from lockstep.analysis.confidence import Interval, interval_of, middle
 from lockstep.analysis.splits import slowest_of, splits_of
 from lockstep.errors import UsageError
 from lockstep.explain.split import shares_of
+from lockstep.measure.events import number_in
 
 _ACCURACY_NAMES = ("accuracy", "top1")
 
@@ -82,11 +83,8 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         )
     num_epochs = len({event.get("epoch") for event in passes})
     samples_per_epoch = sum(event["num_samples"] for event in passes) / num_epochs
-    samples, seconds = _sum(passes, "steady_samples"), _sum(passes, "steady_s")
-    includes_warm_up = not (samples and seconds)
+    samples, seconds, includes_warm_up = pace_of(passes)
     cpu_s = None if includes_warm_up else _total_cpu_s(passes)
-    if includes_warm_up:
-        samples, seconds = _sum(passes, "num_samples"), _sum(passes, "wall_s")
     if not seconds:
         raise UsageError("the run's epochs took no time at all: its journal is not one that lockstep wrote")
     num_cores = int(start.get("num_cores") or 1)
@@ -119,6 +117,16 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         slowest_rank=slowest_rank,
         slowest_by=slowest_by,
     )
+
+
+def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
+    """The samples and seconds of steady training, and False; if all of it was warm-up, those of whole passes, and True. Zeros
+    if no time was recorded."""
+    for names, is_whole in ((("steady_samples", "steady_s"), False), (("num_samples", "wall_s"), True)):
+        samples, seconds = (sum(number_in(event, name) or 0.0 for event in passes) for name in names)
+        if samples and seconds:
+            return samples, seconds, is_whole
+    return 0.0, 0.0, True
 
 
 def pooled(rounds: Sequence[Figures]) -> Figures:
@@ -199,10 +207,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _sum(passes: Sequence[Mapping[str, Any]], name: str) -> float:
-    return float(sum(event.get(name) or 0 for event in passes))
-
-
 def _total_cpu_s(passes: Sequence[Mapping[str, Any]]) -> float | None:
     by_rank = [event.get("cpu_s") or [None] for event in passes]
     if any(value is None for values in by_rank for value in values):
@@ -231,18 +235,11 @@ def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float
 def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:
     """A value at the end of the run, under the first name that is there, and where it comes from."""
     evaluations = [event for event in events if event.get("event") == "evaluate"]
-    for name in names:
-        if evaluations and _number(evaluations[-1], name) is not None:
-            return _number(evaluations[-1], name), "evaluation"
     steps = [event for event in events if event.get("event") == "step"]
-    last = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
-    for name in names:
-        values = [value for value in (_number(event, name) for event in last) if value is not None]
-        if values:
-            return sum(values) / len(values), "training"
+    last_epoch = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
+    for source, chosen in (("evaluation", evaluations[-1:]), ("training", last_epoch)):
+        for name in names:
+            value = _mean(number_in(event.get("values") or {}, name) for event in chosen)
+            if value is not None:
+                return value, source
     return None, None
-
-
-def _number(event: Mapping[str, Any], name: str) -> float | None:
-    value = (event.get("values") or {}).get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.analysis.figures import pace_of
 from lockstep.analysis.table import count
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
@@ -108,8 +109,8 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
     run = record.run
     epochs = len({event.get("epoch") for event in training.passes_of(history)})
     yield "steps", NOTHING if run.step is None else f"{run.step:,}", f"{counted(epochs, 'epoch')} ended" if epochs else ""
-    pace = _pace(history)
-    yield "samples/s", NOTHING if pace is None else count(pace), "steady, without warm-up" if pace else ""
+    samples, seconds, is_whole = pace_of(training.passes_of(history))
+    yield "samples/s", count(samples / seconds) if seconds else NOTHING, "" if is_whole else "steady, without warm-up"
     shards = "" if run.shards is None else counted(run.shards, "shard")
     sizes = [NOTHING if number is None else str(number) for number in run.world_sizes]
     yield "processes", sizes[-1] if sizes else NOTHING, ", ".join(filter(None, (str(begin.get("strategy") or ""), shards)))
@@ -121,15 +122,6 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
         yield name, NOTHING if last is None else short(last), where
     if run.best is not None:
         yield "best", short(run.best), "kept by team.best()"
-
-
-def _pace(history: training.Events) -> float | None:
-    """Samples a second of all passes together."""
-    for samples, seconds in (("steady_samples", "steady_s"), ("num_samples", "wall_s")):
-        totals = [sum(number_in(event, name) or 0 for event in training.passes_of(history)) for name in (samples, seconds)]
-        if all(totals):
-            return totals[0] / totals[1]
-    return None
 
 
 def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.analysis.figures import pace_of
 from lockstep.analysis.splits import Split, splits_of
 from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
 from lockstep.measure.events import number_in
@@ -76,12 +77,8 @@ def speed(events: Events) -> Lines | None:
     """Samples a second in each pass; None: there are fewer than two."""
     pairs: Pairs = []
     for event in passes_of(events):
-        samples, seconds = (
-            (number_in(event, "steady_samples"), number_in(event, "steady_s"))
-            if event.get("steady_samples")
-            else (number_in(event, "num_samples"), number_in(event, "wall_s"))
-        )
-        if samples and seconds:
+        samples, seconds, _ = pace_of([event])
+        if seconds:
             pairs.append((float(_epoch(event)), samples / seconds))
     if len(pairs) < 2:
         return None
