@@ -54,6 +54,23 @@ cannot be replayed, 3 if the run has no digests to compare with; that of the scr
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of the command; None: not given."""
+
+    step: str
+    last: int | None
+    shard: int | None
+    nproc: int
+    with_samples: bool
+    debugs: bool
+    out: Path | None
+    blames: bool
+    script: Path | None
+    from_start: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Program:
     """The program of a run, according to its journal."""
 
@@ -96,67 +113,54 @@ class _Program:
 )
 @click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(
-    run: Path,
-    against: Path | None,
-    step: str,
-    last: int | None,
-    shard: int | None,
-    nproc: int,
-    with_samples: bool,
-    debugs: bool,
-    out: Path | None,
-    blames: bool,
-    script: Path | None,
-    from_start: bool,
-    as_json: bool,
-) -> int:
+def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
     It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether the
     digests equal the run's: they do if the run was given shards=, however many processes it had.
     """
+    options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
-    first, remark = _find(step, record, digests, against)
-    last = first if last is None else last
+    first, remark = _find(options.step, record, digests, against)
+    last = options.last or first
     known = max([record.last_step, *(digests.steps if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
-    _check(record, first, last, shard, nproc, debugs=debugs, blames=blames)
-    program = _program(record, first, script)
-    say = _ignore if as_json else click.echo
+    _check(record, first, last, options)
+    program = _program(record, first, options.script)
+    say = _ignore if options.as_json else click.echo
     if remark:
         say(remark)
-    checkpoint = checkpoint_before(run, first, say, from_start=from_start)
+    checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
     request = Request(
         run=str(run.resolve()),
         after=0 if checkpoint is None else checkpoint[1].step,
         first=first,
         last=last,
-        shard=shard,
+        shard=options.shard,
         every=0 if digests is None else digests.every,
         device=record.birth.device,
         strategy=str(record.command.settings.get("strategy") or "auto"),
-        out=None if out is None else str(out.resolve()),
-        debugs=debugs,
+        out=None if options.out is None else str(options.out.resolve()),
+        debugs=options.debugs,
     )
     start = None if checkpoint is None else checkpoint[0].resolve()
-    replayer = _Replayer(program, start, nproc, say, log_output=as_json)
+    replayer = _Replayer(program, start, options.nproc, say, log_output=options.as_json)
     directory, failure = replayer.replay(request)
     told = read_told(directory)
-    if debugs and failure is None and (told is None or first not in told.run.steps):
-        say("left in the debugger")
-        return 0
     if told is None or first not in told.run.steps:
+        if options.debugs and failure is None:
+            say("left in the debugger")
+            return 0
         raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
     verdict = judge(request, record, _start_of(directory), digests, told.digests)
-    for line in lines_of_steps(request, told.run, told.shown, with_samples=with_samples):
+    for line in lines_of_steps(request, told.run, told.shown, with_samples=options.with_samples):
         say(line)
-    if out is not None:
-        say(f"the batches are in {out}")
+    if options.out is not None:
+        say(f"the batches are in {options.out}")
     for line in verdict.lines:
         say(line)
-    samples = _blame(replayer, request, told, say) if blames else []
-    if as_json:
+    samples = _blame(replayer, request, told, say) if options.blames else []
+    if options.as_json:
         click.echo(json.dumps(_as_json(directory, request, told, verdict, samples), indent=1))
     if failure is not None:
         raise failure
@@ -194,24 +198,23 @@ def _find(step: str, record: RunRecord, digests: Digests | None, against: Path |
     return finding.step_with_first_difference(digests, read_digests(against))
 
 
-def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
+def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
     """Check that the steps can be replayed like this, on this machine.
 
     Raises:
         UsageError: the run has no such step or shard, or options exclude each other.
         ConfigError: the run needs a GPU.
     """
+    shard, nproc, num_shards = options.shard, options.nproc, counted(record.birth.shards, "shard")
     if not 1 <= first <= last:
         raise UsageError(f"--step {first} --to {last}: steps count from 1, and M is not before N")
     if last > record.last_step:
         raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
     if shard is not None and shard >= record.birth.shards:
-        raise UsageError(f"--shard {shard}: the run has {counted(record.birth.shards, 'shard')}, numbered from 0")
+        raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0")
     if nproc > record.birth.shards:
-        raise UsageError(
-            f"--nproc {nproc}: the run has {counted(record.birth.shards, 'shard')}, so at most as many processes"
-        )
-    if nproc > 1 and (debugs or blames):
+        raise UsageError(f"--nproc {nproc}: the run has {num_shards}, so at most as many processes")
+    if nproc > 1 and (options.debugs or options.blames):
         raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
     if record.command.number > 0:
         raise UsageError(

@@ -105,36 +105,22 @@ def command(
     _check_options(as_json, as_csv, prune, keep, interrupted, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
     runs_dir = RUNS if directory is None else directory
-    if runs_dir.is_dir():
-        try:
-            runs, not_runs = inventory.read_runs(runs_dir)
-        except OSError as error:
-            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
-    elif directory is None:
-        runs, not_runs = [], []
-    else:
-        reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
-        raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
+    runs, not_runs = _read(runs_dir, is_default=directory is None)
     if prune:
-        if inventory.is_run(runs_dir):
-            raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
-        results = pruning.find_results(Path()) if directory is None else []
         rule = pruning.Rule(
             older_than_s=pruning.read_age("7d") if least_age_s is None else least_age_s,
             keep=1 if keep is None else keep,
             interrupted=interrupted,
         )
-        _prune(runs, results, rule, open_console(), ask=not yes)
-        for parent in (runs_dir, *([Path()] if directory is None else [])):
-            pruning.remove_leftovers(parent)
+        _prune(runs, runs_dir, rule, with_results=directory is None, ask=not yes)
         return
-    if least_age_s is not None:
-        runs = [run for run in runs if time.time() - run.active_s >= least_age_s]
+    runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
+    is_run = bool(runs) and inventory.is_run(runs_dir)
     if as_json:
         click.echo(json.dumps([run.as_json() for run in runs], indent=1, allow_nan=False))
         return
     if as_csv:
-        if runs and inventory.is_run(runs_dir):
+        if is_run:
             write_values(runs_dir, sys.stdout)
         else:
             write_runs(runs, sys.stdout)
@@ -143,7 +129,7 @@ def command(
     if runs:
         show(runs, console)
         _show_not_runs(not_runs, console)
-        if inventory.is_run(runs_dir):
+        if is_run:
             show_split(runs_dir, console)
     elif least_age_s is not None:
         say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
@@ -151,6 +137,19 @@ def command(
         say(console, _explain_no_runs(runs_dir, not_runs))
     if directory is None:
         _show_results(pruning.find_results(Path()), console)
+
+
+def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
+    """The runs in a directory, and the directories there that are none. The default directory may be missing."""
+    if runs_dir.is_dir():
+        try:
+            return inventory.read_runs(runs_dir)
+        except OSError as error:
+            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
+    if is_default:
+        return [], []
+    reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
+    raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
 
 
 def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
@@ -163,9 +162,18 @@ def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, i
         raise ConfigError(f"{' and '.join(names)} without --prune: runs are deleted only with it")
 
 
-def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, console: Console, *, ask: bool) -> None:
+def _prune(runs: Sequence[Run], runs_dir: Path, rule: pruning.Rule, *, with_results: bool, ask: bool) -> None:
+    """Delete what the rule says. ``with_results``: verifications and comparisons in the working directory, too."""
+    if inventory.is_run(runs_dir):
+        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
+    results = pruning.find_results(Path()) if with_results else []
+    _delete(pruning.plan(runs, results, rule, time.time()), open_console(), ask=ask)
+    for parent in (runs_dir, *([Path()] if with_results else [])):
+        pruning.remove_leftovers(parent)
+
+
+def _delete(plan: pruning.Plan, console: Console, *, ask: bool) -> None:
     now_s = time.time()
-    plan = pruning.plan(runs, results, rule, now_s)
     for reason, number in plan.reasons().items():
         say(console, f"{number} stay{'s' if number == 1 else ''}: {reason}", "dim")
     if not plan.deleted:
