@@ -278,7 +278,7 @@ _COLUMNS = (
     _Column("shards", lambda run, _: NOTHING if run.shards is None else str(run.shards)),
     _Column("script", lambda run, _: _script(run), False),
 )
-_NUM_FIRST = 6
+_NUM_FIRST = 7
 
 
 def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
