@@ -221,12 +221,8 @@ def _show_results(results: Sequence[Results], console: Console) -> None:
 def show(runs: Sequence[Run], console: Console) -> None:
     """Print the table, the remarks on runs, and how to resume."""
     now = time.time()
-    whole = _page(runs, _COLUMNS, now)
-    if fits(console, whole):
-        tables.show(console, whole)
-    else:  # two tables are more readable than wrapped cells
-        tables.show(console, _page(runs, _COLUMNS[:_NUM_FIRST], now))
-        tables.show(console, _page(runs, _COLUMNS[:1] + _COLUMNS[_NUM_FIRST:], now))
+    for columns in _split(runs, console, now):
+        tables.show(console, _page(runs, columns, now))
     for run in runs:
         for remark in run.remarks:
             say(console, printable(f"{run.name}: {remark}"), "red")
@@ -278,7 +274,18 @@ _COLUMNS = (
     _Column("shards", lambda run, _: NOTHING if run.shards is None else str(run.shards)),
     _Column("script", lambda run, _: _script(run), False),
 )
-_NUM_FIRST = 7
+
+
+def _split(runs: Sequence[Run], console: Console, now: float) -> list[list[_Column]]:
+    """The columns of as few tables as fit the terminal, each with the runs' names: more readable than wrapped cells."""
+    name, *others = _COLUMNS
+    split = [[name]]
+    for column in others:
+        if len(split[-1]) == 1 or fits(console, _page(runs, [*split[-1], column], now)):
+            split[-1].append(column)
+        else:
+            split.append([name, column])
+    return split
 
 
 def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
