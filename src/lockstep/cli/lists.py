@@ -16,7 +16,7 @@ def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | No
         parts = [] if text is None else [part.strip() for part in text.split(",")]
         if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
             raise ConfigError(
-                f"{option.opts[-1]} {text}: write whole numbers, {least} or more, separated by commas, for example {least},4"
+                f"{option.opts[0]} {text}: write whole numbers, {least} or more, separated by commas, for example {least},4"
             )
         return None if text is None else tuple(dict.fromkeys(map(int, parts)))
 
@@ -40,7 +40,7 @@ def names(
             if name not in valid and name != none:
                 raise unknown_name(kind, name, (*valid, none) if none else valid)
         if text is not None and not given and not none:
-            raise ConfigError(f"{option.opts[-1]} {text!r} names none: choose one of {', '.join(valid)}")
+            raise ConfigError(f"{option.opts[0]} {text!r} names none: choose one of {', '.join(valid)}")
         return None if text is None else tuple(dict.fromkeys(name for name in given if name != none))
 
     return parse
