@@ -34,8 +34,8 @@ Examples:
       the same on each of up to four machines
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
-store, which listens on all network interfaces; on one machine, scripts that call
-lockstep.join() open no port to the network.)
+store, which listens on all network interfaces; on one machine, scripts that call lockstep.join() open no port to the
+network.)
 
 If a process fails, all of them are stopped within seconds and the first failure is shown in full. With --max-restarts they
 are then restarted, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after
