@@ -86,7 +86,7 @@ ASIDE = {
         "inventory",
     ),  # from what was read of a directory to a page
     "inventory": ("errors", "checkpoint", "measure.events", "rundir"),  # what the files of runs tell of them
-    "slurm": ("atomic", "errors", "config", "job.hostlist"),  # writes and submits jobs
+    "slurm": ("atomic", "errors", "config", "option", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),

@@ -129,7 +129,7 @@ class RunConfig:
         "auto",
         group=PROCESSES,
         choices=BACKENDS,
-        help="Library for communication between processes.  [default: nccl where each process has its own GPU, else gloo]",
+        help="Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]",
     )
     """Library for communication: ``gloo``, ``nccl``, ``auto`` (NCCL if every process of a machine has a GPU of its own, else
     Gloo), or ``mpi``, which requires a PyTorch built with it."""
@@ -193,7 +193,7 @@ class RunConfig:
         None,
         group=TRAINING,
         metavar="N",
-        help="Loader workers per process of each DataLoader, evaluation's too.  [default: those of the script]",
+        help="Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]",
     )
     """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
     does not depend on it."""
@@ -201,7 +201,7 @@ class RunConfig:
         None,
         group=TRAINING,
         metavar="FILE",
-        help="Apply what lockstep tune has found to the one loader that it has measured; the answer stays the same.  "
+        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
         "[default: none]",
     )
     """File of ``lockstep tune``, whose settings (workers, prefetch, pinned memory) the loader that it measured gets in place of
@@ -210,7 +210,8 @@ class RunConfig:
         "off",
         group=TRAINING,
         choices=TRACE_LEVELS,
-        help="Write digests of every step to RUN/trace, for lockstep verify; slow.  [default: off]",
+        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient, calls and kernels record more, to "
+        "find causes.  [default: off]",
     )
     """What to write to ``trace/`` in the run directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of every
     step: samples, losses, gradients, weights; slow), ``gradient`` (also the numbers of the first phase's gradient, without
@@ -225,7 +226,8 @@ class RunConfig:
         1000,
         group=TRAINING,
         metavar="STEPS",
-        help="Steps between lines of the digest journal, for lockstep diff and lockstep replay; 0: none.  [default: 1000]",
+        help="Steps between full entries of the digest journal, for lockstep diff and lockstep replay; 0: no journal.  "
+        "[default: 1000]",
     )
     """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
     replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
@@ -235,7 +237,8 @@ class RunConfig:
         0,
         group=TRAINING,
         metavar="STEPS",
-        help="Every so many steps, have a second process compute a shard too, and end the run if it differs.  [default: never]",
+        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
+        "[default: never]",
     )
     """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
     run ends with status 76 if the gradients differ in a bit. Needs ``shards=``, or a single process. 0: never."""
@@ -252,7 +255,7 @@ class RunConfig:
         "10m",
         group=CHECKPOINTS,
         metavar="STEPS|TIME",
-        help="Save a checkpoint every N steps, or every 30s, 10m, 2h, and at the end; or off.  [default: 10m]",
+        help="Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]",
     )
     """Interval between checkpoints: a number of steps, or a time (a ``timedelta``, or text such as ``30s``, ``10m``, ``2h``).
     Another one is saved at the end of the run. ``off``: none are saved."""
@@ -262,7 +265,7 @@ class RunConfig:
         None,
         group=CHECKPOINTS,
         metavar="STEPS",
-        help="Also keep one checkpoint of every so many steps, for lockstep replay.  [default: none]",
+        help="Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]",
     )
     """Besides the newest checkpoints, keep the first one of every so many steps, where ``lockstep replay`` can begin. None:
     none."""

@@ -13,7 +13,6 @@ from lockstep.analysis.methods import (
     needing,
     parse_method,
     parse_methods,
-    parse_nprocs,
 )
 from lockstep.config import PRECISIONS
 from lockstep.errors import ConfigError
@@ -90,16 +89,6 @@ def test_16_bit_formats_are_left_out_where_they_are_emulated():
     assert needing("float16") == ("ddp+16-mixed", "ddp+16-master", "ddp+16-true")
     assert needing("bfloat16") == ("ddp+bf16-mixed", "ddp+bf16-true")
     assert not set(needing("float16", "bfloat16")) & set(default_methods({"gpus"}))
-
-
-def test_numbers_of_processes_come_sorted_and_once():
-    assert parse_nprocs("4, 1,2,4") == (1, 2, 4)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "1.5", "²"])
-def test_a_number_of_processes_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="whole number"):
-        parse_nprocs(text)
 
 
 @pytest.mark.parametrize(

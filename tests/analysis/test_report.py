@@ -93,7 +93,7 @@ def test_a_reader_is_told_when_cores_and_processes_do_not_fit(make_comparison, n
 
 def test_a_comparison_that_stands_by_itself_has_no_notes(make_comparison):
     rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 5.0))
-    assert advice.notes_on(make_comparison(*rows, num_cores=2, threads=2)) == []
+    assert list(advice.notes_on(make_comparison(*rows, num_cores=2, threads=2))) == []
 
 
 def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):

@@ -69,7 +69,7 @@ def test_a_row_that_fails_says_why_and_spoils_no_other(fake_script, tmp_path, ma
     observer = Silent()
     comparison = run(script, "single@python+bf16-mixed,single@python", tmp_path, machine, observer)
     failed, fine = comparison.rows
-    assert (failed.status, failed.reason, failed.told.exit_status) == ("failed", "ValueError: no luck", 1)
+    assert (failed.status, failed.reason, failed.decisive_run.exit_status) == ("failed", "ValueError: no luck", 1)
     assert (fine.status, fine.figures.samples_per_s) == ("ok", 160.0)
     assert observer.heard == [
         *("[1/2] single@python+bf16-mixed ×1", "failed: ValueError: no luck"),
@@ -88,7 +88,7 @@ def test_every_row_gets_the_same_shards_threads_and_seed(fake_script, tmp_path, 
     """)
     options = {"seed": 7, "threads": 3, "shards": 8, "args": ("--epochs", "2")}
     comparison = run(script, "single@python,single@python+bf16-mixed", tmp_path, machine, **options)
-    seen = [json.loads((comparison.directory / result.told.log).read_text()) for result in comparison.rows]
+    seen = [json.loads((comparison.directory / result.decisive_run.log).read_text()) for result in comparison.rows]
     assert seen[0].pop("precision") == "32-true"
     assert seen[1].pop("precision") == "bf16-mixed"
     assert seen[0] == seen[1]
@@ -120,7 +120,7 @@ def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine
 )
 def test_a_run_that_cannot_be_measured_is_a_failed_row(fake_script, tmp_path, machine, then, said):
     (result,) = run(fake_script(then), "single@python", tmp_path, machine).rows
-    assert (result.status, result.told.exit_status, result.figures) == ("failed", 0, None)
+    assert (result.status, result.decisive_run.exit_status, result.figures) == ("failed", 0, None)
     assert re.search(said, result.reason)
 
 

@@ -43,10 +43,6 @@ def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_gpus, expected)
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: settings.parse_world_sizes("1,x"), "--world-sizes 1,x: write whole numbers"),
-        (lambda: settings.parse_workers("0,-1"), "--workers 0,-1: write whole numbers"),
-        (lambda: settings.parse_launchers("local,slurm"), "unknown launcher 'slurm': choose one of local, torchrun, python"),
-        (lambda: settings.parse_launchers(","), "names none"),
         (lambda: settings.expand((1, 4), (None,), None, 2, resumes=True), "--shards 4 or more"),
         (lambda: settings.expand((2,), (None,), ("local",), None, resumes=False), "one setting only"),
     ],

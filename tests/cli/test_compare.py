@@ -138,7 +138,7 @@ def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
     [
         (("missing.py",), "missing.py"),
         (("--methods", "warp", "train.py"), "unknown method 'warp': choose one of single, ddp"),
-        (("--nproc", "1,x", "train.py"), "'x' is not a whole number"),
+        (("--nproc", "1,x", "train.py"), "--nproc 1,x: write whole numbers"),
         (("--nproc", "4", "--shards", "2", "train.py"), "--shards 4 or more"),
     ],
 )

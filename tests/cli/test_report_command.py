@@ -245,12 +245,12 @@ def test_a_comparison_shows_every_row_as_the_command_does(studies, page):
     for row in results["rows"]:
         assert row["method"] in table
         assert f"{row['figures']['loss']:.4f}" in table
-    assert {"Seconds an epoch", "A step, by method", "loss in training"} <= set(found.texts("figcaption"))
+    assert {"Time per epoch (less is better)", "A step, by method", "loss in training"} <= set(found.texts("figcaption"))
     for note in results["notes"]:
         assert note.replace("`", "") in found.all[0].text
     assert results["machine"]["torch"] in found.all[0].text
     titles = found.texts("title")
-    assert len([title for title in titles if title.startswith("Seconds an epoch, exact ×2: ")]) == 1
+    assert len([title for title in titles if title.startswith("Time per epoch (less is better), exact ×2: ")]) == 1
 
 
 def test_a_verification_shows_its_verdict_and_every_setting(studies, page):

@@ -124,14 +124,14 @@ def test_how_each_launch_ended_and_what_was_done_again_is_told():
     assert found[2].ended_s == 2005.0
     ended = [*events, {"event": "end", "time_s": 2002.0, "step": 9}]
     assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].describe() == "finished at step 9"
-    picture = launches.time_line(found, lambda seconds: f"{seconds:.0f} s")
+    picture = launches.time_line(found)
     first, second, third = picture.bars
     assert [segment.tone for segment in first.segments] == ["bad", "lost"]
     # A pause of a quarter of an hour does not make slivers of launches of seconds.
     assert first.segments[0].start == 0.0
     assert sum(segment.length for bar in picture.bars for segment in bar.segments) > 85
     assert third.segments[0].start + third.segments[0].length == pytest.approx(100)
-    assert "997 s later" in second.label
+    assert "17 min later" in second.label
     assert [mark.text for mark in first.ticks] == ["checkpoint of step 1"]
 
 

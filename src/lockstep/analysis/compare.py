@@ -26,7 +26,7 @@ _NO_JOURNAL = (
 def plan(
     task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3, source: str = ""
 ) -> Comparison:
-    """A comparison of which nothing was run yet, with what was not asked for filled in. Pure.
+    """A comparison before its first run, with defaults filled in. Pure.
 
     Args:
         task: what was asked for.
@@ -58,10 +58,10 @@ def plan(
 
 
 def run(comparison: Comparison, observer: Observer) -> Comparison:
-    """Run every row once a round. A row that fails is a row with a reason; ``results.json`` is written anew after each run.
+    """Run every row once a round, except what was measured before. ``results.json`` is rewritten after each run.
 
-    A KeyboardInterrupt ends the row that runs, and the comparison: what was measured until then is returned and
-    written. What was measured already is not run again.
+    A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison: what was measured
+    so far is returned and written.
     """
     whole = comparison.rounds * len(comparison.rows)
     while turns := turns_left(comparison):

@@ -15,7 +15,7 @@ from lockstep.analysis.trial import Record
 
 @dataclass(frozen=True, kw_only=True)
 class RowRun(Record):
-    """What became of a row in one round."""
+    """The outcome of a row in one round."""
 
     round: int = 1
     figures: Figures | None = None
@@ -27,7 +27,7 @@ NOT_RUN = RowRun(reason="the comparison was stopped before")
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """What became of a row in all rounds so far."""
+    """The outcome of a row in all rounds so far."""
 
     row: Row
     runs: tuple[RowRun, ...] = ()
@@ -40,24 +40,24 @@ class RowResult:
 
     @property
     def failure(self) -> RowRun | None:
-        """The run that failed or took too long. One does not stand in the way of other rows, but the row is not run again."""
+        """The run that failed or took too long. Other rows continue, but this one is not run again."""
         return next((run for run in self.runs if run.status in ("failed", "timeout")), None)
 
     @property
-    def told(self) -> RowRun:
-        """The run that speaks for the row: what failed, else the newest that was measured, else what stopped the only one."""
+    def decisive_run(self) -> RowRun:
+        """The run that decides the row's status: one that failed, else the newest that was measured, else the newest."""
         good = [run for run in self.runs if run.figures is not None]
         return self.failure or (*self.runs[-1:], NOT_RUN)[0] if self.failure or not good else good[-1]
 
     @property
     def status(self) -> str:
         """``ok`` (it has figures), ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
-        return self.told.status
+        return self.decisive_run.status
 
     @property
     def reason(self) -> str | None:
         """In one line; None if the status is ``ok``."""
-        return self.told.reason
+        return self.decisive_run.reason
 
     @property
     def figures(self) -> Figures | None:
@@ -90,15 +90,24 @@ class Comparison(Study):
         return any(run.status == "interrupted" for result in self.rows for run in result.runs[-1:])
 
     @property
+    def measured(self) -> list[tuple[RowResult, Figures]]:
+        """The rows that have figures, with these."""
+        return [(result, figures) for result in self.rows if (figures := result.figures) is not None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs did the work in any row."""
+        return any(figures.device == "cuda" for _, figures in self.measured)
+
+    @property
     def baseline(self) -> RowResult | None:
-        """The row that the others are compared with: the first ``single`` that ran, in the usual precision if there is
-        one."""
+        """The row that the others are compared with: the first measured ``single``, in 32-true if there is one."""
         singles = [result for result in self.rows if result.row.method.strategy == "single" and result.measured]
         usual = [result for result in singles if result.row.method.precision == "32-true"]
         return next(iter((*usual, *singles)), None)
 
     def relation(self, result: RowResult) -> Relation | None:
-        """A row beside the baseline; None if either has no figures."""
+        """How a row compares with the baseline; None if either has no figures."""
         baseline = self.baseline
         return relate(result.measured, baseline.measured) if baseline is not None and result.measured else None
 
@@ -117,13 +126,13 @@ class Comparison(Study):
     def _row_as_json(self, result: RowResult) -> dict[str, Any]:
         row = dataclasses.asdict(result.row)
         method = {"method": result.row.method.name, **row.pop("method")}
-        told = dataclasses.asdict(dataclasses.replace(result.told, figures=result.figures))
-        del told["round"]
+        outcome = dataclasses.asdict(dataclasses.replace(result.decisive_run, figures=result.figures))
+        del outcome["round"]
         return {
             "number": row["number"],
             **method,
             **row,
-            **told,
+            **outcome,
             "interval": _plain(result.interval),
             "against_baseline": _plain(self.relation(result)),
             "runs": [dataclasses.asdict(run) for run in result.runs],

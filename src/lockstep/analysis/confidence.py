@@ -1,4 +1,4 @@
-"""What repeated measurements say, and what is only noise. Pure."""
+"""Confidence intervals of repeated measurements. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interval:
         return 100 * (math.sqrt(self.high / self.low) - 1)
 
     def has(self, value: float) -> bool:
-        """Whether this value is one that the measurements do not rule out."""
+        """Whether the interval contains this value."""
         return self.low <= value <= self.high
 
 
@@ -50,9 +50,8 @@ def interval_of(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     logarithms = [math.log(value) for value in values]
-    quantile = _T[
-        min(len(values) - 1, len(_T)) - 1
-    ]  # of more degrees of freedom it is smaller: the interval is a little wide
+    # With more degrees of freedom than the table has, the quantile is smaller: the interval is a little wide.
+    quantile = _T[min(len(values) - 1, len(_T)) - 1]
     reach = quantile * statistics.stdev(logarithms) / math.sqrt(len(values))
     mean = statistics.fmean(logarithms)
     return Interval(low=math.exp(mean - reach), high=math.exp(mean + reach))

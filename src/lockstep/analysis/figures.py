@@ -13,6 +13,7 @@ from lockstep.analysis.confidence import Interval, interval_of, middle
 from lockstep.analysis.splits import slowest_of, splits_of
 from lockstep.errors import UsageError
 from lockstep.explain.split import shares_of
+from lockstep.measure.events import number_in
 
 _ACCURACY_NAMES = ("accuracy", "top1")
 
@@ -28,7 +29,7 @@ class Figures:
     num_epochs: int
     samples_per_epoch: float
     steady_s: float
-    """Time that the figures rest on: training without warm-up, over all epochs."""
+    """Time in which the figures were measured: training without warm-up, over all epochs."""
     includes_warm_up: bool
     """True if every pass was so short that it was all warm-up: then the figures are of whole passes."""
     samples_per_s: float
@@ -57,12 +58,12 @@ class Figures:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the GPUs where they do the work, else of the cores."""
+        """Of the GPUs if they do the work, else of the cores; in per cent."""
         return self.gpu_utilisation if self.device == "cuda" else self.cpu_utilisation
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the GPUs where they do the work, else of the machine."""
+        """Of the GPUs if they do the work, else of the machine."""
         return self.peak_gpu_bytes if self.device == "cuda" else self.peak_rss_bytes
 
 
@@ -82,11 +83,8 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         )
     num_epochs = len({event.get("epoch") for event in passes})
     samples_per_epoch = sum(event["num_samples"] for event in passes) / num_epochs
-    samples, seconds = _sum(passes, "steady_samples"), _sum(passes, "steady_s")
-    includes_warm_up = not (samples and seconds)
+    samples, seconds, includes_warm_up = pace_of(passes)
     cpu_s = None if includes_warm_up else _total_cpu_s(passes)
-    if includes_warm_up:
-        samples, seconds = _sum(passes, "num_samples"), _sum(passes, "wall_s")
     if not seconds:
         raise UsageError("the run's epochs took no time at all: its journal is not one that lockstep wrote")
     num_cores = int(start.get("num_cores") or 1)
@@ -121,6 +119,16 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     )
 
 
+def pace_of(passes: Sequence[Mapping[str, Any]]) -> tuple[float, float, bool]:
+    """The samples and seconds of steady training, and False; if all of it was warm-up, those of whole passes, and True. Zeros
+    if no time was recorded."""
+    for names, is_whole in ((("steady_samples", "steady_s"), False), (("num_samples", "wall_s"), True)):
+        samples, seconds = (sum(number_in(event, name) or 0.0 for event in passes) for name in names)
+        if samples and seconds:
+            return samples, seconds, is_whole
+    return 0.0, 0.0, True
+
+
 def pooled(rounds: Sequence[Figures]) -> Figures:
     """The figures of a row from those of its rounds: of speed the geometric mean, of memory the peak; values are those of the
     first round (``Relation`` says whether any round has others), and so is what does not differ."""
@@ -150,7 +158,7 @@ def pooled(rounds: Sequence[Figures]) -> Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """A row beside the baseline, ``single``."""
+    """How a row compares with the baseline, ``single``."""
 
     speed_up: float
     """Samples a second, divided by the baseline's: the geometric mean over the rounds."""
@@ -164,7 +172,7 @@ class Relation:
 
     @property
     def is_noise(self) -> bool:
-        """Whether the two may well be equally fast."""
+        """Whether the measurements do not rule out that both are equally fast."""
         return self.interval is not None and self.interval.has(1.0)
 
 
@@ -174,11 +182,11 @@ def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Re
 
     def difference(name: str) -> float | None:
         pairs = [
-            (getattr(ours, name), getattr(theirs, name))
-            for ours, theirs in itertools.product(rounds.values(), baseline.values())
-            if getattr(ours, f"{name}_from") == getattr(theirs, f"{name}_from")
+            (getattr(figures, name), getattr(reference, name))
+            for figures, reference in itertools.product(rounds.values(), baseline.values())
+            if getattr(figures, f"{name}_from") == getattr(reference, f"{name}_from")
         ]
-        differences = [float(ours - theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        differences = [float(value - reference) for value, reference in pairs if value is not None and reference is not None]
         return max(differences, key=abs, default=None)
 
     ratios = [rounds[number].samples_per_s / baseline[number].samples_per_s for number in rounds if number in baseline]
@@ -197,10 +205,6 @@ def relate(rounds: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> Re
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _sum(passes: Sequence[Mapping[str, Any]], name: str) -> float:
-    return float(sum(event.get(name) or 0 for event in passes))
 
 
 def _total_cpu_s(passes: Sequence[Mapping[str, Any]]) -> float | None:
@@ -231,18 +235,11 @@ def _gpu_utilisation_by_rank(passes: Sequence[Mapping[str, Any]]) -> tuple[float
 def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[float | None, str | None]:
     """A value at the end of the run, under the first name that is there, and where it comes from."""
     evaluations = [event for event in events if event.get("event") == "evaluate"]
-    for name in names:
-        if evaluations and _number(evaluations[-1], name) is not None:
-            return _number(evaluations[-1], name), "evaluation"
     steps = [event for event in events if event.get("event") == "step"]
-    last = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
-    for name in names:
-        values = [value for value in (_number(event, name) for event in last) if value is not None]
-        if values:
-            return sum(values) / len(values), "training"
+    last_epoch = [event for event in steps if event.get("epoch") == steps[-1].get("epoch")]
+    for source, chosen in (("evaluation", evaluations[-1:]), ("training", last_epoch)):
+        for name in names:
+            value = _mean(number_in(event.get("values") or {}, name) for event in chosen)
+            if value is not None:
+                return value, source
     return None, None
-
-
-def _number(event: Mapping[str, Any], name: str) -> float | None:
-    value = (event.get("values") or {}).get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

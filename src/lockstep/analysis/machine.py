@@ -28,7 +28,7 @@ class Machine:
     memory_bytes: int
     num_gpus: int
     load: float
-    """Processes that wanted a core in the minute before: work of others spoils the timings."""
+    """Load average of the last minute: other work spoils the timings."""
     python: str
     torch: str
     lockstep: str
@@ -52,7 +52,7 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
 
 
 def find_components(*, num_gpus: int) -> set[str]:
-    """What this machine has of that which some methods need."""
+    """Which of the components that some methods need this machine has."""
     formats = native_formats()
     components = {
         "gpus": num_gpus > 0,

@@ -25,7 +25,7 @@ _DEFAULTS = {
     "horovod@horovodrun": "horovod",
     **_NARROW,
 }
-"""Each strategy, each launcher, each precision; and what of the machine it needs."""
+"""Each strategy, each launcher, each precision; and the component it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As a user would write it: what is usual is left out."""
+        """As a user would write it, without defaults."""
         launcher = "" if self.launcher == "lockstep" else f"@{self.launcher}"
         precision = "" if self.precision == "32-true" else f"+{self.precision}"
         return f"{self.strategy}{launcher}{precision}"
@@ -104,32 +104,13 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(components: Collection[str]) -> tuple[str, ...]:
-    """The names of those that a machine can run, of whose ``components`` it has these: gpus, float16, bfloat16, horovod,
-    mpirun."""
+    """The names of the methods that run on a machine with these components, of gpus, float16, bfloat16, horovod, mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in components)
 
 
 def needing(*components: str) -> tuple[str, ...]:
-    """The names of those that are left out by default where a machine does not have one of these."""
+    """The names of the methods that need one of these components."""
     return tuple(name for name, needed in _DEFAULTS.items() if needed in components)
-
-
-def parse_nprocs(text: str) -> tuple[int, ...]:
-    """Numbers of processes separated by commas, each once, smallest first.
-
-    Raises:
-        ConfigError: one is not a whole number of at least 1, or there is none.
-    """
-    numbers = set()
-    for part in text.split(","):
-        digits = part.strip()
-        if not (digits.isascii() and digits.isdigit() and int(digits) >= 1):
-            raise ConfigError(
-                f"nproc {text!r}: {digits!r} is not a whole number of at least 1. Write numbers of processes with "
-                "commas between them, for example 1,2,4"
-            )
-        numbers.add(int(digits))
-    return tuple(sorted(numbers))
 
 
 def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def read_results(directory: Path) -> Comparison | Verification:
-    """What became of a comparison or a verification, as far as it has come.
+    """A comparison or a verification, complete or not.
 
     Its ``directory`` is the one given here: it may have been moved.
 
@@ -57,44 +57,44 @@ def _comparison(content: Mapping[str, Any], directory: Path) -> Comparison:
 
 
 def _row(content: Mapping[str, Any]) -> RowResult:
-    method = _made(Method, content)
-    runs = tuple(_made(RowRun, run, figures=_maybe(Figures, run["figures"])) for run in content["runs"])
-    return RowResult(row=_made(Row, content, method=method), runs=runs)
+    method = _build(Method, content)
+    runs = tuple(_build(RowRun, run, figures=_build_optional(Figures, run["figures"])) for run in content["runs"])
+    return RowResult(row=_build(Row, content, method=method), runs=runs)
 
 
 def _verification(content: Mapping[str, Any], directory: Path) -> Verification:
     return Verification(
         **_common(content, directory),
         results=tuple(_setting(setting) for setting in content["settings"]),
-        one_device=_maybe(OneDevice, content["one_device"]),
-        diagnosis=_maybe(Diagnosis, content["diagnosis"]),
+        one_device=_build_optional(OneDevice, content["one_device"]),
+        diagnosis=_build_optional(Diagnosis, content["diagnosis"]),
         experiments=tuple(content["experiments"]),
     )
 
 
 def _setting(content: Mapping[str, Any]) -> SettingResult:
-    return _made(
+    return _build(
         SettingResult,
         content,
-        setting=_made(Setting, content),
-        summary=_maybe(Summary, content["summary"]),
-        difference=_maybe(Difference, content["difference"]),
+        setting=_build(Setting, content),
+        summary=_build_optional(Summary, content["summary"]),
+        difference=_build_optional(Difference, content["difference"]),
     )
 
 
 def _common(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     # Shards and threads in the file are those of the study: what was asked for is not in it.
-    task = _made(Task, content, script=Path(content["script"]), shards=None, threads=None)
-    machine = _made(Machine, content["machine"])
+    task = _build(Task, content, script=Path(content["script"]), shards=None, threads=None)
+    machine = _build(Machine, content["machine"])
     return {"task": task, "machine": machine, "directory": directory, **{k: content[k] for k in ("shards", "threads")}}
 
 
-def _maybe(kind: Callable[..., T], content: Mapping[str, Any] | None) -> T | None:
-    return None if content is None else _made(kind, content)
+def _build_optional(kind: Callable[..., T], content: Mapping[str, Any] | None) -> T | None:
+    return None if content is None else _build(kind, content)
 
 
-def _made(kind: Callable[..., T], content: Mapping[str, Any], **fields: Any) -> T:
-    """A dataclass from those of the contents that are its fields; ``fields`` come first."""
+def _build(kind: Callable[..., T], content: Mapping[str, Any], **fields: Any) -> T:
+    """A dataclass from the entries that are its fields; ``fields`` take precedence."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     known = {name: _as_tuple(content[name]) for name in names if name in content}
     return kind(**{**known, **fields})

@@ -1,4 +1,4 @@
-"""In which order the rows of a comparison run, and how long that still takes. Pure."""
+"""The order in which the rows of a comparison run, and the time left. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ class Turn:
 
 
 def turns_left(comparison: Comparison) -> list[Turn]:
-    """What is still to be run: each row once a round, so that what makes the machine slower for a while makes all rows slower.
+    """The runs left: each row once a round, so that a temporary slowdown of the machine affects all rows.
 
-    Every second round goes backwards, which spreads what grows slowly (heat, say) over all rows alike. A row that failed once
-    is not run again.
+    Every second round goes backwards, which spreads slow drifts (heat, say) evenly over the rows. A row that failed once is
+    not run again.
     """
     return [turn for turn in _schedule(comparison) if _is_due(comparison.rows[turn.index], turn.round)]
 
 
 def seconds_left(comparison: Comparison) -> float | None:
-    """From the whole commands that have ended so far: a row takes as long as it did, or as all did on average; None: none
-    has ended."""
+    """Estimated time for the runs left: a row takes as long as it did, else as all did on average; None: none has ended."""
     taken = {result.row: _seconds_of(result) for result in comparison.rows}
     known = [seconds for seconds in taken.values() if seconds is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""What each row of a comparison amounts to, in a sentence. Pure."""
+"""Each row of a comparison in a sentence. Pure."""
 
 from __future__ import annotations
 

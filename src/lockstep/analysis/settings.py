@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.analysis.methods import parse_nprocs
 from lockstep.diagnosis.setting import Setting
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.errors import ConfigError
 
 LAUNCHERS = ("local", "torchrun", "python")
 """``local`` is ``lockstep run``; ``python`` is the plain interpreter, which starts one process."""
@@ -19,51 +18,6 @@ def default_world_sizes(*, num_cores: int, num_gpus: int) -> tuple[int, ...]:
     return tuple(size for size in DEFAULT_WORLD_SIZES if size <= largest)
 
 
-def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of processes with commas between, each once, smallest first.
-
-    Raises:
-        ConfigError: one is not a whole number of at least 1, or there is none.
-    """
-    try:
-        return parse_nprocs(text)
-    except ConfigError:
-        raise ConfigError(
-            f"--world-sizes {text}: write whole numbers of at least 1 with commas between them, for example 1,2,4"
-        ) from None
-
-
-def parse_workers(text: str | None) -> tuple[int | None, ...]:
-    """Numbers of loader workers with commas between, each once; None: as the script has them.
-
-    Raises:
-        ConfigError: one is not a whole number, or there is none.
-    """
-    if text is None:
-        return (None,)
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--workers {text}: write whole numbers, 0 or more, with commas between them, for example 0,2")
-    return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def parse_launchers(text: str | None) -> tuple[str, ...] | None:
-    """Launchers with commas between, each once; None: as ``expand`` chooses.
-
-    Raises:
-        ConfigError: one is not known, or there is none.
-    """
-    if text is None:
-        return None
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for name in names:
-        if name not in LAUNCHERS:
-            raise unknown_name("launcher", name, LAUNCHERS)
-    if not names:
-        raise ConfigError(f"--launchers {text!r} names none: choose of {', '.join(LAUNCHERS)}")
-    return names
-
-
 def expand(
     world_sizes: Sequence[int],
     workers: Sequence[int | None],
@@ -72,8 +26,7 @@ def expand(
     *,
     resumes: bool,
 ) -> tuple[Setting, ...]:
-    """Every combination, the one that the others are compared with first; then a launch that is killed, and resumed at
-    another world size.
+    """Every combination, the reference first; then a launch that is killed, and resumed at another world size.
 
     Args:
         launchers: None: ``local`` at every world size, and each of the others once.

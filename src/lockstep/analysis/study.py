@@ -1,4 +1,4 @@
-"""What comparisons and verifications share: a script is run as one trial after another, and a record is kept."""
+"""What comparisons and verifications share: a script, run in one trial after another, and a record of them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ S = TypeVar("S", bound="Study")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the user has asked for, whatever is done with it."""
+    """What the user asked for."""
 
     command: tuple[str, ...] = ()
-    """What was typed, for the record."""
+    """The command line, for the record."""
     script: Path
     """Or, with ``is_module``, the name of a module."""
     args: tuple[str, ...] = ()
     is_module: bool = False
     shards: int | None = None
-    """None, here and below: left to what is done with it."""
+    """None, here and below: chosen by the study."""
     threads: int | None = None
     seed: int | None = None
     timeout_s: float | None = None
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Study(abc.ABC):
-    """A script, the trials that it is to be run in, and what became of them so far."""
+    """A script, its trials, and their outcomes so far."""
 
     task: Task
     machine: Machine
@@ -95,7 +95,7 @@ class Study(abc.ABC):
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The contents of ``results.json``: here what all begin with."""
+        """The contents of ``results.json``: here the fields that all studies have."""
         task = self.task
         return {
             "schema": SCHEMA,

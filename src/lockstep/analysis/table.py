@@ -13,9 +13,7 @@ from rich.text import Text
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
 from lockstep.analysis.sentences import sentence_of
-from lockstep.machine.sizes import counted
-
-NOTHING = "–"
+from lockstep.machine.sizes import NOTHING, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +28,7 @@ class Column:
 
 def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns about speed, and those about the answer."""
-    on_gpu = any(result.figures is not None and result.figures.device == "cuda" for result in comparison.rows)
-    unit, memory = ("GPU", "GPU memory") if on_gpu else ("CPU", "memory")
+    unit, memory = ("GPU", "GPU memory") if comparison.on_gpu else ("CPU", "memory")
     speed = (
         Column(heading="seconds\n/ epoch", cell=lambda figures, _: seconds(figures.epoch_s)),
         Column(heading="samples\n/ s", cell=lambda figures, _: count(figures.samples_per_s)),
@@ -87,7 +84,7 @@ def show(comparison: Comparison, console: Console) -> None:
         if result.reason is not None:
             alike.setdefault((result.status, result.reason), []).append(result)
     for (status, reason), results in alike.items():
-        which, log = ", ".join(result.row.label for result in results), results[0].told.log
+        which, log = ", ".join(result.row.label for result in results), results[0].decisive_run.log
         where = f" ({comparison.directory / log})" if log else ""
         console.print(Text(f"{which} {status}: {reason}{where}", style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
@@ -99,21 +96,17 @@ def legend(comparison: Comparison) -> str:
     """What the figures mean, in one paragraph."""
     baseline = comparison.baseline
     against = "" if baseline is None else f" Speed-up and differences are against {baseline.row.label}."
-    measured = [result.figures for result in comparison.rows if result.figures is not None]
+    sources = [(figures.loss_from, figures.accuracy_from) for _, figures in comparison.measured]
     trained = [
-        name for name in ("loss", "accuracy") if any(getattr(figures, f"{name}_from") == "training" for figures in measured)
+        name for name, values in zip(("loss", "accuracy"), zip(*sources, strict=True), strict=False) if "training" in values
     ]
     source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
     shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"
-    spread = (
-        ""
-        if comparison.rounds == 1
-        else (f" Each row ran once in each of {comparison.rounds} rounds; ± is half the 95 % confidence interval.")
-    )
+    spread = f" Each row ran once in each of {comparison.rounds} rounds; ± is half the 95 % confidence interval."
     return (
         f"Every row: {shards}, {counted(comparison.threads, 'thread')} a process. "
         "Times are of training without warm-up, measured in the workers; memory is the sum over the processes."
-        f"{spread}{against}{source}"
+        f"{spread if comparison.rounds > 1 else ''}{against}{source}"
     )
 
 

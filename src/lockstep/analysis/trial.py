@@ -41,7 +41,7 @@ _OPEN_MPI = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is started, and where it leaves what it has to say."""
+    """What is started, how, and where its results go."""
 
     directory: Path
     """Of the results of all trials."""
@@ -90,7 +90,7 @@ class Trial:
         return (*python, *self.program)
 
     def environment(self, mark: str) -> dict[str, str]:
-        """This process's, changed as little as can be. Launchers that know nothing of lockstep have the settings there."""
+        """This process's environment with as few changes as possible; with the settings, unless lockstep launches."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
         environment.update(
             {_MARK: mark, world.TRIAL: "1", **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
@@ -109,26 +109,26 @@ def _installed(name: str, module: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     status: str = "not run"
     """``ok``, ``failed``, ``timeout``, ``interrupted`` or ``not run``."""
     reason: str | None = None
     """In one line; None if the status is ``ok``."""
     error: str = ""
-    """All that it said of its first error."""
+    """The first error in its output, in full."""
     command: tuple[str, ...] = ()
     run_dir: str | None = None
     """Relative to the directory of the results, as is ``log``."""
     log: str | None = None
     exit_status: int | None = None
-    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed as was asked for."""
+    """As ``subprocess`` has it (negative: a signal); None if it was stopped, or killed by ``kill_when``."""
     command_s: float | None = None
     """The whole command, start-up and evaluation included."""
 
 
 def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-    """The settings of a command that a trial of it can take over, without some."""
+    """The settings of a command that a trial can take over, except those named in ``but``."""
     options = options_of(RunConfig)
     return {
         name: value
@@ -141,23 +141,23 @@ def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any
 
 
 class Observer(Protocol):
-    """Told how it goes on."""
+    """Is told of the progress of trials."""
 
     def started(self, what: str, left_s: float | None = None) -> None:
-        """A trial is about to be started. All that are left take about so long, as far as that is known."""
+        """A trial begins. ``left_s``: the estimated time for all that are left; None: not known."""
 
     def waiting(self, elapsed_s: float) -> None:
-        """Several times a second while it runs."""
+        """Called several times a second while it runs."""
 
     def ended(self, outcome: str) -> None:
-        """It ended, one way or another."""
+        """It has ended, with this outcome in words."""
 
 
 def run_trial(trial: Trial, observer: Observer) -> Record:
     """Run a trial to its end. None of its processes is left when this returns.
 
-    One that is killed as was asked for has the status ``ok``, and no exit status. A KeyboardInterrupt ends the trial, not the
-    caller: the status says so.
+    One killed by ``kill_when`` has the status ``ok``, and no exit status. A KeyboardInterrupt ends the trial, not the caller:
+    the status says so.
     """
     log = trial.directory / trial.log
     log.parent.mkdir(parents=True, exist_ok=True)

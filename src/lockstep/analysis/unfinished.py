@@ -21,7 +21,7 @@ _OF_THE_MOMENT = ("date", "load")
 
 
 def digest_of(script: Path | None) -> str:
-    """The SHA-256 digest of a script, by which ``resumable`` knows it again; empty: it is no file."""
+    """The SHA-256 digest of a script, by which ``resumable`` recognizes it; empty: it is not a file."""
     with contextlib.suppress(OSError):
         return "" if script is None else hashlib.sha256(script.read_bytes()).hexdigest()
     return ""
@@ -67,7 +67,7 @@ def held(directory: Path) -> Iterator[bool]:
 
 
 def _identity(comparison: Comparison) -> dict[str, Any]:
-    """What must be the same in all runs of a comparison, by the name that it has in a message."""
+    """What all runs of a comparison must have in common, by its name in messages."""
     task = comparison.task
     machine = dataclasses.asdict(comparison.machine)
     return {

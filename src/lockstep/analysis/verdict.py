@@ -1,8 +1,11 @@
-"""What a verification says to a person: a line a setting, and the verdict. Pure."""
+"""The results of a verification in words: a line per setting, and the verdict. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from lockstep.analysis.verification import SettingResult, Verification
+from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.machine.sizes import counted
 from lockstep.trace.differences import Difference
 
@@ -10,7 +13,7 @@ _DIGITS = 16
 
 
 def outcome(verification: Verification, result: SettingResult) -> str:
-    """What became of a setting, in one line."""
+    """The outcome of a setting, in one line."""
     took = f"({result.command_s or 0:.1f} s)"
     summary = result.summary
     if summary is None:  # an error is shown once, and whole, by the verdict
@@ -31,7 +34,7 @@ def outcome(verification: Verification, result: SettingResult) -> str:
 
 
 def outcome_of_one_device(verification: Verification) -> str:
-    """How the gradient of the first batch stands to that of one device, in one line."""
+    """How the gradient of the first batch compares with that of one device, in one line."""
     result = verification.one_device
     assert result is not None
     if result.status == "same":
@@ -48,93 +51,108 @@ def verdict(verification: Verification) -> list[str]:
     if verification.verdict == "interrupted":
         return ["stopped: nothing can be said"]
     if verification.passed:
-        summary = verification.reference.summary
-        assert summary is not None
-        lines = [
-            f"PASS  {counted(len(verification.results), 'setting')}, {counted(summary.num_steps, 'step')}, "
-            f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}{_use(verification)}"
-        ]
-        return [*lines, *_not_verified(verification)]
-    lines = []
-    for result in verification.results:
-        if result.status not in ("ok", "skipped", "interrupted", "not run"):
-            where = f" ({verification.directory / result.log})" if result.log else ""
-            lines.append(
-                f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
-            )
-            lines += [f"  {line}" for line in result.error.splitlines()]
-    worst = verification.worst
-    if worst is not None and worst.difference is not None:
-        lines += _difference(worst, worst.difference, verification.reference)
-        lines += _diagnosis(verification)
-    lines += _one_device(verification)
-    if not lines:
-        lines += [
-            "FAIL  nothing was learned: no weight moved in any step",
-            "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
-        ]
-    return lines
+        return [*_passed(verification), *_not_verified(verification)]
+    lines = [*_failed_settings(verification), *_difference(verification), *_one_device(verification)]
+    return lines or [
+        "FAIL  nothing was learned: no weight moved in any step",
+        "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
+    ]
 
 
-def _use(verification: Verification) -> str:
-    """How samples were used, in the words of the last line."""
+def _passed(verification: Verification) -> Iterator[str]:
+    summary = verification.reference.summary
+    assert summary is not None
     once = {result.summary.each_sample_once for result in verification.results if result.summary is not None}
-    if None in once:
-        return ""
-    return (
-        f"  ({'each sample used once an epoch' if once == {True} else 'the sampler draws samples more than once an epoch'})"
+    use = "each sample used once an epoch" if once == {True} else "the sampler draws samples more than once an epoch"
+    yield (
+        f"PASS  {counted(len(verification.results), 'setting')}, {counted(summary.num_steps, 'step')}, "
+        f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}{'' if None in once else f'  ({use})'}"
     )
 
 
-def _not_verified(verification: Verification) -> list[str]:
+def _not_verified(verification: Verification) -> Iterator[str]:
     skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
     one_device = verification.one_device
     if one_device is not None and one_device.status == "skipped":
         skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
-    return ["not verified:", *(f"  {text}" for text in skipped)] if skipped else []
+    if skipped:
+        yield "not verified:"
+        yield from _indented(2, skipped)
 
 
-def _one_device(verification: Verification) -> list[str]:
+def _failed_settings(verification: Verification) -> Iterator[str]:
+    for result in verification.results:
+        if result.status not in ("ok", "skipped", "interrupted", "not run"):
+            where = f" ({verification.directory / result.log})" if result.log else ""
+            yield f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
+            yield from _indented(2, result.error.splitlines())
+
+
+def _one_device(verification: Verification) -> Iterator[str]:
     result = verification.one_device
     if result is None or not result.is_bad:
-        return []
-    lines = [f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"]
+        return
+    yield f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"
     if result.status == "sum":
-        return [
-            *lines,
-            "  likely cause: a sum: the loss is summed over the samples, and the mean over the shards is taken of it",
-            '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples',
-        ]
-    return [
-        *lines,
+        yield "  likely cause: a sum: the loss is summed over the samples, and the mean over the shards is taken of it"
+        yield '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples'
+        return
+    yield (
         "  likely cause: a loss over the whole batch: what it gives for a sample depends on the others in the batch (negatives "
         "of a contrastive loss, a mean or a normalisation over the batch taken by hand), and a shard has fewer of them; or a "
-        "mean over something else than samples (tokens, say)",
+        "mean over something else than samples (tokens, say)"
+    )
+    yield (
         "  remedy: team.backward(loss, weight=what it is the mean over); if the loss must see the whole batch, --shards 1, or "
-        "--no-one-device to accept that V is part of what is learnt",
-    ]
+        "--no-one-device to accept that V is part of what is learnt"
+    )
 
 
-def _difference(worst: SettingResult, difference: Difference, reference: SettingResult) -> list[str]:
-    if difference.among is not None:
-        lines = [f"FAIL  {worst.setting.label}: {difference.among[1]} differs from {difference.among[0]}"]
-        names = difference.among
-    elif difference.detail:
-        return [f"FAIL  {worst.setting.label}: {place_of(difference)}: {difference.detail}"]
+def _difference(verification: Verification) -> Iterator[str]:
+    worst = verification.worst
+    if worst is None or worst.difference is None:
+        return
+    difference, label = worst.difference, worst.setting.label
+    names = difference.among or (verification.reference.setting.label, label)
+    if difference.among is None and difference.detail:
+        yield f"FAIL  {label}: {place_of(difference)}: {difference.detail}"
     else:
-        lines = [f"FAIL  {worst.setting.label} differs from {reference.setting.label}"]
-        names = (reference.setting.label, worst.setting.label)
-    lines.append(f"  first difference: {place_of(difference)}")
-    if difference.samples:
-        shown = ", ".join(str(sample) for sample in difference.samples[:12])
-        more = f", ... ({len(difference.samples)} in all)" if len(difference.samples) > 12 else ""
-        lines.append(f"    samples of this shard: {shown}{more}")
-    lines += [f"    {name}: {value}" for name, value in zip(names, difference.values, strict=True) if value]
-    return lines
+        subject = f"{label} differs" if difference.among is None else f"{label}: {names[1]} differs"
+        yield f"FAIL  {subject} from {names[0]}"
+        yield f"  first difference: {place_of(difference)}"
+        if difference.samples:
+            yield f"    samples of this shard: {samples_of(difference, most=12)}"
+        yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
+    if verification.diagnosis is not None:
+        yield from _diagnosis(verification.diagnosis)
+
+
+def _diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+    if diagnosis.arose:
+        yield f"  it arose {diagnosis.arose}"
+    yield f"  likely cause: {diagnosis.sentence}"
+    yield from _indented(4, diagnosis.locations)
+    yield f"  remedy: {diagnosis.remedy}"
+    if diagnosis.also_seen:
+        yield "  also seen, and perhaps innocent:"
+        yield from _indented(4, diagnosis.also_seen)
+    if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
+        yield "  ruled out:"
+        yield from _indented(4, diagnosis.ruled_out)
+
+
+def _indented(width: int, lines: Iterable[str]) -> Iterator[str]:
+    return (" " * width + line for line in lines)
+
+
+def samples_of(difference: Difference, *, most: int) -> str:
+    """The identities of the shard's samples, at most so many of them."""
+    listed = ", ".join(map(str, difference.samples[:most]))
+    return f"{listed}, ... ({len(difference.samples)} in all)" if len(difference.samples) > most else listed
 
 
 def place_of(difference: Difference) -> str:
-    """A difference's place in the run, in words."""
+    """Where in the run a difference is, in words."""
     where = "the beginning" if difference.step == 0 else f"step {difference.step}"
     if difference.epoch is not None:
         where += f" (epoch {difference.epoch + 1})"
@@ -158,18 +176,3 @@ _STAGES = {
     "state": "the optimizer's state:",
     "evaluation": "the evaluation's",
 }
-
-
-def _diagnosis(verification: Verification) -> list[str]:
-    diagnosis = verification.diagnosis
-    if diagnosis is None:
-        return []
-    lines = [f"  it arose {diagnosis.arose}"] if diagnosis.arose else []
-    lines.append(f"  likely cause: {diagnosis.sentence}")
-    lines += [f"    {where}" for where in diagnosis.locations]
-    lines.append(f"  remedy: {diagnosis.remedy}")
-    if diagnosis.also_seen:
-        lines += ["  also seen, and perhaps innocent:", *(f"    {where}" for where in diagnosis.also_seen)]
-    if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
-        lines += ["  ruled out:", *(f"    {text}" for text in diagnosis.ruled_out)]
-    return lines

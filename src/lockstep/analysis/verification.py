@@ -18,10 +18,10 @@ from lockstep.trace.traced_run import TracedRun
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What is kept of a run that was compared."""
+    """A run that was compared, in figures."""
 
     first_step: int
-    """1, or the step after that up to which a killed launch had come."""
+    """1, or the step after the last one of a killed launch."""
     num_steps: int
     samples_by_rank: tuple[int, ...]
     weights: str
@@ -35,7 +35,7 @@ class Summary:
 
 
 def summary_of(run: TracedRun) -> Summary:
-    """What is kept of a run."""
+    """The summary of a run."""
     losses = [line["values"].get("loss") for line in run.evaluations]
     return Summary(
         first_step=min(run.steps),
@@ -51,7 +51,7 @@ def summary_of(run: TracedRun) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingResult(Record):
-    """What became of one setting. Its status may be ``skipped``, too: there was nothing to kill."""
+    """The outcome of one setting. Its status may be ``skipped``, too: there was nothing to kill."""
 
     setting: Setting
     summary: Summary | None = None
@@ -60,7 +60,7 @@ class SettingResult(Record):
 
     @property
     def is_bad(self) -> bool:
-        """Whether it failed by itself: then there is no use in going on."""
+        """Whether it failed by itself, which ends the verification."""
         is_own = self.difference is not None and (self.difference.among is not None or bool(self.difference.detail))
         return self.status not in ("ok", "skipped") or is_own
 

@@ -40,7 +40,7 @@ def plan(
     resumes: bool,
     with_one_device: bool,
 ) -> Verification:
-    """A verification of which nothing was run yet. Pure. For the arguments see ``settings.expand``.
+    """A verification before its first run. Pure. For the arguments see ``settings.expand``.
 
     Raises:
         ConfigError: there are fewer shards than processes in a setting, or there is only one setting.
@@ -124,7 +124,7 @@ class _Verifier:
         variables: Mapping[str, str] | None = None,
         is_killed: bool = False,
     ) -> Record:
-        """Run the script as a user does: only fields of RunConfig are given, and of the environment nothing is changed."""
+        """Run the script as a user does: with fields of RunConfig only, in an unchanged environment."""
         trial = self.verification.trial(
             name,
             launcher=_LAUNCHERS.get(setting.launcher, setting.launcher),
@@ -151,7 +151,7 @@ class _Verifier:
                 return result, None
         result = SettingResult(setting=setting, **vars(self._try(setting, name, {"trace": "steps"})))
         if result.status != "ok":
-            return result, _what_is_there(run_dir)
+            return result, _read_partial_run(run_dir)
         try:
             run = read_run(run_dir)
             if run.start["world_size"] != setting.world_size:
@@ -200,7 +200,7 @@ class _Verifier:
             if record.status == "interrupted":
                 raise KeyboardInterrupt
             run_dir = self.verification.directory / name
-            run = _what_is_there(run_dir)
+            run = _read_partial_run(run_dir)
             # That it failed after the last step that matters is no matter.
             if run is None or (record.status != "ok" and max(run.steps) < (experiment.until or math.inf)):
                 return None
@@ -231,8 +231,8 @@ def _skip(result: SettingResult, reason: str) -> SettingResult:
     return dataclasses.replace(result, status="skipped", reason=reason, error="")
 
 
-def _what_is_there(run_dir: Path) -> TracedRun | None:
-    """As much as was traced; None: not even a step."""
+def _read_partial_run(run_dir: Path) -> TracedRun | None:
+    """The run as far as it was traced; None: not even one step."""
     try:
         return read_run(run_dir)
     except UsageError:

@@ -17,12 +17,12 @@ _RUN = (
 )
 _LOGGED = ("kind", "epoch", "step", "time_s")
 _MEASURED = ("num_steps", "num_samples", "wall_s", "bound")
-"""Of a pass over a training loader: a row of the kind ``epoch``."""
+"""Columns of passes over a training loader: rows of the kind ``epoch``."""
 _EMPTY: Mapping[str, Any] = {}
 
 
 def write_runs(runs: Sequence[Run], file: TextIO) -> None:
-    """A row a run, as the files say: times in seconds, points in time since 1970, epochs from 0."""
+    """Write one row per run: durations in seconds, times in seconds since 1970, epochs from 0."""
     writer = csv.DictWriter(file, _RUN, lineterminator="\n")
     writer.writeheader()
     for run in runs:
@@ -37,9 +37,9 @@ def write_runs(runs: Sequence[Run], file: TextIO) -> None:
 
 
 def write_values(run_dir: Path, file: TextIO) -> None:
-    """A row for each step with logged values, each evaluation and each pass over a training loader, in order; a column a value.
+    """Write one row per step with logged values, evaluation, and pass over a training loader, in order; one column per value.
 
-    What was done again after the run was resumed is there once. An empty cell: not logged there, or not finite.
+    Steps repeated after a resume appear once. Empty cells: not logged there, or not finite.
     """
     try:
         rows = list(_rows(read_history(run_dir)))
@@ -57,7 +57,7 @@ def write_values(run_dir: Path, file: TextIO) -> None:
 
 
 def _rows(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[list[Any], Mapping[str, Any], Mapping[str, Any]]]:
-    """What all rows have, what was measured in a pass, and values by name."""
+    """Of each row: the common cells, the measurements of a pass, and the logged values by name."""
     for event in events:
         if event["event"] in ("step", "evaluate", "epoch"):
             logged = [event["event"], event.get("epoch"), event.get("step"), event.get("time_s")]

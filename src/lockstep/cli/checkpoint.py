@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from lockstep.checkpoint.files import copy
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.cli import headers
-from lockstep.cli.headers import read_manifest
+from lockstep.cli.headers import read_checkpoint
 from lockstep.cli.inspect import inspect_command
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
@@ -24,7 +25,6 @@ from lockstep.errors import CheckpointError, ConfigError, unknown_name
 from lockstep.machine.sizes import counted, size
 
 _SUFFIX = ".safetensors"
-_TRIES = 5
 _BAR_FROM_BYTES = 200_000_000
 """Smaller files are read too quickly for a progress bar."""
 _EPILOG = """
@@ -112,31 +112,22 @@ def verify_command(path: Path, all_of_run: bool) -> None:
     the same way, and falls back to the one before if it is damaged.
     """
     console = open_console()
+    examine = functools.partial(_examine, console=console)
     if not all_of_run:
-        directory, manifest, problems = _examine_newest(path, console)
-        if problems:
-            raise CheckpointError("; ".join(problems))
-        _show_intact(directory, manifest, console)
+        read_checkpoint(path, examine)
         return
-    num_examined = num_wrong = 0
+    num_examined = num_damaged = 0
     for directory in _all_checkpoints(path):
-        manifest, problems = _examine(directory, console)
-        if problems and not directory.exists():
-            continue  # an active run has deleted it meanwhile
+        try:
+            read_checkpoint(directory, examine)
+        except CheckpointError as error:
+            if not directory.exists():
+                continue  # an active run has deleted it meanwhile
+            num_damaged += 1
+            say(console, f"{directory}: {error}", "red")
         num_examined += 1
-        if problems:
-            num_wrong += 1
-            say(console, f"{directory}: {'; '.join(problems)}", "red")
-        else:
-            _show_intact(directory, manifest, console)
-    if num_wrong:
-        raise CheckpointError(f"{num_wrong} of {counted(num_examined, 'checkpoint')} in {path} cannot be used")
-
-
-def _show_intact(directory: Path, manifest: Manifest | None, console: Console) -> None:
-    assert manifest is not None
-    total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
-    say(console, f"{directory}: intact (step {manifest.step}, {total})", "green")
+    if num_damaged:
+        raise CheckpointError(f"{num_damaged} of {counted(num_examined, 'checkpoint')} in {path} cannot be used")
 
 
 def _all_checkpoints(path: Path) -> list[Path]:
@@ -148,40 +139,23 @@ def _all_checkpoints(path: Path) -> list[Path]:
     return checkpoints
 
 
-def _examine_newest(path: Path, console: Console) -> tuple[Path, Manifest | None, list[str]]:
-    for _ in range(_TRIES):
-        directory = find_checkpoint(path)
-        manifest, problems = _examine(directory, console)
-        if not problems or directory.exists():
-            break  # else an active run has replaced it by a newer one
-    return directory, manifest, problems
+def _examine(directory: Path, manifest: Manifest, console: Console) -> None:
+    """Read all files of a checkpoint, and say that they are intact.
 
-
-def _examine(directory: Path, console: Console) -> tuple[Manifest | None, list[str]]:
-    """The manifest of a checkpoint (None: unreadable), and the problems found."""
-    for _ in range(_TRIES):
-        problems: list[str] = []
-        try:
-            manifest = Manifest.read(directory)
-        except CheckpointError as error:
-            return None, [str(error)]
-        with _bar(console, f"reading {directory}", manifest.num_bytes) as progress:
-            for name in manifest.files:
-                try:
-                    verify_file(directory, manifest, name, progress=progress)
-                except CheckpointError as error:
-                    problems.append(str(error))
-        if not problems or not _was_replaced(directory, manifest):
-            break
-    return manifest, problems
-
-
-def _was_replaced(directory: Path, manifest: Manifest) -> bool:
-    """Whether an active run has replaced or deleted the checkpoint."""
-    try:
-        return Manifest.read(directory) != manifest
-    except CheckpointError:
-        return not directory.exists()
+    Raises:
+        CheckpointError: some are not; it names each.
+    """
+    problems = []
+    with _bar(console, f"reading {directory}", manifest.num_bytes) as progress:
+        for name in manifest.files:
+            try:
+                verify_file(directory, manifest, name, progress=progress)
+            except CheckpointError as error:
+                problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    total = f"{counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}"
+    say(console, f"{directory}: intact (step {manifest.step}, {total})", "green")
 
 
 @contextlib.contextmanager
@@ -230,15 +204,13 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     """
     _check_target(out, force)
     console = open_console()
-    for attempt in range(_TRIES):
-        directory, manifest = read_manifest(path)
-        try:
-            file = _file_of(manifest, directory, model)
-            _copy(directory, manifest, file, out, force, console)
-            break
-        except CheckpointError:
-            if attempt == _TRIES - 1 or not _was_replaced(directory, manifest):
-                raise
+
+    def export(directory: Path, manifest: Manifest) -> tuple[Manifest, str]:
+        file = _file_of(manifest, directory, model)
+        _copy(directory, manifest, file, out, force, console)
+        return manifest, file
+
+    manifest, file = read_checkpoint(path, export)
     tensors = headers.read_header(out)
     (info,) = [m for m in headers.describe_models(manifest, {file: tensors}) if m.name == model]
     total = f"{counted(info.num_parameters or 0, 'parameter')} in {counted(len(tensors), 'tensor')}"

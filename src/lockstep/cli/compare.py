@@ -14,6 +14,7 @@ from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
 from lockstep.analysis.study import Task
 from lockstep.atomic import write_atomic
+from lockstep.cli.lists import numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.report import DEFAULT as REPORT
 from lockstep.cli.report import histories_of
@@ -54,6 +55,7 @@ Examples:
 @click.option(
     "--nproc",
     metavar="N,N,...",
+    callback=numbers(least=1),
     help="Numbers of processes for each method except single and dp, which have one.  "
     "[default: 2, 4, 8, ... up to the number of GPUs; without several GPUs, 2, and 4 if there are 4 cores]",
 )
@@ -73,16 +75,16 @@ Examples:
     timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
 def command(
-    task: Task, here: Machine, out: Path, method_names: str | None, nproc: str | None, rounds: int, fresh: bool
+    task: Task, here: Machine, out: Path, method_names: str | None, nproc: tuple[int, ...] | None, rounds: int, fresh: bool
 ) -> None:
-    """Run SCRIPT with ARGS with several methods in turn, and compare them.
+    """Run SCRIPT with ARGS with each of several methods in turn, and compare them.
 
-    Prints a table of speed (seconds per epoch, samples per second with its 95 % interval, speed-up, efficiency), resource
-    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from those of one process), and
-    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives the same as
+    Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up, efficiency), resource
+    usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
+    a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
     report.html, comparison.png and results.json, and the directory and output of every run.
 
-    The same command resumes a comparison that was interrupted.
+    The same command resumes an interrupted comparison.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -98,10 +100,7 @@ def command(
     """
     components = find_components(num_gpus=here.num_gpus)
     chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(components)))
-    if nproc is None:
-        nprocs = methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores)
-    else:
-        nprocs = methods.parse_nprocs(nproc)
+    nprocs = sorted(nproc or methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores))
     source = unfinished.digest_of(find_script(str(task.script), is_module=task.is_module))
     planned = compare.plan(task, chosen, nprocs, here, rounds=rounds, source=source)
     what = (

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.status import Status
-from rich.text import Text
+from rich.console import Console
 
 from lockstep.cli.findings import show, situation_of
 from lockstep.cli.options import command_of_script, given
+from lockstep.cli.progress import Progress
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
 from lockstep.doctor import loader, processes
@@ -76,35 +76,35 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     values found and a remedy.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
-    began_s = time.monotonic()
+    began_s, console = time.monotonic(), Console(quiet=True) if as_json else open_console()
     situation = situation_of(options, RunConfig.merge(settings, {}))
     if script is not None:
         find_script(script, is_module=options.is_module, is_executable=options.is_executable)
-    with sigterm_interrupts(), _Progress(is_shown=not as_json) as progress:
+    with sigterm_interrupts(), Progress(console, is_brief=True) as progress:
         findings = examine(situation, _LOCAL_S, progress.started)
-        speaks = True
+        prints = True
         if situation.nodes is not None:
             progress.started("the other hosts")
-            findings, speaks = _with_other_launchers(options, settings, situation, findings)
+            findings, prints = _with_other_launchers(options, settings, situation, findings)
         elif situation.world.world_size > 1:
             progress.started("the other processes")
-            findings, speaks = _with_other_processes(situation, findings)
+            findings, prints = _with_other_processes(situation, findings)
         else:
             progress.started(processes.NAME)
             # Two are enough to exchange something.
             exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
             findings.append(processes.CHECK.examine(exchange))
             drop_server()
-        if script is not None and speaks:
+        if script is not None and prints:
             program = [*(["-m"] if options.is_module else []), script, *args]
             progress.started(f"{loader.NAME} of {script}")
-            seen = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
-            finding = loader.judge(**seen)
-            findings.append(dataclasses.replace(finding, check=loader.NAME, values=seen))
-    if speaks and as_json:
+            measured = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
+            finding = loader.judge(**measured)
+            findings.append(dataclasses.replace(finding, check=loader.NAME, values=measured))
+    if prints and as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
-    elif speaks:
-        show(findings, time.monotonic() - began_s, open_console())
+    elif prints:
+        show(findings, time.monotonic() - began_s, console)
     return int(any(finding.state == FAIL for finding in findings))
 
 
@@ -112,7 +112,7 @@ def _with_other_launchers(
     options: LaunchOptions, settings: Mapping[str, Any], situation: Situation, here: Sequence[Finding]
 ) -> tuple[list[Finding], bool]:
     """All hosts' findings, and whether this one is to print them: each host's launcher starts its part."""
-    how = dataclasses.replace(
+    launch_options = dataclasses.replace(
         options,
         nproc_per_node=str(situation.num_processes),
         is_module=True,
@@ -126,14 +126,14 @@ def _with_other_launchers(
         path = Path(directory, "findings.json")
         path.write_text(json.dumps([dataclasses.asdict(finding) for finding in here]))
         try:
-            interruption = run_script("lockstep.doctor.over_hosts", [str(path)], how, of_hosts)
+            interruption = run_script("lockstep.doctor.over_hosts", [str(path)], launch_options, of_hosts)
         except LockstepError as error:
-            return [*here, _apart(error)], True
+            return [*here, _rendezvous_failed(error)], True
         if interruption is not None:
             click.echo(interruption.message, err=True)
             sys.exit(interruption.status)
-        told = json.loads(path.read_text())
-    return [Finding(**fields) for fields in told["findings"]], told["rank"] == 0
+        report = json.loads(path.read_text())
+    return [Finding(**fields) for fields in report["findings"]], report["rank"] == 0
 
 
 def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
@@ -143,41 +143,10 @@ def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tupl
     try:
         findings, rank = meet(situation, here)
     except LockstepError as error:
-        return [*here, _apart(error)], True
+        return [*here, _rendezvous_failed(error)], True
     return findings, rank == 0
 
 
-def _apart(error: LockstepError) -> Finding:
+def _rendezvous_failed(error: LockstepError) -> Finding:
     verdict = fail(f"the rendezvous failed: {error}", "the message tells who is missing, or what is in the way")
     return dataclasses.replace(verdict, check="rendezvous")
-
-
-class _Progress:
-    """Shows on a terminal what is waited for. An ``analysis.trial.Observer``."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        console = open_console()
-        self._status = Status("", console=console) if is_shown and console.is_terminal else None
-        self._what = ""
-
-    def __enter__(self) -> _Progress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def started(self, what: str, left_s: float | None = None) -> None:
-        """Something begins."""
-        self._what = what
-        self.waiting(0.0)
-
-    def waiting(self, elapsed_s: float) -> None:
-        """See Observer."""
-        if self._status is not None:
-            self._status.update(Text(f"{self._what} {f'{elapsed_s:.0f} s' if elapsed_s else ''}"))
-
-    def ended(self, outcome: str) -> None:
-        """See Observer."""

@@ -27,7 +27,7 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
-    """What a command line asks for, on this machine, with what a launcher around it has told."""
+    """The situation that a command line describes on this machine, under the launcher that has started it, if any."""
     world, nodes = read_environment().world, plan_nodes(options)
     is_one_of_several = nodes is None and world.world_size > 1
     count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
@@ -35,7 +35,7 @@ def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
 
 
 def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
-    """What ``run --preflight`` checks of this machine before anything is started. Warnings go to standard error.
+    """Run the checks of ``run --preflight`` on this machine. Warnings go to standard error.
 
     Raises:
         ConfigError: a check failed.

@@ -23,10 +23,10 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Of a braille character: of its left column and its right one, from the top."""
 
 
-def frame(seen: Snapshot, width: int, height: int = 24) -> Text:
+def frame(snapshot: Snapshot, width: int, height: int = 24) -> Text:
     """Lines that fit ``width``, at most ``height`` of them."""
-    above = [*_head(seen, width), *_curve(seen, width)]
-    ranks, events, saved = _ranks(seen), _events(seen), _saved(seen)
+    above = [*_head(snapshot, width), *_curve(snapshot, width)]
+    ranks, events, saved = _ranks(snapshot), _events(snapshot), _saved(snapshot)
     room = height - len(above) - len(saved) - 1
     for_ranks = min(len(ranks), max(_LEAST_RANKS, room - min(len(events), _LEAST_EVENTS)))
     if for_ranks < len(ranks):
@@ -39,21 +39,23 @@ def frame(seen: Snapshot, width: int, height: int = 24) -> Text:
     return Text("\n", no_wrap=True, end="").join(lines[:height])
 
 
-def _head(seen: Snapshot, width: int) -> list[Text]:
-    start = seen.start
+def _head(snapshot: Snapshot, width: int) -> list[Text]:
+    start = snapshot.start
     script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
-    style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(seen.state, "")
-    lines = [Text.assemble((printable(seen.name), "bold"), " · ", (seen.state, style), printable(script))]
-    headway = seen.headway
+    style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(snapshot.state, "")
+    lines = [Text.assemble((printable(snapshot.name), "bold"), " · ", (snapshot.state, style), printable(script))]
+    headway = snapshot.headway
     if headway is not None:
         title = f"epoch {headway.epoch + 1}" + (f"/{headway.num_epochs}" if headway.num_epochs else "")
-        times = time_left(headway, seen.now_s) if seen.state == "running" else []
-        values = [printable(f"{name} {value:.4g}") for name, value in seen.values.items() if name != seen.curve_name]
+        times = time_left(headway, snapshot.now_s) if snapshot.state == "running" else []
+        values = [printable(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
         lines.append(Text.assemble(*bar_line(title, headway.done, headway.num_steps, times, values, width)))
-    facts = [] if seen.step is None else [f"step {seen.step:,}"]
-    if seen.samples_per_s is not None:
+    facts = [] if snapshot.step is None else [f"step {snapshot.step:,}"]
+    if snapshot.samples_per_s is not None:
         facts.append(
-            f"{seen.samples_per_s:,.4g} samples/s" if seen.samples_per_s < 1000 else f"{seen.samples_per_s:,.0f} samples/s"
+            f"{snapshot.samples_per_s:,.4g} samples/s"
+            if snapshot.samples_per_s < 1000
+            else f"{snapshot.samples_per_s:,.0f} samples/s"
         )
     if isinstance(start.get("world_size"), int):
         hosts = len(set(start.get("hosts") or ()))
@@ -61,17 +63,17 @@ def _head(seen: Snapshot, width: int) -> list[Text]:
             counted(start["world_size"], "process", "processes") + (f" on {counted(hosts, 'host')}" if hosts > 1 else "")
         )
     if isinstance(start.get("time_s"), float):
-        facts.append(f"started {span(seen.now_s - start['time_s'])} ago")
+        facts.append(f"started {span(snapshot.now_s - start['time_s'])} ago")
     return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
 
 
-def _curve(seen: Snapshot, width: int) -> list[Text]:
-    if len(seen.curve) < 2:
+def _curve(snapshot: Snapshot, width: int) -> list[Text]:
+    if len(snapshot.curve) < 2:
         return []
-    last_step, last = seen.curve[-1]
-    title = printable(f"{seen.curve_name} {last:.4g} in step {last_step:,}")
-    rows = draw_curve(seen.curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
-    values = [value for _, value in seen.curve]
+    last_step, last = snapshot.curve[-1]
+    title = printable(f"{snapshot.curve_name} {last:.4g} in step {last_step:,}")
+    rows = draw_curve(snapshot.curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
+    values = [value for _, value in snapshot.curve]
     labels = [f"{max(values):.3g}", *[""] * (_CURVE_HEIGHT - 2), f"{min(values):.3g}"]
     return [Text(title, "bold"), *(Text(f"{label:>{_LABEL}} {row}") for label, row in zip(labels, rows, strict=True))]
 
@@ -97,15 +99,17 @@ def draw_curve(curve: Sequence[Point], width: int, height: int) -> list[str]:
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells]
 
 
-def _ranks(seen: Snapshot) -> list[Text]:
-    """Those that do the same are one line; those that need a look come first."""
-    if not seen.reports:
+def _ranks(snapshot: Snapshot) -> list[Text]:
+    """One line for all ranks that do the same; those that need attention come first."""
+    if not snapshot.reports:
         return []
     groups: dict[tuple[int, str], list[RankReport]] = {}
-    for report in seen.reports:
+    for report in snapshot.reports:
         groups.setdefault(_phase(report), []).append(report)
-    world_size = seen.reports[0].record.get("world_size", len(seen.reports))
-    silent = sorted(set(range(world_size)) - {report.rank for report in seen.reports}) if seen.state == "running" else []
+    world_size = snapshot.reports[0].record.get("world_size", len(snapshot.reports))
+    silent = (
+        sorted(set(range(world_size)) - {report.rank for report in snapshot.reports}) if snapshot.state == "running" else []
+    )
     lines = [Text(f"{name_ranks(silent)}: has not reported yet", "yellow")] if silent else []
     for (urgency, words), group in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank)):
         lines.append(Text(printable(_line(group, words)), ("red", "", "dim")[urgency]))
@@ -113,7 +117,7 @@ def _ranks(seen: Snapshot) -> list[Text]:
 
 
 def _phase(report: RankReport) -> tuple[int, str]:
-    """How much it needs a look (0: most), and what it does."""
+    """How urgently it needs attention (0: most), and what it does."""
     if report.state in ("finished", "joined"):
         return 2, report.state
     if report.state not in ("running", "late"):
@@ -137,26 +141,26 @@ def _line(group: Sequence[RankReport], words: str) -> str:
     return f"{name_ranks([report.rank for report in group])}{where}: {words}{at}{how_long}"
 
 
-def _saved(seen: Snapshot) -> list[Text]:
-    saved = seen.checkpoint
+def _saved(snapshot: Snapshot) -> list[Text]:
+    saved = snapshot.checkpoint
     if saved is None:
         return []
-    age = f", {span(seen.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
+    age = f", {span(snapshot.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
     return [Text(f"last checkpoint: step {saved.get('step')}{age}", "cyan")]
 
 
-def _events(seen: Snapshot) -> list[Text]:
+def _events(snapshot: Snapshot) -> list[Text]:
     lines = []
-    for event in seen.events:
+    for event in snapshot.events:
         words, style = _words(event)
         if words:
-            age = f"{span(seen.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
+            age = f"{span(snapshot.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
             lines.append(Text.assemble((age, "dim"), (printable(words), style)))
     return lines
 
 
 def _words(event: Mapping[str, Any]) -> tuple[str, str]:
-    """An event in a line, and its style; empty: it is not shown."""
+    """An event in one line, and its style; empty: it is not shown."""
     step, kind = event.get("step"), event["event"]
     if kind == "start":
         return f"started on {counted(event.get('world_size') or 1, 'process', 'processes')}, {event.get('strategy')}", ""

@@ -9,26 +9,23 @@ import click
 
 from lockstep.cli.options import CONTEXT
 
-# name: (location of its click command, line in the overview). Defined here, so that the overview imports no command.
 VERBS = {
-    "new": ("lockstep.cli.new:command", "Write a training script to start from, and say what to do next."),
-    "run": ("lockstep.cli.run:command", "Run a training script on several processes, on one or several machines."),
-    "slurm": ("lockstep.cli.slurm:command", "Write a Slurm batch file that runs a script, check it, and submit it."),
-    "compare": ("lockstep.cli.compare:command", "Run a script with several methods, and compare speed and answer."),
-    "verify": ("lockstep.cli.verify:command", "Verify that a script gives the same answer at every number of processes."),
-    "doctor": ("lockstep.cli.doctor:command", "Check whether this machine, or several together, can train."),
-    "tune": ("lockstep.cli.tune:command", "Find the loader settings with which a script waits least for data."),
-    "runs": ("lockstep.cli.runs:command", "List runs, with their states and how to resume them; delete old ones."),
-    "watch": ("lockstep.cli.watch:command", "Show a run live: progress, loss curve, ranks, events."),
-    "report": ("lockstep.cli.report:command", "Write a report on a run, a comparison or a verification: one HTML file."),
-    "diff": (
-        "lockstep.cli.diff:command",
-        "Find the first step in which two runs differ, and what else differs between them.",
-    ),
-    "replay": ("lockstep.cli.replay:command", "Replay any step of a run, to the bit, and show what was computed in it."),
-    "stacks": ("lockstep.cli.stacks:command", "Show what every rank of a run is doing now: who waits, and for whom."),
-    "checkpoint": ("lockstep.cli.checkpoint:command", "Inspect or verify a checkpoint, or export a model from it."),
+    "new": "Write a training script to start from, and say what to do next.",
+    "run": "Run a training script on several processes, on one or several machines.",
+    "slurm": "Write a Slurm batch file that runs a script, check it, and submit it.",
+    "compare": "Run a script with several methods, and compare speed and answer.",
+    "verify": "Verify that a script gives the same answer with any number of processes.",
+    "doctor": "Check whether this machine, or several together, can train.",
+    "tune": "Find the loader settings with which a script waits least for data.",
+    "runs": "List runs, with their states and how to resume them; delete old ones.",
+    "watch": "Show a run live: progress, loss curve, ranks, events.",
+    "report": "Write a report on a run, a comparison or a verification, as one HTML file.",
+    "diff": "Find the first step in which two runs differ, and how their settings differ.",
+    "replay": "Replay any step of a run, to the bit, and show what was computed in it.",
+    "stacks": "Show what every rank of a run is doing now: which wait, and for whom.",
+    "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
 }
+"""The commands (each is ``command`` in the module of its name), with their lines in the overview, which imports none."""
 
 
 class LazyGroup(click.Group):
@@ -42,8 +39,7 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in VERBS:
             return None
-        module_name, _, attribute = VERBS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module_name), attribute)
+        command: click.Command = importlib.import_module(f"lockstep.cli.{cmd_name}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -59,7 +55,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview from the table."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

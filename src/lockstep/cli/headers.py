@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import find_checkpoint
 from lockstep.errors import CheckpointError
+
+T = TypeVar("T")
 
 _WIDTHS = {"F": "float", "I": "int", "U": "uint", "BF": "bfloat", "C": "complex"}
 _TRIES = 5
@@ -99,14 +102,29 @@ def _dtype(name: str) -> str:
     return _NAMES.get(name) or (f"{_WIDTHS[kind]}{name.removeprefix(kind)}" if kind in _WIDTHS else name.lower())
 
 
-def read_manifest(path: Path) -> tuple[Path, Manifest]:
-    """Find the checkpoint for a path, and read its manifest. Retries, since an active run deletes old checkpoints."""
-    for _ in range(_TRIES - 1):
-        directory = find_checkpoint(path)
+def read_checkpoint(path: Path, read: Callable[[Path, Manifest], T]) -> T:
+    """Find the checkpoint for a path, and read from it; again if an active run has replaced or deleted it meanwhile.
+
+    Args:
+        path: a checkpoint directory, a run directory, or ``RUN/best``.
+        read: is given the checkpoint directory and its manifest.
+
+    Raises:
+        CheckpointError: there is none, its manifest cannot be read, or ``read`` has raised it.
+    """
+    for attempt in range(_TRIES):
+        directory, manifest = find_checkpoint(path), None
         try:
-            return directory, Manifest.read(directory)
+            manifest = Manifest.read(directory)
+            return read(directory, manifest)
         except CheckpointError:
-            if directory.exists():
+            if attempt == _TRIES - 1 or not _was_replaced(directory, manifest):
                 raise
-    directory = find_checkpoint(path)
-    return directory, Manifest.read(directory)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _was_replaced(directory: Path, manifest: Manifest | None) -> bool:
+    try:
+        return Manifest.read(directory) != manifest
+    except CheckpointError:
+        return not directory.exists()

@@ -16,7 +16,7 @@ import click
 from lockstep.checkpoint.manifest import FORMAT, Manifest, verify_file
 from lockstep.checkpoint.store import Store
 from lockstep.cli import headers, tables
-from lockstep.cli.headers import ModelInfo, TensorInfo, read_manifest
+from lockstep.cli.headers import ModelInfo, TensorInfo, read_checkpoint
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
@@ -52,7 +52,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
 
     Only the manifest and file headers are read; use lockstep checkpoint verify to check the contents.
     """
-    directory, manifest = read_manifest(path)
+    directory, manifest = read_checkpoint(path, lambda directory, manifest: (directory, manifest))
     tensors: dict[str, list[TensorInfo]] = {}
     remarks: dict[str, str] = {}
     for name in manifest.files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 
 from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
-from lockstep.option import GROUPS, MACHINES, Option, options_of
+from lockstep.option import MACHINES, Option, options_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,18 +21,27 @@ CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
 """Those for commands that run a script: all arguments after it belong to the script."""
 
+RUNS = Path("runs")
+"""The directory of runs that commands look into by default."""
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
 """Options, besides those for several machines, that torchrun also reads from the environment, as PET_<NAME>."""
 
 
-def options_from(*kinds: type) -> Callable[[F], F]:
-    """A decorator that adds an option for each field with one. Options not given on the command line are None or empty."""
+def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable[[F], F]:
+    """A decorator that adds an option for each field with one. Options not given on the command line are None or empty.
+
+    Args:
+        kinds: the dataclasses.
+        shown: names of the fields whose options stand in the help (None: all do); the others are accepted, too.
+    """
 
     def add(command: F) -> F:
         for kind in reversed(kinds):  # decorators are applied from the last to the first
             hints = typing.get_type_hints(kind)
             for name, option in reversed(options_of(kind).items()):
-                command = click.option(*_names(name, option), name, **_arguments(name, option, hints[name]))(command)
+                names = option.names or (f"--{name.replace('_', '-')}",)
+                hidden = shown is not None and name not in shown
+                command = click.option(*names, name, hidden=hidden, **_arguments(name, option, hints[name]))(command)
         return command
 
     return add
@@ -45,16 +54,20 @@ def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help groups options under headings, and whose options may be abbreviated, as torchrun's: ``--nnode``."""
+    """A command whose help lists options under headings. Where the script ends them, they may be abbreviated, as torchrun's:
+    ``--nnode``.
 
-    def __init__(self, *args: Any, kinds: Sequence[type], **kwargs: Any) -> None:
+    Args:
+        headings: each heading, and the names of its parameters in order; of one with None, all that are under no other.
+    """
+
+    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str] | None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._groups = {name: option.group for kind in kinds for name, option in options_of(kind).items()}
-        self._order = list(self._groups)
+        self._headings = headings
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        return super().parse_args(ctx, self._expand(args))
+        return super().parse_args(ctx, args if ctx.allow_interspersed_args else self._expand(args))
 
     def _expand(self, args: Sequence[str]) -> list[str]:
         """The arguments with option names written in full, up to the script."""
@@ -76,32 +89,11 @@ class GroupedCommand(click.Command):
         """See click."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        for title in GROUPS:
+        listed = {name for names in self._headings.values() for name in names or ()}
+        rest = [name for name in records if name not in listed]
+        for title, names in self._headings.items():
             with formatter.section(title):
-                formatter.write_dl([records.pop(name) for name in self._order if self._groups[name] == title])
-        with formatter.section("Other"):
-            formatter.write_dl(list(records.values()))
-
-
-class ShortHelp(GroupedCommand):
-    """Shows the options of ``lockstep run`` that matter to a command; the others are accepted.
-
-    Args:
-        shown: names of those that matter.
-    """
-
-    def __init__(self, *args: Any, shown: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._shown = shown
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
-        of_command = [name for name in records if name not in self._groups]
-        for title, names in (("Options", of_command), ("Options of lockstep run, such as", self._shown)):
-            with formatter.section(title):
-                formatter.write_dl([records[name] for name in names])
+                formatter.write_dl([records[name] for name in (rest if names is None else names)])
 
 
 def command_of_script(
@@ -120,24 +112,19 @@ def command_of_script(
         for decorate in (
             click.argument("args", nargs=-1, type=click.UNPROCESSED),
             click.argument("script", required=needs_script),
-            options_from(LaunchOptions, RunConfig),
+            options_from(LaunchOptions, RunConfig, shown=shown),
         ):
             function = decorate(function)
         return click.command(
             name,
-            cls=ShortHelp,
-            kinds=(LaunchOptions, RunConfig),
-            shown=shown,
+            cls=GroupedCommand,
+            headings={"Options": None, "Options of lockstep run, such as": shown},
             epilog=epilog,
             context_settings=CONTEXT_OF_SCRIPTS,
             options_metavar="[OPTIONS]",
         )(function)
 
     return make
-
-
-def _names(field: str, option: Option) -> Sequence[str]:
-    return option.names or (f"--{field.replace('_', '-')}",)
 
 
 def _arguments(field: str, option: Option, hint: Any) -> dict[str, Any]:

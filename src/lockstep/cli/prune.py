@@ -14,6 +14,7 @@ from pathlib import Path
 from lockstep import inventory
 from lockstep.errors import ConfigError
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import counted
 from lockstep.rundir.lock import RunLock
 
 RESULTS = "results.json"
@@ -22,6 +23,7 @@ _BETWEEN_ROWS_S = 900.0
 """Between two of its runs, a verification or comparison holds no lock: for so long after the last activity it is kept."""
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WOULD_RESUME = "finished, but an interrupted one of its command is kept, which the command would resume"
 _REMOVED = ".removed-"
 """Prefix of the name of a directory that is being deleted. (Names of runs do not begin with a dot.)"""
 
@@ -98,20 +100,20 @@ def plan(runs: Sequence[Run], results: Sequence[Results], rule: Rule, now_s: flo
     for entry in sorted(everything, key=lambda entry: -entry.active_s):
         newest[entry.kind if isinstance(entry, Results) else entry.script].append(entry)
     newest_ids = {id(entry) for group in newest.values() for entry in group[: rule.keep]}
-    kept: list[tuple[Run | Results, str]] = []
-    deleted: list[Run | Results] = []
-    for entry in everything:
-        reason = _reason_to_keep(entry, rule, now_s, is_newest=id(entry) in newest_ids)
-        if reason:
-            kept.append((entry, reason))
-        else:
-            deleted.append(entry)
-    resumable = {(entry.script, entry.args) for entry, _ in kept if isinstance(entry, Run) and entry.state == INTERRUPTED}
-    for entry in list(deleted):
+    reasons = [_reason_to_keep(entry, rule, now_s, is_newest=id(entry) in newest_ids) for entry in everything]
+    resumable = {
+        (entry.script, entry.args)
+        for entry, reason in zip(everything, reasons, strict=True)
+        if reason and isinstance(entry, Run) and entry.state == INTERRUPTED
+    }
+    for index, entry in enumerate(everything):
         if isinstance(entry, Run) and entry.state == FINISHED and (entry.script, entry.args) in resumable:
-            deleted.remove(entry)
-            kept.append((entry, "finished, but an interrupted one of its command is kept, which the command would resume"))
-    return Plan(deleted=tuple(deleted), kept=tuple(kept))
+            reasons[index] = reasons[index] or _WOULD_RESUME
+    entries = list(zip(everything, reasons, strict=True))
+    return Plan(
+        deleted=tuple(entry for entry, reason in entries if not reason),
+        kept=tuple((entry, reason) for entry, reason in entries if reason),
+    )
 
 
 def _reason_to_keep(entry: Run | Results, rule: Rule, now_s: float, *, is_newest: bool) -> str:
@@ -133,7 +135,7 @@ def _reason_to_keep(entry: Run | Results, rule: Rule, now_s: float, *, is_newest
 def describe(entry: Run | Results) -> str:
     """The kind or state of an entry."""
     if isinstance(entry, Results):
-        return f"{entry.kind} of {entry.num_runs} run{'' if entry.num_runs == 1 else 's'}"
+        return f"{entry.kind} of {counted(entry.num_runs, 'run')}"
     return "ended before its first checkpoint" if entry.state == FAILED else entry.state
 
 

@@ -1,4 +1,4 @@
-"""``lockstep replay``: take steps of a run again, and look into them."""
+"""``lockstep replay``: repeat steps of a run, and look into them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lockstep.replay.request import Request
 from lockstep.replay.story import Told, Verdict, judge, lines_of_steps, read_told
 from lockstep.trace.lines import number
 
-_PLACE = Path("replays")
+_DIRECTORY = Path("replays")
 _STATUS = {"equal": 0, "equal up to rounding": 0, "different": 1, "unknown": 3}
 _EPILOG = """
 \b
@@ -47,14 +48,31 @@ Examples:
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
-Exit status: 0 if the replay's digests are the run's (without shards=, if they are equal up to rounding), 1 if not, 2 for a
-step that cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
+Exit status: 0 if the replay's digests equal the run's (without shards=: losses up to rounding), 1 if not, 2 if the step
+cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of the command; None: not given."""
+
+    step: str
+    last: int | None
+    shard: int | None
+    nproc: int
+    with_samples: bool
+    debugs: bool
+    out: Path | None
+    blames: bool
+    script: Path | None
+    from_start: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Program:
-    """What is run, as the run's journal has it."""
+    """The program of a run, according to its journal."""
 
     target: str
     is_module: bool
@@ -95,81 +113,62 @@ class _Program:
 )
 @click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def command(
-    run: Path,
-    against: Path | None,
-    step: str,
-    last: int | None,
-    shard: int | None,
-    nproc: int,
-    with_samples: bool,
-    debugs: bool,
-    out: Path | None,
-    blames: bool,
-    script: Path | None,
-    from_start: bool,
-    as_json: bool,
-) -> int:
+def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
-    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether its
-    digests are the run's: they are if the run was given shards=, however many processes it had.
+    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether the
+    digests equal the run's: they do if the run was given shards=, however many processes it had.
     """
+    options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
-    first, remark = _find(step, record, digests, against)
-    last = first if last is None else last
+    first, remark = _find(options.step, record, digests, against)
+    last = options.last or first
     known = max([record.last_step, *(digests.steps if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
-    _check(record, first, last, shard, nproc, debugs=debugs, blames=blames)
-    program = _program(record, first, script)
-    say = _Voice(as_json)
+    _check(record, first, last, options)
+    program = _program(record, first, options.script)
+    say = _ignore if options.as_json else click.echo
     if remark:
         say(remark)
-    checkpoint = checkpoint_before(run, first, say, from_start=from_start)
+    checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
     request = Request(
         run=str(run.resolve()),
         after=0 if checkpoint is None else checkpoint[1].step,
         first=first,
         last=last,
-        shard=shard,
+        shard=options.shard,
         every=0 if digests is None else digests.every,
         device=record.birth.device,
         strategy=str(record.command.settings.get("strategy") or "auto"),
-        out=None if out is None else str(out.resolve()),
-        debugs=debugs,
+        out=None if options.out is None else str(options.out.resolve()),
+        debugs=options.debugs,
     )
-    taken = _Replayer(record, program, None if checkpoint is None else checkpoint[0].resolve(), nproc, say)
-    directory, failure = taken.take(request)
+    start = None if checkpoint is None else checkpoint[0].resolve()
+    replayer = _Replayer(program, start, options.nproc, say, log_output=options.as_json)
+    directory, failure = replayer.replay(request)
     told = read_told(directory)
-    if debugs and failure is None and (told is None or first not in told.run.steps):
-        say("left in the debugger")
-        return 0
     if told is None or first not in told.run.steps:
+        if options.debugs and failure is None:
+            say("left in the debugger")
+            return 0
         raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
     verdict = judge(request, record, _start_of(directory), digests, told.digests)
-    for line in lines_of_steps(request, told.run, told.shown, with_samples=with_samples):
+    for line in lines_of_steps(request, told.run, told.shown, with_samples=options.with_samples):
         say(line)
-    if out is not None:
-        say(f"the batches are in {out}")
+    if options.out is not None:
+        say(f"the batches are in {options.out}")
     for line in verdict.lines:
         say(line)
-    alone = _blame(taken, request, told, say) if blames else []
-    if as_json:
-        click.echo(json.dumps(_as_json(directory, request, told, verdict, alone), indent=1))
+    samples = _blame(replayer, request, told, say) if options.blames else []
+    if options.as_json:
+        click.echo(json.dumps(_as_json(directory, request, told, verdict, samples), indent=1))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
 
 
-class _Voice:
-    """Says something to the user: on standard error where a program reads the rest."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def __call__(self, line: str) -> None:
-        if not self.as_json:
-            click.echo(line)
+def _ignore(line: str) -> None:
+    """In place of ``click.echo``, where a program reads the output."""
 
 
 def _digests_of(run: Path) -> Digests | None:
@@ -180,7 +179,7 @@ def _digests_of(run: Path) -> Digests | None:
 
 
 def _find(step: str, record: RunRecord, digests: Digests | None, against: Path | None) -> tuple[int, str]:
-    """The step, and what is said of it."""
+    """The step, and a remark on how it was found."""
     if (step == "first-difference") != (against is not None):
         raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
     if step.isdecimal():
@@ -199,23 +198,23 @@ def _find(step: str, record: RunRecord, digests: Digests | None, against: Path |
     return finding.step_with_first_difference(digests, read_digests(against))
 
 
-def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
-    """Refuse what cannot be.
+def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
+    """Check that the steps can be replayed like this, on this machine.
 
     Raises:
-        UsageError: such a step or shard is not in the run, or options exclude each other.
+        UsageError: the run has no such step or shard, or options exclude each other.
+        ConfigError: the run needs a GPU.
     """
+    shard, nproc, num_shards = options.shard, options.nproc, counted(record.birth.shards, "shard")
     if not 1 <= first <= last:
         raise UsageError(f"--step {first} --to {last}: steps count from 1, and M is not before N")
     if last > record.last_step:
         raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
     if shard is not None and shard >= record.birth.shards:
-        raise UsageError(f"--shard {shard}: the run has {counted(record.birth.shards, 'shard')}, numbered from 0")
+        raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0")
     if nproc > record.birth.shards:
-        raise UsageError(
-            f"--nproc {nproc}: the run has {counted(record.birth.shards, 'shard')}, so at most as many processes"
-        )
-    if nproc > 1 and (debugs or blames):
+        raise UsageError(f"--nproc {nproc}: the run has {num_shards}, so at most as many processes")
+    if nproc > 1 and (options.debugs or options.blames):
         raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
     if record.command.number > 0:
         raise UsageError(
@@ -244,20 +243,30 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
 
 
 class _Replayer:
-    """Takes steps again."""
+    """Repeats steps of a run, in directories of its own.
 
-    def __init__(self, record: RunRecord, program: _Program, checkpoint: Path | None, nproc: int, say: _Voice) -> None:
-        self._record = record
+    Args:
+        program: what to run.
+        checkpoint: the directory of the checkpoint to resume from; None: begin at the start.
+        nproc: number of processes.
+        say: prints a line.
+        log_output: write the output of each rank to the replay's directory, not to the terminal.
+    """
+
+    def __init__(
+        self, program: _Program, checkpoint: Path | None, nproc: int, say: Callable[[str], object], *, log_output: bool
+    ) -> None:
         self._program = program
         self._checkpoint = checkpoint
         self._nproc = nproc
         self._say = say
-        self._place = _PLACE.resolve()
+        self._log_output = log_output
+        self._parent = _DIRECTORY.resolve()
 
-    def take(self, request: Request) -> tuple[Path, LaunchError | None]:
-        """Take the steps; returns the replay's directory, and how the script has failed."""
+    def replay(self, request: Request) -> tuple[Path, LaunchError | None]:
+        """Repeat the steps; returns the replay's directory, and how the script has failed."""
         name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
-        directory = new_directory(self._place / name)
+        directory = new_directory(self._parent / name)
         make_directory(directory, request, self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
         is_single = request.after + 1 == request.last
@@ -271,7 +280,7 @@ class _Replayer:
         else:
             self._say(f"the run was started in {program.cwd}, which is not here: relative paths begin in {Path.cwd()}")
         options = LaunchOptions(
-            nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._say.as_json else None
+            nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
         )
         try:
             stopped = run_script(program.target, program.args, options, {}, str(directory))
@@ -287,8 +296,8 @@ def _start_of(directory: Path) -> dict[str, Any]:
     return next((event for event in read_events(directory) if event["event"] == "start"), {})
 
 
-def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[culprits.Sample]:
-    """Take the worst shard of the first step sample by sample, and say which are to blame; returns all of them."""
+def _blame(replayer: _Replayer, request: Request, told: Told, say: Callable[[str], object]) -> list[culprits.Sample]:
+    """Replay the worst shard of the first step sample by sample, and say which samples are to blame; returns all of them."""
     losses = {
         key.shard: number(loss)
         for key, owners in told.run.shards_of(request.first)
@@ -306,7 +315,9 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
             f"{told.shown.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another computation"
         )
         return []
-    directory, failure = taken.take(dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False))
+    directory, failure = replayer.replay(
+        dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False)
+    )
     if failure is not None:
         say(f"to blame: shard {shard}. Its samples could not be taken one by one: the script failed with a single one")
         raise failure
@@ -317,7 +328,7 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
 
 
 def _as_json(
-    directory: Path, request: Request, told: Told, verdict: Verdict, alone: list[culprits.Sample]
+    directory: Path, request: Request, told: Told, verdict: Verdict, samples: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -333,6 +344,6 @@ def _as_json(
         ],
         "norms": [{"step": step, "phase": phase, "norms": norms} for (step, phase), norms in told.shown.phases.items()],
         "rates": told.shown.rates,
-        "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in alone],
-        "blamed": [sample.identity for sample in culprits.culprits(alone)],
+        "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
+        "blamed": [sample.identity for sample in culprits.culprits(samples)],
     }

@@ -20,12 +20,13 @@ from lockstep.analysis.results import read_results
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
-from lockstep.cli.options import CONTEXT
-from lockstep.cli.watch import RUNS, find_run
+from lockstep.cli.options import CONTEXT, RUNS
+from lockstep.cli.watch import find_run
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 from lockstep.inventory import FINISHED, RUNNING, Run
+from lockstep.machine.sizes import counted
 from lockstep.measure.events import read_events, read_history
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
@@ -90,7 +91,7 @@ def command(path: Path | None, output: Path | None) -> None:
 
 
 def _read(path: Path, now_s: float) -> Page:
-    """The page of a directory, of whichever kind.
+    """The page of a run, comparison or verification directory.
 
     Raises:
         ConfigError: it is none of those that lockstep writes, or cannot be read.
@@ -103,7 +104,7 @@ def _read(path: Path, now_s: float) -> Page:
         if inventory.is_run(path):
             return run_page(_read_run(path, version, now_s))
         if not (path / study.FILE_NAME).exists():
-            raise _neither(path)
+            raise _unknown_kind(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
     results = read_results(path)
@@ -112,7 +113,7 @@ def _read(path: Path, now_s: float) -> Page:
     return verification_page(results, version)
 
 
-def _neither(path: Path) -> ConfigError:
+def _unknown_kind(path: Path) -> ConfigError:
     names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     holds = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "") if names else "nothing"
     runs = [entry for entry in path.iterdir() if entry.is_dir() and inventory.is_run(entry)]
@@ -120,7 +121,7 @@ def _neither(path: Path) -> ConfigError:
     remedy = (
         "Give the directory of a run, as lockstep runs lists them, or one that lockstep compare or lockstep verify has written."
         if newest is None
-        else f"It holds {len(runs)} run{'s' if len(runs) > 1 else ''}: lockstep report {shlex.quote(str(newest))}"
+        else f"It holds {counted(len(runs), 'run')}: lockstep report {shlex.quote(str(newest))}"
     )
     return ConfigError(
         f"no report on {path.absolute()}: it is neither a run (with a birth.json, events.jsonl or checkpoints) nor a "
@@ -155,7 +156,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _saved(path: Path) -> Iterator[SavedState]:
-    """Its checkpoints and best weights. Only their manifests and the sizes of their files are looked at."""
+    """Its checkpoints and best weights, judged by manifests and file sizes."""
     store = Store(path)
     damaged = sorted(store.directory.glob(f"{DAMAGED}*"), reverse=True)
     for directory in (*store.all(), *([path / BEST] if (path / BEST).is_dir() else []), *damaged)[:_MOST_CHECKPOINTS]:
@@ -172,7 +173,7 @@ def _saved(path: Path) -> Iterator[SavedState]:
 
 
 def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
-    """What logs in the run directory or beside it say of an error, and what the ranks were last seen at."""
+    """Errors in the logs in or beside the run directory, and what its ranks did last: captions and texts."""
     beside = run.path.absolute().with_name(f"{run.name}.log")
     for log in [*([beside] if beside.is_file() else []), *sorted(run.path.glob("*/rank-*.log"))[:_MOST_LISTED]]:
         text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
@@ -191,8 +192,8 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
 
 
 def histories_of(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The history of the run that speaks for each row, by the row's number, as far as they are there."""
+    """The history of the run that decides each row's status, by the row's number; rows without one are left out."""
     for result in comparison.rows:
-        if result.told.run_dir is not None:
+        if result.decisive_run.run_dir is not None:
             with contextlib.suppress(OSError):
-                yield result.row.number, read_history(comparison.directory / result.told.run_dir)
+                yield result.row.number, read_history(comparison.directory / result.decisive_run.run_dir)

@@ -13,6 +13,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import run_script
+from lockstep.option import GROUPS, options_of
 
 _EPILOG = """
 \b
@@ -33,8 +34,8 @@ Examples:
       the same on each of up to four machines
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
-store, which listens on all network interfaces; on one machine, scripts that call
-lockstep.join() open no port to the network.)
+store, which listens on all network interfaces; on one machine, scripts that call lockstep.join() open no port to the
+network.)
 
 If a process fails, all of them are stopped within seconds and the first failure is shown in full. With --max-restarts they
 are then restarted, from the newest checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after
@@ -48,15 +49,14 @@ Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 76 if --
 Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure: the exit status of the script, 128 plus
 the number of the signal that killed it, or 1.
 """
-
-
+_OPTIONS = {**options_of(LaunchOptions), **options_of(RunConfig)}
 _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 
 
 @click.command(
     "run",
     cls=GroupedCommand,
-    kinds=(LaunchOptions, RunConfig),
+    headings={group: [name for name in _OPTIONS if _OPTIONS[name].group == group] for group in GROUPS} | {"Other": None},
     epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",

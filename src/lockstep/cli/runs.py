@@ -18,16 +18,15 @@ from lockstep import inventory
 from lockstep.cli import prune as pruning
 from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
-from lockstep.cli.options import CONTEXT
+from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.machine.sizes import NOTHING, size, span
+from lockstep.machine.sizes import NOTHING, counted, size, span
 
-_DEFAULT = Path("runs")
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
 _MAX_WORLD_SIZES = 4
 _MAX_LISTED = 5
@@ -105,37 +104,23 @@ def command(
     """
     _check_options(as_json, as_csv, prune, keep, interrupted, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
-    runs_dir = _DEFAULT if directory is None else directory
-    if runs_dir.is_dir():
-        try:
-            runs, not_runs = inventory.read_runs(runs_dir)
-        except OSError as error:
-            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
-    elif directory is None:
-        runs, not_runs = [], []
-    else:
-        reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
-        raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
+    runs_dir = RUNS if directory is None else directory
+    runs, not_runs = _read(runs_dir, is_default=directory is None)
     if prune:
-        if inventory.is_run(runs_dir):
-            raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
-        results = pruning.find_results(Path()) if directory is None else []
         rule = pruning.Rule(
             older_than_s=pruning.read_age("7d") if least_age_s is None else least_age_s,
             keep=1 if keep is None else keep,
             interrupted=interrupted,
         )
-        _prune(runs, results, rule, open_console(), ask=not yes)
-        for parent in (runs_dir, *([Path()] if directory is None else [])):
-            pruning.remove_leftovers(parent)
+        _prune(runs, runs_dir, rule, with_results=directory is None, ask=not yes)
         return
-    if least_age_s is not None:
-        runs = [run for run in runs if time.time() - run.active_s >= least_age_s]
+    runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
+    is_run = bool(runs) and inventory.is_run(runs_dir)
     if as_json:
         click.echo(json.dumps([run.as_json() for run in runs], indent=1, allow_nan=False))
         return
     if as_csv:
-        if runs and inventory.is_run(runs_dir):
+        if is_run:
             write_values(runs_dir, sys.stdout)
         else:
             write_runs(runs, sys.stdout)
@@ -144,7 +129,7 @@ def command(
     if runs:
         show(runs, console)
         _show_not_runs(not_runs, console)
-        if inventory.is_run(runs_dir):
+        if is_run:
             show_split(runs_dir, console)
     elif least_age_s is not None:
         say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
@@ -152,6 +137,19 @@ def command(
         say(console, _explain_no_runs(runs_dir, not_runs))
     if directory is None:
         _show_results(pruning.find_results(Path()), console)
+
+
+def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
+    """The runs in a directory, and the directories there that are none. The default directory may be missing."""
+    if runs_dir.is_dir():
+        try:
+            return inventory.read_runs(runs_dir)
+        except OSError as error:
+            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
+    if is_default:
+        return [], []
+    reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
+    raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
 
 
 def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
@@ -164,9 +162,18 @@ def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, i
         raise ConfigError(f"{' and '.join(names)} without --prune: runs are deleted only with it")
 
 
-def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, console: Console, *, ask: bool) -> None:
+def _prune(runs: Sequence[Run], runs_dir: Path, rule: pruning.Rule, *, with_results: bool, ask: bool) -> None:
+    """Delete what the rule says. ``with_results``: verifications and comparisons in the working directory, too."""
+    if inventory.is_run(runs_dir):
+        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
+    results = pruning.find_results(Path()) if with_results else []
+    _delete(pruning.plan(runs, results, rule, time.time()), open_console(), ask=ask)
+    for parent in (runs_dir, *([Path()] if with_results else [])):
+        pruning.remove_leftovers(parent)
+
+
+def _delete(plan: pruning.Plan, console: Console, *, ask: bool) -> None:
     now_s = time.time()
-    plan = pruning.plan(runs, results, rule, now_s)
     for reason, number in plan.reasons().items():
         say(console, f"{number} stay{'s' if number == 1 else ''}: {reason}", "dim")
     if not plan.deleted:
@@ -178,7 +185,7 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
         for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
     ]
     tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
-    total = f"{_directories(len(rows))}, {size(sum(sizes))}"
+    total = f"{counted(len(rows), 'directory', 'directories')}, {size(sum(sizes))}"
     if ask and not _may_delete(total):
         say(console, "nothing was deleted")
         return
@@ -189,13 +196,9 @@ def _prune(runs: Sequence[Run], results: Sequence[Results], rule: pruning.Rule, 
             failed.append(f"{entry.path} was not deleted: {reason}")
         else:
             freed += num_bytes
-    say(console, f"deleted {_directories(len(rows) - len(failed))}: {size(freed)} freed")
+    say(console, f"deleted {counted(len(rows) - len(failed), 'directory', 'directories')}: {size(freed)} freed")
     if failed:
         raise LockstepError("\n".join(failed))
-
-
-def _directories(number: int) -> str:
-    return f"{number} director{'y' if number == 1 else 'ies'}"
 
 
 def _may_delete(total: str) -> bool:
@@ -218,12 +221,8 @@ def _show_results(results: Sequence[Results], console: Console) -> None:
 def show(runs: Sequence[Run], console: Console) -> None:
     """Print the table, the remarks on runs, and how to resume."""
     now = time.time()
-    whole = _page(runs, _COLUMNS, now)
-    if fits(console, whole):
-        tables.show(console, whole)
-    else:  # two tables are more readable than wrapped cells
-        tables.show(console, _page(runs, _COLUMNS[:_NUM_FIRST], now))
-        tables.show(console, _page(runs, _COLUMNS[:1] + _COLUMNS[_NUM_FIRST:], now))
+    for columns in _split(runs, console, now):
+        tables.show(console, _page(runs, columns, now))
     for run in runs:
         for remark in run.remarks:
             say(console, printable(f"{run.name}: {remark}"), "red")
@@ -243,7 +242,7 @@ def _state(run: Run) -> str:
         return f"running: {run.holder}"
     if run.state == INTERRUPTED and run.checkpoint is not None:
         return f"interrupted in epoch {run.checkpoint.epoch + 1}"
-    return "ended before its first checkpoint" if run.state == FAILED else run.state
+    return pruning.describe(run)
 
 
 def _processes(run: Run) -> str:
@@ -275,7 +274,18 @@ _COLUMNS = (
     _Column("shards", lambda run, _: NOTHING if run.shards is None else str(run.shards)),
     _Column("script", lambda run, _: _script(run), False),
 )
-_NUM_FIRST = 6
+
+
+def _split(runs: Sequence[Run], console: Console, now: float) -> list[list[_Column]]:
+    """The columns of as few tables as fit the terminal, each with the runs' names: more readable than wrapped cells."""
+    name, *others = _COLUMNS
+    split = [[name]]
+    for column in others:
+        if len(split[-1]) == 1 or fits(console, _page(runs, [*split[-1], column], now)):
+            split[-1].append(column)
+        else:
+            split.append([name, column])
+    return split
 
 
 def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
@@ -305,7 +315,7 @@ def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
         why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
     else:
         why = "it is empty"
-    inside = runs_dir / _DEFAULT
+    inside = runs_dir / RUNS
     if inside in not_runs:
         remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
     else:

@@ -30,7 +30,7 @@ Examples:
   lockstep stacks runs/train-2 --json | jq '.[] | select(.waiting | not)'
       for other programs
 
-The run is not disturbed: twice a second each rank writes what its main thread is doing to RUN_DIR/blackbox. The newest record
+The run is not disturbed: twice a second each rank writes what its main thread is doing to RUN_DIR/blackbox. That record
 outlives the process, so killed ranks are shown, too.
 """
 
@@ -38,14 +38,17 @@ outlives the process, so killed ranks are shown, too.
 @click.command("stacks", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run_dir", metavar="[RUN_DIR]", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--pid", type=int, metavar="PID", help="Process id of one `lockstep run`, if several run.  [default: all of them]"
+    "--pid",
+    type=int,
+    metavar="PID",
+    help="Process id of one lockstep run on this machine, if there are several.  [default: all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
 def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
-    Without RUN_DIR: every rank that `lockstep run` has started on this machine. Ranks that do the same at the same line of
-    code are shown together. The stack is that of each rank's main thread, outermost call first.
+    Without RUN_DIR: every rank that lockstep run has started on this machine. Ranks that do the same at the same line of
+    code are shown together. The stack is that of a rank's main thread, outermost call first.
     """
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
@@ -64,7 +67,7 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
 
 
 def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
-    """What the ranks of this user's launches on this machine do, by what each launch is called.
+    """Reports of the ranks of this user's launches on this machine, by a title for each launch.
 
     Raises:
         ConfigError: there is none, or not the one of this process.

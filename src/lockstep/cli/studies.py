@@ -1,4 +1,4 @@
-"""What ``compare`` and ``verify`` share: their options, how they say what runs, and how they end."""
+"""What ``compare`` and ``verify`` share: their options, and how they begin and end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
 from lockstep.analysis import machine
 from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
+from lockstep.cli.progress import Progress
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
-from lockstep.machine.sizes import span
 
 Command = Callable[..., None]
 
@@ -110,39 +108,3 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     if study.is_interrupted:
         sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
     return study
-
-
-class Progress:
-    """Says what runs: a line that moves on a terminal, a line for each run elsewhere; and a line when it has ended."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._description = ""
-        self._left_s: float | None = None
-        self._status = Status("", console=console) if console.is_terminal else None
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def started(self, description: str, left_s: float | None = None) -> None:
-        """See Observer."""
-        self._description, self._left_s = description, left_s
-        if self._status is None:
-            say(self._console, f"{description} ...{'' if left_s is None else f' (about {span(left_s)} left)'}")
-        else:
-            self._status.update(Text(description))
-            self._status.start()
-
-    def waiting(self, elapsed_s: float) -> None:
-        """See Observer."""
-        if self._status is not None:
-            left = "" if self._left_s is None else f", about {span(self._left_s - elapsed_s)} left"
-            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s{left}"))
-
-    def ended(self, outcome: str) -> None:
-        """See Observer."""
-        say(self._console, f"{self._description}: {outcome}")

@@ -15,12 +15,13 @@ import click
 from rich.console import Console
 
 from lockstep.analysis.trial import Record, Trial, passable, run_trial
+from lockstep.cli.lists import names
 from lockstep.cli.options import command_of_script, given
-from lockstep.cli.studies import Progress
+from lockstep.cli.progress import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError, unknown_name
+from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
@@ -44,14 +45,14 @@ Examples:
       use the settings that were found
 
 SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
-ready, and its loader without steps, with one worker. From these times follow the settings to try, three at most, each beside
-the script's own. They are written only if they are clearly faster in each comparison.
+ready, and its loader without steps, with one worker. These times determine which settings to try: three at most, each beside
+the script's own. They are written only if they are clearly faster in every comparison.
 
 The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
 processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
 
 Settings that speed up steps but alter the answer (threads, channels_last, 16-bit formats, micro-batches, torch.compile)
-are tried after that, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
+are then tried, undone, and proposed separately: --tuned never applies them. torch.compile comes last, since it may take
 minutes: --propose compile gives it the time.
 
 Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
@@ -59,8 +60,19 @@ Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or can
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
 _WITHIN_S = 28.0
-_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress", "tuned", "workers", "track", "audit")
-"""Settings that are not the run's that is measured."""
+_NOT_PASSED = (
+    "run_dir",
+    "checkpoint_every",
+    "trace",
+    "trace_until",
+    "profile",
+    "progress",
+    "tuned",
+    "workers",
+    "track",
+    "audit",
+)
+"""Settings that the measured run does not take over."""
 
 
 @command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
@@ -75,12 +87,12 @@ _OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progr
     type=click.FloatRange(min=0.05),
     default=0.5,
     metavar="SECONDS",
-    help="Time to measure each setting for, in seconds; more on a noisy machine.  [default: 0.5]",
+    help="Time to measure each setting, in seconds; give more on a noisy machine.  [default: 0.5]",
 )
 @click.option(
     "--propose",
     "proposed",
-    callback=lambda _context, _param, names: _chosen(names),
+    callback=names("proposal", PROPOSALS, none="none"),
     metavar="NAMES",
     help=f"Changes that alter the answer to try, separated by commas: {', '.join(PROPOSALS)}; or none.  "
     f"[default: all that can be tried within {_WITHIN_S:.0f} s of the start]",
@@ -126,7 +138,7 @@ def command(
     program = [*(["-m"] if options.is_module else []), script, *args]
     nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
 
-    def found(result: dict[str, Any]) -> None:
+    def report(result: dict[str, Any]) -> None:
         _report(result, console)
         took = f"in {time.monotonic() - began_s:.0f} s"
         if _save(result, out).loading == Loading():
@@ -138,7 +150,7 @@ def command(
     proposals = PROPOSALS if proposed is None else proposed
     deadline_s = None if proposed else began_s + _WITHIN_S
     result, record = _Measurement(program, num_processes, settings, limit_s, console).run(
-        TuningRequest(window_s=seconds, proposals=proposals), found, deadline_s
+        TuningRequest(window_s=seconds, proposals=proposals), report, deadline_s
     )
     _save(result, out)
     for line in verdict.apart(result):
@@ -156,16 +168,6 @@ def command(
             say(console, f"not tried, {when}: {', '.join(left)}; to give it the time: --propose {','.join(left)}")
 
 
-def _chosen(names: str | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    chosen = tuple(name for name in names.split(",") if name and name != "none")
-    for name in chosen:
-        if name not in PROPOSALS:
-            raise unknown_name("propose", name, (*PROPOSALS, "none"))
-    return chosen
-
-
 def _save(result: Mapping[str, Any], out: Path) -> Tuned:
     """Write the file of what was measured."""
     tuned = Tuned(
@@ -181,13 +183,13 @@ def _save(result: Mapping[str, Any], out: Path) -> Tuned:
 
 
 class _Measurement:
-    """A run of the script that is thrown away, whose processes measure it.
+    """A throw-away run of the script, whose processes measure it.
 
     Args:
         program: the script with its arguments.
         num_processes: of the run.
         settings: of the run.
-        limit_s: for all of it, in seconds.
+        limit_s: time limit for all of it, in seconds.
         console: for the stages.
     """
 
@@ -199,17 +201,17 @@ class _Measurement:
         self._settings = settings
         self._limit_s = limit_s
         self._console = console
-        self._said: tuple[str, float | None] | None = None
-        self._is_found = False
+        self._shown_stage: tuple[str, float | None] | None = None
+        self._is_reported = False
 
     def run(
-        self, request: TuningRequest, found: Callable[[dict[str, Any]], None], deadline_s: float | None
+        self, request: TuningRequest, report: Callable[[dict[str, Any]], None], deadline_s: float | None
     ) -> tuple[dict[str, Any], Record]:
         """What was measured, and how the script ended: it may have failed, or come to its end, while proposals were tried.
 
         Args:
             request: what to measure.
-            found: called with the results once the loader is measured; proposals are tried after that.
+            report: called with the results once the loader is measured; proposals are tried after that.
             deadline_s: when to end those, in ``time.monotonic()``; None: when they are done.
 
         Raises:
@@ -226,15 +228,15 @@ class _Measurement:
             progress.started("starting the script")
 
             def is_done() -> bool:
-                if (stage := read_stage(directory)) != self._said and stage is not None:
-                    self._said = stage
+                if (stage := read_stage(directory)) != self._shown_stage and stage is not None:
+                    self._shown_stage = stage
                     progress.started(*stage)
                 result = read_result(directory)
                 if result is None or not result.get("is_searched"):
                     return result is not None and result["is_final"]
-                if not self._is_found:
-                    self._is_found = True
-                    found(result)
+                if not self._is_reported:
+                    self._is_reported = True
+                    report(result)
                 return result["is_final"] or (deadline_s is not None and time.monotonic() >= deadline_s)
 
             trial = Trial(
@@ -243,7 +245,7 @@ class _Measurement:
                 program=self._program,
                 launcher="lockstep",
                 num_processes=self._num_processes,
-                settings=passable(self._settings, but=_OWN),
+                settings=passable(self._settings, but=_NOT_PASSED),
                 variables={TUNE: str(directory), "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled")},
                 timeout_s=self._limit_s,
                 kill_when=is_done,
@@ -252,8 +254,8 @@ class _Measurement:
             if record.status == "interrupted":
                 raise KeyboardInterrupt
             result = _checked(read_result(directory), record, self._limit_s, has_joined=(directory / "run").exists())
-            if not self._is_found:
-                found(result)
+            if not self._is_reported:
+                report(result)
             return result, record
 
 

@@ -12,6 +12,7 @@ from lockstep.analysis import settings, verdict, verify
 from lockstep.analysis.machine import Machine
 from lockstep.analysis.study import Task
 from lockstep.analysis.verification import Verification
+from lockstep.cli.lists import names, numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
@@ -30,6 +31,7 @@ Examples:
       a module, with 8 shards
 
 Use a short training (a few steps reveal most causes): every weight is read in every step.
+
 Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are invalid, 130 after Ctrl-C,
 143 after SIGTERM.
 """
@@ -46,12 +48,19 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     "--nproc",
     "world_sizes",
     metavar="N,N,...",
+    callback=numbers(least=1),
     help="Numbers of processes.  [default: 1, 2 and 4, up to twice the cores, and up to the GPUs if there are several]",
 )
-@click.option("--workers", metavar="N,N,...", help="Numbers of loader workers per process.  [default: those of the script]")
+@click.option(
+    "--workers",
+    metavar="N,N,...",
+    callback=numbers(least=0),
+    help="Numbers of loader workers per process.  [default: those of the script]",
+)
 @click.option(
     "--launchers",
     metavar="NAMES",
+    callback=names("launcher", settings.LAUNCHERS),
     help="Launchers: local (lockstep run), torchrun, python (one process).  [default: local, and each of the others once]",
 )
 @click.option(
@@ -76,39 +85,29 @@ def command(
     task: Task,
     here: Machine,
     out: Path,
-    world_sizes: str | None,
-    workers: str | None,
-    launchers: str | None,
+    world_sizes: tuple[int, ...] | None,
+    workers: tuple[int, ...] | None,
+    launchers: tuple[str, ...] | None,
     resumes: bool,
     one_device: bool,
 ) -> None:
     """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
 
     A setting is a number of processes, a number of loader workers, and a launcher; in the last one a run is killed and
-    resumed. They are compared step by step: the samples used (each once, and how many by each process), losses, gradients
-    and their norms, and digests of weights, buffers and optimizer state; and weights must have changed. SCRIPT runs in the
+    resumed. Settings are compared step by step: samples (each used once, and how many by each process), losses, gradients
+    and their norms, digests of weights, buffers and optimizer state. Weights must have changed. SCRIPT runs in the
     current environment.
 
     Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
-    differ. After a FAIL it reruns the script up to that step in ways that distinguish causes, and names the likely one, with
+    differ. After a FAIL, the script runs again up to that step, in ways that distinguish causes; the likely one is named, with
     the line of your code. It stops at the first setting in which the script fails.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
     receives every run's output and trace, and results.json.
     """
-    sizes = (
-        settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
-        if world_sizes is None
-        else settings.parse_world_sizes(world_sizes)
-    )
+    sizes = world_sizes or settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
     planned = verify.plan(
-        task,
-        sizes,
-        settings.parse_workers(workers),
-        settings.parse_launchers(launchers),
-        here,
-        resumes=resumes,
-        with_one_device=one_device,
+        task, sorted(sizes), workers or (None,), launchers, here, resumes=resumes, with_one_device=one_device
     )
     num_settings = counted(len(planned.results), "setting")
     what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"

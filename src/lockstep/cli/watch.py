@@ -11,13 +11,12 @@ from rich.console import Console
 
 from lockstep import inventory
 from lockstep.cli.frame import frame
-from lockstep.cli.options import CONTEXT
+from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.terminal import open_console
 from lockstep.cli.watched import Snapshot, Watched
 from lockstep.errors import ConfigError
 from lockstep.inventory import RUNNING
 
-RUNS = Path("runs")
 _GONE_S = 5.0
 """A launch that restarts leaves the run for a moment."""
 _HEIGHT = 24
@@ -57,7 +56,7 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
     console = open_console()
     watched = Watched(find_run(RUNS if directory is None else directory))
     if once or not console.is_terminal:
-        _print(watched.look(time.time()), console)
+        console.print(frame(watched.look(time.time()), console.width, _HEIGHT), soft_wrap=True)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _follow(watched, console, interval)
@@ -99,9 +98,5 @@ def _follow(watched: Watched, console: Console, interval: float) -> None:
             last = watched.look(time.time())
 
 
-def _has_ended(seen: Snapshot) -> bool:
-    return bool(seen.events) and seen.events[-1]["event"] == "end"
-
-
-def _print(seen: Snapshot, console: Console) -> None:
-    console.print(frame(seen, console.width, _HEIGHT), soft_wrap=True)
+def _has_ended(snapshot: Snapshot) -> bool:
+    return bool(snapshot.events) and snapshot.events[-1]["event"] == "end"

@@ -49,13 +49,13 @@ class Snapshot:
     """The newest of each name."""
     reports: Sequence[RankReport] = ()
     events: Sequence[Mapping[str, Any]] = ()
-    """The last ones that are worth a line."""
+    """The last ones worth a line."""
     checkpoint: Mapping[str, Any] | None = None
     """The newest event ``checkpoint``."""
 
 
 class Tail:
-    """Reads what is new in a journal. A line is taken once it is whole."""
+    """Reads new events from a journal, complete lines only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,12 +64,12 @@ class Tail:
         self._rest = b""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """The new events, and whether they are all: the file is another one than before, or was cut."""
+        """The new events, and whether these are all, since the file was replaced or truncated."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                is_other = status.st_ino != self._file or status.st_size < self._at
-                if is_other:
+                is_replaced = status.st_ino != self._file or status.st_size < self._at
+                if is_replaced:
                     self._file, self._at, self._rest = status.st_ino, 0, b""
                 file.seek(self._at)
                 data = file.read()
@@ -77,11 +77,11 @@ class Tail:
             return [], False
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [event for line in lines if (event := read_event(line)) is not None], is_other
+        return [event for line in lines if (event := read_event(line)) is not None], is_replaced
 
 
 class Watched:
-    """A run that is looked at again and again."""
+    """A run whose directory is polled."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -99,8 +99,8 @@ class Watched:
 
     def look(self, now_s: float) -> Snapshot:
         """The run now."""
-        events, is_other = self._tail.read()
-        if is_other:
+        events, is_replaced = self._tail.read()
+        if is_replaced:
             self._forget()
         for event in events:
             self._take(event)
@@ -151,7 +151,7 @@ class Watched:
 
 
 def add_point(curve: list[Point], point: Point) -> None:
-    """Add one; of a curve that has become long pairs become their means."""
+    """Append a point. Once a curve is long, each pair of its points is replaced by their mean."""
     curve.append(point)
     if len(curve) >= _MOST_POINTS:
         pairs = zip(curve[::2], curve[1::2], strict=False)
@@ -159,12 +159,12 @@ def add_point(curve: list[Point], point: Point) -> None:
 
 
 def _choose(curves: Mapping[str, object]) -> str:
-    """The loss, if there is one."""
+    """The name of the curve to draw: the loss, if there is one."""
     return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
 
 
 def _headway_of(reports: Sequence[RankReport]) -> tuple[Headway | None, float, int | None]:
-    """Of the lowest rank that tells: how far it is, when it wrote that, and its step."""
+    """The progress of the lowest rank that reports, when it was written, and its step."""
     for report in reports:
         doing = report.record["doing"]
         try:

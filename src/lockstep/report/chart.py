@@ -1,6 +1,6 @@
 """The two kinds of pictures, as geometry: curves, and rows of bars. Pure. ``templates/charts.html`` draws them as SVG.
 
-Horizontal places are per cent of the picture's width, so that it fits any screen while its letters keep their size.
+Horizontal positions are per cent of the picture's width, so that it fits any screen while its text keeps its size.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.machine.sizes import counted
 from lockstep.report.thin import Curve, ticks
 
 _MARGIN = 0.06
@@ -18,7 +19,7 @@ _PLAIN = 1e5
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a picture shows, as text; and tables in their own right."""
+    """A table: the data of a picture, or one in its own right."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -26,9 +27,9 @@ class Table:
     """Columns of numbers, from 0: aligned at the right, and sorted by value."""
     caption: str = ""
     tones: Sequence[str] = ()
-    """A word for the look of each row (``good``, ``warn``, ``bad``, ``dim``, or empty); none at all: all are plain."""
+    """The style of each row: ``good``, ``warn``, ``bad``, ``dim``, or empty; no styles: all are plain."""
     folded_under: str = ""
-    """If given, a reader sees these words, and the table after a click on them."""
+    """If given, the heading under which the table is folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +39,14 @@ class Series:
     name: str
     curve: Curve
     tone: str
-    """A word for its colour: see ``style.css``."""
+    """Its style: see ``style.css``."""
     has_dots: bool = False
     """Whether the points are what was measured, and the line between them only leads the eye."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place that is marked, with what it is."""
+    """A marked position, with its label."""
 
     at: float
     text: str
@@ -57,7 +58,7 @@ class Lines:
 
     title: str
     description: str
-    """What can be seen, for those who cannot."""
+    """The text alternative."""
     series: tuple[Series, ...]
     x_ticks: tuple[Mark, ...]
     y_ticks: tuple[Mark, ...]
@@ -72,19 +73,19 @@ class Lines:
     """The corners of what is shown: x and y."""
 
     def across(self, x: float) -> float:
-        """A place in thousandths of the width."""
+        """A horizontal position in thousandths of the width."""
         return 1000 * (x - self.low[0]) / (self.high[0] - self.low[0])
 
     def down(self, y: float) -> float:
-        """A place in thousandths of the height, from above."""
+        """A vertical position in thousandths of the height, from the top."""
         return 1000 * (self.high[1] - y) / (self.high[1] - self.low[1])
 
     def line(self, series: Series) -> str:
-        """The points of its line, as SVG wants them."""
+        """The points of its line, as SVG's ``points``."""
         return " ".join(f"{self.across(p.x):.0f},{self.down(p.mean):.0f}" for p in series.curve.points)
 
     def band(self, series: Series) -> str:
-        """The outline of what lies between the least and the most."""
+        """The outline of the band between least and most."""
         points = series.curve.points
         upper = [f"{self.across(p.x):.0f},{self.down(p.most):.0f}" for p in points]
         lower = [f"{self.across(p.x):.0f},{self.down(p.least):.0f}" for p in reversed(points)]
@@ -92,7 +93,7 @@ class Lines:
 
     @property
     def table(self) -> Table:
-        """The same as numbers."""
+        """The points as a table."""
         rows = list(self._rows())
         is_summed = any(row[3] for row in rows)
         headings = (self.x_name, "curve", "mean" if is_summed else "value", *(("least", "most") if is_summed else ()))
@@ -115,7 +116,7 @@ def lines(
     resumes: Sequence[Mark] = (),
     note: str = "",
 ) -> Lines | None:
-    """A picture of curves; None: there is not a single point.
+    """A picture of curves; None: there are no points.
 
     Args:
         title: above it.
@@ -134,7 +135,7 @@ def lines(
     room = _MARGIN * (high_y - low_y) or abs(high_y) * _MARGIN or 1.0
     low, high = (min(0.0, min(xs)), low_y - room), (max(xs) if max(xs) > 0 else 1.0, high_y + room)
     missing = sum(curve.curve.num_missing for curve in series)
-    notes = [note, f"{missing:,} value{'s' if missing > 1 else ''} not finite, and not drawn." if missing else ""]
+    notes = [note, f"{counted(missing, 'value')} not finite, and not drawn." if missing else ""]
     per_point = max(curve.curve.per_point for curve in drawn)
     if per_point > 1:
         notes.append(f"Line: mean of {per_point:,} values; band: least and most of them.")
@@ -154,21 +155,21 @@ def lines(
 
 
 def _spread(marks: Sequence[Mark], most: float) -> tuple[Mark, ...]:
-    """In per cent of the width, and no more than can be told apart."""
+    """In per cent of the width, thinned to what can be told apart."""
     every = -(-len(marks) // _MOST_MARKS) or 1
     return tuple(Mark(100 * mark.at / most, mark.text) for mark in marks[every - 1 :: every])
 
 
 def _description(title: str, drawn: Sequence[Series], x_name: str) -> str:
-    told = []
+    sentences = []
     for line in drawn[:12]:
         first, last = line.curve.points[0], line.curve.points[-1]
         least, most = min(p.least for p in line.curve.points), max(p.most for p in line.curve.points)
-        told.append(
+        sentences.append(
             f"{line.name} goes from {short(first.mean)} to {short(last.mean)} at {x_name} {short(last.x)}, "
             f"between {short(least)} and {short(most)}"
         )
-    return f"{title} over the {x_name}s: {'; '.join(told)}."
+    return f"{title} over the {x_name}s: {'; '.join(sentences)}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,7 @@ class Segment:
     length: float
     tone: str
     title: str
-    """Shown under the pointer."""
+    """The tooltip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,7 @@ class Bars:
 
 
 def bars(title: str, rows: Sequence[tuple[str, str, float | None, str]], *, unit: str, note: str = "") -> Bars | None:
-    """A bar a row: its label, its figure as text, as a number (None: there is none), and its tone. None: no row has one."""
+    """A bar per row: label, figure as text, as a number (None: there is none), and tone. None: no row has a number."""
     longest = max((number for _, _, number, _ in rows if number is not None), default=None)
     if longest is None:
         return None
@@ -218,8 +219,8 @@ def bars(title: str, rows: Sequence[tuple[str, str, float | None, str]], *, unit
         length = 100 * number / longest if number is not None and longest > 0 else 0.0
         segment = Segment(start=0.0, length=length, tone=tone, title=f"{label}: {text}")
         drawn.append(Bar(label=label, value=text, segments=(segment,) if length else ()))
-    told = "; ".join(f"{label}: {text}" for label, text, _, _ in rows)
-    return Bars(title=title, description=f"{title}, in {unit}. {told}.", bars=tuple(drawn), note=note)
+    listed = "; ".join(f"{label}: {text}" for label, text, _, _ in rows)
+    return Bars(title=title, description=f"{title}, in {unit}. {listed}.", bars=tuple(drawn), note=note)
 
 
 def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) -> tuple[Segment, ...]:
@@ -228,7 +229,7 @@ def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) 
     Args:
         parts: the size of each, by tone.
         names: what each is, by tone.
-        whole: what is as long as the picture is wide.
+        whole: the size that fills the width of the picture.
     """
     made, start = [], 0.0
     total = sum(parts.values()) or 1.0
@@ -242,7 +243,7 @@ def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) 
 
 
 def short(number: float) -> str:
-    """A number with four digits that matter."""
+    """A number with four significant digits."""
     if number == int(number) and abs(number) < _PLAIN:
         return str(int(number))
     text = f"{number:.4g}"

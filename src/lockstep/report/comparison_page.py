@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lockstep.analysis import table
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
+from lockstep.analysis.panels import panels
 from lockstep.analysis.published import PUBLISHED
 from lockstep.analysis.scaling import scaling_of
 from lockstep.analysis.sentences import sentence_of
 from lockstep.analysis.splits import splits_of
 from lockstep.explain.split import PARTS
+from lockstep.machine.sizes import NOTHING
 from lockstep.report import chart, training
 from lockstep.report.chart import Bars, Lines, Series, Table
 from lockstep.report.html import Page, Section
-from lockstep.report.study import machine_facts, not_whole
+from lockstep.report.study import completeness, machine_facts
 from lockstep.report.thin import Curve, Point, thin
+
+Measured = tuple[RowResult, Figures]
 
 _TONES = ("single", "ddp", "exact")
 _NUM_HUES = 8
@@ -34,7 +38,7 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
         histories: of the rows' runs, by the row's number, as far as they are there.
         version: of this lockstep.
     """
-    measured = [result for result in comparison.rows if result.figures is not None]
+    measured = comparison.measured
     failed = [result for result in comparison.rows if result.status not in ("ok", "not run")]
     sections = (
         Section(title="Side by side", pictures=[*_panels(comparison), *_scaling(comparison)]),
@@ -45,9 +49,9 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
             title="What did not run",
             remarks=[f"{result.row.label}: {result.status}: {result.reason}" for result in comparison.rows if result.reason],
             quotes=[
-                (f"{result.row.label}, {result.told.log}", result.told.error)
+                (f"{result.row.label}, {result.decisive_run.log}", result.decisive_run.error)
                 for result in comparison.rows
-                if result.told.error
+                if result.decisive_run.error
             ],
         ),
         Section(
@@ -61,11 +65,11 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
     return Page(
         kind="comparison",
         name=Path(str(comparison.task.script)).name,
-        state=not_whole(len(comparison.rows) - len(measured), "row", comparison.is_interrupted),
+        state=completeness(len(comparison.rows) - len(measured), "row", comparison.is_interrupted),
         tone="good" if len(measured) == len(comparison.rows) else "warn" if measured and not failed else "bad",
         command=shlex.join(comparison.task.command),
-        summary=_summary(comparison, measured),
-        tiles=_tiles(comparison, measured),
+        summary=_summary(comparison),
+        tiles=tuple(_tiles(comparison)),
         sections=sections,
         warnings=comparison.notes,
         place=str(comparison.directory.absolute()),
@@ -73,35 +77,41 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
     )
 
 
-def _fastest(measured: Sequence[RowResult]) -> RowResult | None:
-    return max(measured, key=lambda result: result.figures.samples_per_s if result.figures else 0.0, default=None)
+def _fastest(measured: Sequence[Measured]) -> Measured | None:
+    return max(measured, key=lambda pair: pair[1].samples_per_s, default=None)
 
 
-def _summary(comparison: Comparison, measured: Sequence[RowResult]) -> str:
-    best, baseline = _fastest(measured), comparison.baseline
-    if best is None or best.figures is None:
+def _summary(comparison: Comparison) -> str:
+    fastest, baseline = _fastest(comparison.measured), comparison.baseline
+    if fastest is None:
         return "No row has figures."
-    sentence = f"Fastest: {best.row.label}, with {table.count(best.figures.samples_per_s)} samples/s"
-    relation = comparison.relation(best)
-    if relation is not None and baseline is not None and baseline is not best:
-        sentence += f", {relation.speed_up:.2f} times that of {baseline.row.label}"
-    compared = [result for result in measured if result is not baseline]
-    related = [relation for result in compared if (relation := comparison.relation(result)) is not None]
-    same = sum(relation.loss_difference == 0 for relation in related)
-    if related and baseline is not None:
-        sentence += f". {same} of {len(related)} other rows ended with the loss of {baseline.row.label} to the last bit"
+    best, figures = fastest
+    sentence = f"Fastest: {best.row.label}, with {table.count(figures.samples_per_s)} samples/s"
+    if baseline is None:
+        return f"{sentence}."
+    relations = {
+        result.row.number: relation
+        for result, _ in comparison.measured
+        if result is not baseline and (relation := comparison.relation(result)) is not None
+    }
+    if best is not baseline and best.row.number in relations:
+        sentence += f", {relations[best.row.number].speed_up:.2f} times that of {baseline.row.label}"
+    if relations:
+        same = sum(relation.loss_difference == 0 for relation in relations.values())
+        sentence += f". {same} of {len(relations)} other rows ended with the loss of {baseline.row.label} to the last bit"
     return f"{sentence}."
 
 
-def _tiles(comparison: Comparison, measured: Sequence[RowResult]) -> list[tuple[str, str, str]]:
-    best, baseline = _fastest(measured), comparison.baseline
-    tiles = [("rows", f"{len(comparison.rows)}", f"{len(measured)} with figures")]
-    if best is not None and best.figures is not None:
-        tiles.append(("fastest", f"{table.count(best.figures.samples_per_s)}", f"samples/s, {best.row.label}"))
+def _tiles(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    fastest, baseline = _fastest(comparison.measured), comparison.baseline
+    yield "rows", str(len(comparison.rows)), f"{len(comparison.measured)} with figures"
+    if fastest is not None:
+        best, figures = fastest
+        yield "fastest", table.count(figures.samples_per_s), f"samples/s, {best.row.label}"
     if baseline is not None and baseline.figures is not None:
-        tiles.append(("baseline", f"{table.count(baseline.figures.samples_per_s)}", f"samples/s, {baseline.row.label}"))
-        tiles.append(("final loss", table.value(baseline.figures.loss), f"of {baseline.row.label}"))
-    return [*tiles, ("shards", str(comparison.shards), f"threads a process: {comparison.threads}")]
+        yield "baseline", table.count(baseline.figures.samples_per_s), f"samples/s, {baseline.row.label}"
+        yield "final loss", table.value(baseline.figures.loss), f"of {baseline.row.label}"
+    yield "shards", str(comparison.shards), f"threads a process: {comparison.threads}"
 
 
 def _table(comparison: Comparison) -> Table:
@@ -124,32 +134,15 @@ def _in_one_line(heading: str) -> str:
 
 
 def _panels(comparison: Comparison) -> list[Bars]:
-    on_gpu = any(result.figures is not None and result.figures.device == "cuda" for result in comparison.rows)
-    unit = "GPU" if on_gpu else "CPU"
-    panels: tuple[tuple[str, str, Callable[[Figures], float | None], Callable[[Figures], str]], ...] = (
-        ("Seconds an epoch", "s", lambda figures: figures.epoch_s, lambda figures: table.seconds(figures.epoch_s)),
-        (
-            f"{unit} utilisation",
-            "%",
-            lambda figures: figures.utilisation,
-            lambda figures: table.percent(figures.utilisation),
-        ),
-        (
-            f"Peak {'GPU ' if on_gpu else ''}memory, all processes",
-            "bytes",
-            lambda figures: figures.peak_bytes,
-            lambda figures: table.size(figures.peak_bytes),
-        ),
-    )
     drawn = []
-    for title, of, number, text in panels:
+    for panel in panels(comparison):
         rows = [
             (result.row.label, result.status, None, "")
-            if result.figures is None
-            else (result.row.label, text(result.figures), number(result.figures), _tone(result))
+            if (figures := result.figures) is None
+            else (result.row.label, panel.label(figures), panel.length(figures), _tone(result))
             for result in comparison.rows
         ]
-        drawn.append(chart.bars(title, rows, unit=of))
+        drawn.append(chart.bars(panel.title, rows, unit=panel.unit))
     return [picture for picture in drawn if picture is not None]
 
 
@@ -180,42 +173,40 @@ def _scaling(comparison: Comparison) -> list[Lines]:
 
 
 def _sentences(comparison: Comparison) -> list[str]:
-    told = ((result.row.label, sentence_of(comparison, result)) for result in comparison.rows)
-    return [f"{label}: {said}" for label, said in told if said]
+    sentences = ((result.row.label, sentence_of(comparison, result)) for result in comparison.rows)
+    return [f"{label}: {sentence}" for label, sentence in sentences if sentence]
 
 
 def _published(comparison: Comparison) -> list[Table]:
     """Of each article, the figures of the methods that are in this comparison, beside those of the fastest such row here."""
-    by_task: dict[str, list[tuple[str, ...]]] = {}
-    for theirs in PUBLISHED:
-        best = _fastest([row for row in comparison.rows if row.figures and row.row.method.name == theirs.method])
-        relation = None if best is None else comparison.relation(best)
-        if best is not None and relation is not None:
-            cells = (
-                f"{theirs.method}: {theirs.called}",
-                str(theirs.num_processes),
-                table.seconds(theirs.seconds),
-                f"{theirs.speed_up:.2f}×",
-                table.percent(theirs.efficiency),
-                table.percent(theirs.utilisation),
-                table.NOTHING if theirs.memory_gb is None else f"{theirs.memory_gb:.2f} GB",
-                f"{relation.speed_up:.2f}× on {best.row.num_processes}",
-                table.percent(relation.efficiency),
+    tables = []
+    for task, articles in PUBLISHED.items():
+        rows = []
+        for published in articles:
+            best = _fastest([pair for pair in comparison.measured if pair[0].row.method.name == published.method])
+            relation = None if best is None else comparison.relation(best[0])
+            if best is None or relation is None:
+                continue
+            speed_up = articles[0].seconds / published.seconds
+            cells = {
+                "method": f"{published.method}: {published.called}",
+                "GPUs": str(published.num_gpus),
+                "seconds": table.seconds(published.seconds),
+                "speed-up": f"{speed_up:.2f}×",
+                "efficiency": table.percent(100 * speed_up / published.num_gpus),
+                "GPU busy": table.percent(published.utilisation),
+                "GPU memory": NOTHING if published.memory_gb is None else f"{published.memory_gb:.2f} GB",
+                "speed-up here": f"{relation.speed_up:.2f}× on {best[0].row.num_processes}",
+                "efficiency here": table.percent(relation.efficiency),
+            }
+            rows.append(cells)
+        if rows:
+            headings = tuple(rows[0])
+            numbers = frozenset(range(1, len(headings)))
+            tables.append(
+                Table(headings=headings, rows=[tuple(row.values()) for row in rows], numbers=numbers, caption=task)
             )
-            by_task.setdefault(theirs.task, []).append(cells)
-    headings = (
-        "method",
-        "GPUs",
-        "seconds",
-        "speed-up",
-        "efficiency",
-        "GPU busy",
-        "GPU memory",
-        "speed-up here",
-        "efficiency here",
-    )
-    numbers = frozenset(range(1, len(headings)))
-    return [Table(headings=headings, rows=rows, numbers=numbers, caption=task) for task, rows in by_task.items()]
+    return tables
 
 
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:

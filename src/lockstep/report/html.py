@@ -24,7 +24,7 @@ _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0,
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page: a heading, a sentence, and what it shows, in this order."""
+    """A part of a page: a heading, a sentence, and what it shows, in the order of the fields."""
 
     title: str
     text: str = ""
@@ -33,7 +33,7 @@ class Section:
     facts: Sequence[tuple[str, str]] = ()
     """Names and values."""
     story: Sequence[tuple[str, str]] = ()
-    """The same for longer texts, in their order."""
+    """The same for longer texts."""
     quotes: Sequence[tuple[str, str]] = ()
     """Output of a program: a caption, and the text verbatim."""
     remarks: Sequence[str] = ()
@@ -54,20 +54,20 @@ class Page:
     name: str
     state: str
     tone: str
-    """A word for the look of the state: ``good``, ``warn``, ``bad`` or ``live``."""
+    """The style of the state: ``good``, ``warn``, ``bad`` or ``live``."""
     command: str
-    """What has been run."""
+    """The command line."""
     summary: str
     """A sentence or two."""
     tiles: Sequence[tuple[str, str, str]]
-    """The figures to begin with: the name, the value, and what stands under it in small print."""
+    """The key figures: name, value, and small print."""
     sections: Sequence[Section]
     warnings: Sequence[str] = ()
-    """What a reader must know before believing it."""
+    """What a reader must know before relying on it."""
     place: str
-    """Where all this was read."""
+    """The directory that was read."""
     version: str
-    """Of the lockstep that made the page."""
+    """The version of lockstep that made the page."""
 
 
 def render(page: Page, now_s: float) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.machine.sizes import counted, span
 from lockstep.measure.events import number_in
 from lockstep.report.chart import Bar, Bars, Mark, Segment
 
@@ -19,7 +21,7 @@ _LEGEND = {
     "lost": "done again after it",
 }
 _GAP = 0.04
-"""The most that a pause between two launches takes of the picture: it may have lasted for days."""
+"""The largest part of the picture that a pause between two launches takes: it may have lasted for days."""
 _MOST_ROWS = 24
 _MOST_TICKS = 60
 
@@ -36,15 +38,15 @@ class Launch:
     """Time of its last event."""
     outcome: str
     signal: str = ""
-    """What it was asked to stop by."""
+    """The signal that asked it to stop."""
     resumed_at: int | None = None
-    """The step after which it went on; None: it was the first, or started over."""
+    """The step after which it resumed; None: it began at the start."""
     last_step: int | None = None
     kept_until_s: float
-    """What it did after this was done again by the next launch."""
+    """The next launch repeated the steps after this time."""
     lost_steps: int = 0
     checkpoints: tuple[tuple[float, int], ...] = ()
-    """When one was written, and of which step."""
+    """The time and step of each."""
 
     @property
     def world_size(self) -> int | None:
@@ -68,8 +70,8 @@ def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s:
     """The launches in a journal, in order.
 
     Args:
-        events: all of them: what was done again as well.
-        is_running: whether a process holds the run now: then the last launch goes on.
+        events: all of them, repeated steps as well.
+        is_running: whether a process holds the run now: then the last launch is still active.
         now_s: seconds since 1970.
     """
     parts: list[list[Mapping[str, Any]]] = []
@@ -86,7 +88,7 @@ def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s:
 
 
 def _launch(
-    place: int,
+    number: int,
     events: Sequence[Mapping[str, Any]],
     following: Sequence[Mapping[str, Any]] | None,
     *,
@@ -106,7 +108,7 @@ def _launch(
     kept_until_s = ended_s if not lost else max((t for t, step in steps if step <= (kept or 0)), default=times[0])
     resumed = next((event for event in events if event["event"] == "resume"), None)
     return Launch(
-        number=place,
+        number=number,
         start=events[0],
         began_s=times[0],
         ended_s=ended_s,
@@ -126,33 +128,22 @@ def _is_step(event: Mapping[str, Any]) -> bool:
     return event["event"] != "resume" and isinstance(event.get("step"), int)
 
 
-def time_line(launches: Sequence[Launch], span: Any) -> Bars | None:
-    """A row a launch, over a common time; pauses between them are cut short. None: there was none.
-
-    Args:
-        launches: in order.
-        span: a duration in words.
-    """
+def time_line(launches: Sequence[Launch]) -> Bars | None:
+    """A row per launch on a common time axis, with pauses cut short; None: there are no launches."""
     shown = launches[-_MOST_ROWS:]
     if not shown:
         return None
     ran_s = sum(launch.ended_s - launch.began_s for launch in shown) or 1.0
-    starts, at = [], 0.0
-    for index, launch in enumerate(shown):
-        pause_s = max(0.0, launch.began_s - shown[index - 1].ended_s) if index else 0.0
-        at += min(pause_s, _GAP * ran_s)
-        starts.append(at)
-        at += launch.ended_s - launch.began_s
-    whole = at or 1.0
-    rows = []
-    for index, (launch, start) in enumerate(zip(shown, starts, strict=True)):
-        pause_s = launch.began_s - shown[index - 1].ended_s if index else 0.0
-        rows.append(_row(launch, start, whole, f", {span(pause_s)} later" if index else "", span))
+    pauses_s = [later.began_s - earlier.ended_s for earlier, later in itertools.pairwise(shown)]
+    starts = [0.0]
+    for launch, pause_s in zip(shown, pauses_s, strict=False):
+        starts.append(starts[-1] + launch.ended_s - launch.began_s + min(max(0.0, pause_s), _GAP * ran_s))
+    whole = starts[-1] + shown[-1].ended_s - shown[-1].began_s or 1.0
+    later = ["", *(f", {span(pause_s)} later" for pause_s in pauses_s)]
+    rows = [_row(*row, whole=whole) for row in zip(shown, starts, later, strict=True)]
     left_out = len(launches) - len(shown)
     note = f"The {left_out} launches before are not drawn. " if left_out else ""
-    note += (
-        "Small marks: checkpoints. Pauses between launches are cut short." if len(shown) > 1 else "Small marks: checkpoints."
-    )
+    note += "Small marks: checkpoints." + (" Pauses between launches are cut short." if pauses_s else "")
     used = {segment.tone for row in rows for segment in row.segments}
     return Bars(
         title="Time line",
@@ -163,19 +154,18 @@ def time_line(launches: Sequence[Launch], span: Any) -> Bars | None:
     )
 
 
-def _row(launch: Launch, start: float, whole: float, later: str, span: Any) -> Bar:
-    def place(time_s: float) -> float:
+def _row(launch: Launch, start: float, later: str, *, whole: float) -> Bar:
+    def position(time_s: float) -> float:
         return 100 * (start + time_s - launch.began_s) / whole
 
     from_step = f", from step {launch.resumed_at:,}" if launch.resumed_at else ""
-    size = launch.world_size
-    processes = "" if size is None else f": {size} process{'es' if size != 1 else ''}"
-    kept, end = place(launch.kept_until_s), place(launch.ended_s)
+    processes = "" if launch.world_size is None else f": {counted(launch.world_size, 'process', 'processes')}"
+    kept, end = position(launch.kept_until_s), position(launch.ended_s)
     took = span(launch.ended_s - launch.began_s)
     segments = [
         Segment(
-            start=place(launch.began_s),
-            length=max(0.4, kept - place(launch.began_s)),
+            start=position(launch.began_s),
+            length=max(0.4, kept - position(launch.began_s)),
             tone=_TONES[launch.outcome],
             title=f"launch {launch.number}: {launch.describe()}, after {took}",
         )
@@ -185,7 +175,7 @@ def _row(launch: Launch, start: float, whole: float, later: str, span: Any) -> B
             Segment(start=kept, length=end - kept, tone="lost", title=f"{launch.lost_steps:,} steps, done again later")
         )
     every = -(-len(launch.checkpoints) // _MOST_TICKS) or 1
-    marks = [Mark(place(time_s), f"checkpoint of step {step:,}") for time_s, step in launch.checkpoints[::every]]
+    marks = [Mark(position(time_s), f"checkpoint of step {step:,}") for time_s, step in launch.checkpoints[::every]]
     return Bar(
         label=f"{launch.number}{processes}{from_step}{later}",
         value=f"{launch.describe()}, {took}",

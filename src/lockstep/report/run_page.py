@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.analysis.figures import pace_of
+from lockstep.analysis.table import count
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.machine.sizes import NOTHING, counted, size, span
@@ -24,18 +26,18 @@ _MOST_LISTED = 30
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """A checkpoint, or the best weights, as far as that is known without reading all of it."""
+    """A checkpoint, or the best weights, judged without reading their contents."""
 
     name: str
     manifest: Manifest | None = None
     """None: it cannot be read."""
     damage: str = ""
-    """What is wrong with it; empty: all files are there, in their sizes."""
+    """What is wrong with it; empty: all files exist, with the right sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """All that the report on a run is made from."""
+    """What the report on a run is made from."""
 
     run: Run
     events: Sequence[dict[str, Any]]
@@ -47,7 +49,7 @@ class RunRecord:
     settings: Mapping[str, Any]
     """Its birth."""
     last_words: Sequence[tuple[str, str]] = ()
-    """What is known of how ranks ended: a caption, and a text."""
+    """How ranks ended, as far as known: captions and texts."""
     version: str
     now_s: float
 
@@ -72,7 +74,7 @@ def run_page(record: RunRecord) -> Page:
         name=run.name,
         state=_WORDS.get(run.state, run.state),
         tone=_TONES[run.state],
-        command=_command(run),
+        command="" if run.script is None else run.command(run.script),
         summary=_summary(record, history, started),
         tiles=tuple(_tiles(record, history, begin)),
         sections=sections,
@@ -80,10 +82,6 @@ def run_page(record: RunRecord) -> Page:
         place=str(run.path.absolute()),
         version=record.version,
     )
-
-
-def _command(run: Run) -> str:
-    return "" if run.script is None else run.command(run.script)
 
 
 def _warnings(record: RunRecord) -> Iterator[str]:
@@ -111,8 +109,8 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
     run = record.run
     epochs = len({event.get("epoch") for event in training.passes_of(history)})
     yield "steps", NOTHING if run.step is None else f"{run.step:,}", f"{counted(epochs, 'epoch')} ended" if epochs else ""
-    pace = _pace(history)
-    yield "samples/s", NOTHING if pace is None else _count(pace), "steady, without warm-up" if pace else ""
+    samples, seconds, is_whole = pace_of(training.passes_of(history))
+    yield "samples/s", count(samples / seconds) if seconds else NOTHING, "" if is_whole else "steady, without warm-up"
     shards = "" if run.shards is None else counted(run.shards, "shard")
     sizes = [NOTHING if number is None else str(number) for number in run.world_sizes]
     yield "processes", sizes[-1] if sizes else NOTHING, ", ".join(filter(None, (str(begin.get("strategy") or ""), shards)))
@@ -124,20 +122,6 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
         yield name, NOTHING if last is None else short(last), where
     if run.best is not None:
         yield "best", short(run.best), "kept by team.best()"
-
-
-def _pace(history: training.Events) -> float | None:
-    """Samples a second of all passes together."""
-    for samples, seconds in (("steady_samples", "steady_s"), ("num_samples", "wall_s")):
-        totals = [sum(number_in(event, name) or 0 for event in training.passes_of(history)) for name in (samples, seconds)]
-        if all(totals):
-            return totals[0] / totals[1]
-    return None
-
-
-def _count(rate: float) -> str:
-    """A rate in readable form."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
@@ -185,7 +169,7 @@ def _time(history: training.Events, hosts: Sequence[str]) -> Section:
 
 
 def _launches(started: Sequence[Launch]) -> Section:
-    picture = launches.time_line(started, span)
+    picture = launches.time_line(started)
     rows = [
         (
             str(launch.number),
@@ -224,13 +208,12 @@ def _checkpoints(record: RunRecord, history: training.Events) -> Section:
         if manifest is None:
             rows.append((saved.name, *[NOTHING] * 6, state))
             continue
-        when = f"{moment(manifest.time_s)}"
         rows.append(
             (
                 saved.name,
                 str(manifest.step),
                 str(manifest.epoch + 1),
-                when,
+                moment(manifest.time_s),
                 span(record.now_s - manifest.time_s),
                 size(manifest.num_bytes),
                 _digest(manifest),

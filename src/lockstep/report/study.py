@@ -30,7 +30,7 @@ def machine_facts(study: Study) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts.items() if value is not None]
 
 
-def not_whole(num_missing: int, noun: str, is_interrupted: bool) -> str:
+def completeness(num_missing: int, noun: str, is_interrupted: bool) -> str:
     """The state of a study."""
     if is_interrupted:
         return "interrupted"

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_POINTS = 400
-"""Of a curve that is drawn point by point. A longer one is cut into buckets, each of which is drawn as three points."""
+"""Of a curve drawn point by point. A longer one is cut into buckets, each drawn as its mean, minimum and maximum."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value, or what several neighbouring ones have been summed up to."""
+    """A value, or the summary of several neighbouring ones."""
 
     x: float
-    """Of the last one."""
+    """That of the last one."""
     mean: float
     least: float
     most: float
@@ -27,9 +27,9 @@ class Curve:
 
     points: tuple[Point, ...]
     per_point: int = 1
-    """Values that were summed up to one point."""
+    """Number of values in a point."""
     num_missing: int = 0
-    """Values that were not finite, and are in no point."""
+    """Number of values that are in no point, since they were not finite."""
 
 
 def thin(values: Sequence[tuple[float, float | None]], most: int = MOST_POINTS) -> Curve:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.analysis.figures import pace_of
 from lockstep.analysis.splits import Split, splits_of
 from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
 from lockstep.measure.events import number_in
@@ -22,7 +23,7 @@ Pairs = list[tuple[float, float | None]]
 
 _MOST_CURVES = 150
 _ALL_POINTS = 6_000
-"""Of all curves together: what keeps a page below its megabyte."""
+"""Of all curves together, which keeps a page below a megabyte."""
 _FEWEST = 24
 _MOST_RANKS = 16
 _MOST_SLOW = 50
@@ -76,12 +77,8 @@ def speed(events: Events) -> Lines | None:
     """Samples a second in each pass; None: there are fewer than two."""
     pairs: Pairs = []
     for event in passes_of(events):
-        samples, seconds = (
-            (number_in(event, "steady_samples"), number_in(event, "steady_s"))
-            if event.get("steady_samples")
-            else (number_in(event, "num_samples"), number_in(event, "wall_s"))
-        )
-        if samples and seconds:
+        samples, seconds, _ = pace_of([event])
+        if seconds:
             pairs.append((float(_epoch(event)), samples / seconds))
     if len(pairs) < 2:
         return None
@@ -90,7 +87,7 @@ def speed(events: Events) -> Lines | None:
 
 
 def _epoch(event: Mapping[str, Any]) -> int:
-    """As people count: from 1."""
+    """The epoch, from 1."""
     return int(number_in(event, "epoch") or 0) + 1
 
 
@@ -135,10 +132,10 @@ def step_bars(
         ms = [1e3 * seconds / num_steps for seconds in (*(split[part] for part in used), math.fsum(split.values()))]
         cells.append((label, *(f"{milliseconds:.2f}" for milliseconds in ms)))
     shares = shares_of([split for _, split in rows])
-    told = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
+    listed = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
     return Bars(
         title=title,
-        description=f"Where the time of a step went: {told}.",
+        description=f"Where the time of a step went: {listed}.",
         bars=tuple(drawn),
         legend={part: PARTS[part] for part in used},
         note=note,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.analysis import verdict
 from lockstep.analysis.verification import SettingResult, Verification
-from lockstep.machine.sizes import counted
+from lockstep.machine.sizes import NOTHING, counted
 from lockstep.report.chart import Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import machine_facts
@@ -16,7 +16,6 @@ from lockstep.report.study import machine_facts
 _TONES = {"pass": "good", "fail": "bad", "interrupted": "warn"}
 _DIGITS = 16
 _MOST_SAMPLES = 24
-_NOTHING = "–"
 
 
 def verification_page(verification: Verification, version: str) -> Page:
@@ -94,15 +93,17 @@ def _story(verification: Verification) -> Iterator[tuple[str, str]]:
     if difference.detail and difference.among is None:
         yield "what", difference.detail
     if difference.samples:
-        more = f", ... ({len(difference.samples)} in all)" if len(difference.samples) > _MOST_SAMPLES else ""
-        yield "samples of this shard", ", ".join(str(sample) for sample in difference.samples[:_MOST_SAMPLES]) + more
+        yield "samples of this shard", verdict.samples_of(difference, most=_MOST_SAMPLES)
     if diagnosis is not None:
-        yield from [("it arose", diagnosis.arose)] if diagnosis.arose else []
-        yield "likely cause", diagnosis.sentence
-        yield from [("in the code", "\n".join(diagnosis.locations))] if diagnosis.locations else []
-        yield "remedy", diagnosis.remedy
-        yield from [("also seen, and perhaps innocent", "\n".join(diagnosis.also_seen))] if diagnosis.also_seen else []
-        yield from [("ruled out", "\n".join(diagnosis.ruled_out))] if diagnosis.ruled_out else []
+        facts = {
+            "it arose": diagnosis.arose,
+            "likely cause": diagnosis.sentence,
+            "in the code": "\n".join(diagnosis.locations),
+            "remedy": diagnosis.remedy,
+            "also seen, and perhaps innocent": "\n".join(diagnosis.also_seen),
+            "ruled out": "\n".join(diagnosis.ruled_out),
+        }
+        yield from ((name, text) for name, text in facts.items() if text)
     if verification.experiments:
         yield "what was run to find it", "\n".join(verification.experiments)
 
@@ -133,19 +134,13 @@ def _cells(verification: Verification, result: SettingResult) -> tuple[str, ...]
         word = "reference" if result is verification.reference else "the same"
     else:
         word = result.status if result.error or not result.reason else f"{result.status}: {result.reason}"
-    took = _NOTHING if result.command_s is None else f"{result.command_s:.1f} s"
-    if summary is None:
-        return (str(setting.number), setting.label, word, *[_NOTHING] * 4, took)
-    return (
-        str(setting.number),
-        setting.label,
-        word,
-        str(summary.num_steps),
-        " + ".join(str(number) for number in summary.samples_by_rank),
-        _NOTHING if summary.loss is None else f"{summary.loss:.6g}",
-        summary.weights[:_DIGITS],
-        took,
-    )
+    measured = [NOTHING] * 4
+    if summary is not None:
+        loss = NOTHING if summary.loss is None else f"{summary.loss:.6g}"
+        samples = " + ".join(map(str, summary.samples_by_rank))
+        measured = [str(summary.num_steps), samples, loss, summary.weights[:_DIGITS]]
+    took = NOTHING if result.command_s is None else f"{result.command_s:.1f} s"
+    return (str(setting.number), setting.label, word, *measured, took)
 
 
 def _commands(verification: Verification) -> Table:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.job.hostlist import expand_hosts
+from lockstep.option import option
 from lockstep.slurm import units
 
+JOB = "Job"
 RUNTIMES = ("apptainer", "singularity")
 _SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
@@ -22,40 +24,102 @@ _EARLY_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A job. Fields are named like sbatch's options."""
+    """A job. Fields are named like sbatch's options, and are those of ``lockstep slurm``."""
 
     script: str
     args: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``RunConfig``, as given to ``lockstep run``."""
-    is_module: bool = False
-    """Whether the script is a module, as for ``python -m``."""
-    python: str = "python3"
-    nodes: int = 1
-    ntasks_per_node: int | None = None
-    """Processes per node; None: one per GPU, else one."""
-    gpus_per_node: str | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    job_name: str = "lockstep"
-    array: str | None = None
-    output: str | None = None
-    requeue: bool = True
-    """Whether the job is requeued after a lost node, after preemption, and when it reached its time limit unfinished."""
-    signal: str = "USR1@90"
-    """The signal for the processes, and how many seconds before the time limit it is sent."""
-    container: str | None = None
-    bind: tuple[str, ...] = ()
-    """Directories visible in the container, in the form of its ``--bind``."""
     runtime: str = "apptainer"
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, unchanged."""
+    """The program that runs the container."""
+    nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N", help="Number of nodes.  [default: 1]")
+    ntasks_per_node: int | None = option(
+        None, group=JOB, metavar="N", help="Processes per node.  [default: one per GPU; without GPUs, one]"
+    )
+    gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N", help="GPUs per node.  [default: none]")
+    cpus_per_task: int | None = option(
+        None,
+        *("--cpus-per-task", "-c"),
+        group=JOB,
+        metavar="N",
+        help="Cores per process: one, and one per loader worker.  [default: the cluster's]",
+    )
+    mem: str | None = option(
+        None, group=JOB, metavar="SIZE", help="Memory per node, such as 64G; 0 for all of it.  [default: the cluster's]"
+    )
+    time: str | None = option(
+        None,
+        *("--time", "-t"),
+        group=JOB,
+        metavar="TIME",
+        help="Time limit: 8:00:00, or 2-12 (days-hours).  [default: the partition's]",
+    )
+    partition: str | None = option(
+        None, "--partition", "-p", group=JOB, metavar="NAME", help="Partition to submit to.  [default: the cluster's]"
+    )
+    account: str | None = option(
+        None, "--account", "-A", group=JOB, metavar="NAME", help="Account to charge the job to.  [default: the user's]"
+    )
+    qos: str | None = option(
+        None, "--qos", "-q", group=JOB, metavar="NAME", help="Quality of service.  [default: the account's]"
+    )
+    nodelist: str | None = option(
+        None, "--nodelist", "-w", group=JOB, metavar="HOSTS", help="Nodes that must be used: n[07-09].  [default: any]"
+    )
+    exclude: str | None = option(
+        None, "--exclude", "-x", group=JOB, metavar="HOSTS", help="Nodes that must not be used: n[07-09].  [default: none]"
+    )
+    array: str | None = option(
+        None,
+        *("--array", "-a"),
+        group=JOB,
+        metavar="NUMBERS",
+        help="A task and a run for each number: 0-9, 1,3,5, or 0-99%4 (four at a time).  [default: a single run]",
+    )
+    job_name: str = option(
+        "lockstep", "--job-name", "-J", group=JOB, metavar="NAME", help="Name of the job.  [default: the script's name]"
+    )
+    output: str | None = option(
+        None,
+        *("--output", "-o"),
+        group=JOB,
+        metavar="FILE",
+        help="File for the output.  [default: NAME-%j.out, where %j is the job's number]",
+    )
+    requeue: bool = option(
+        True,
+        "--requeue/--no-requeue",
+        group=JOB,
+        help="Requeue the job after a lost node, a preemption, or its time limit, until its script is done.  "
+        "[default: --requeue]",
+    )
+    signal: str = option(
+        "USR1@90",
+        group=JOB,
+        metavar="NAME@SECONDS",
+        help="Signal on which processes save a checkpoint, and how many seconds before the time limit to send it.  "
+        "[default: USR1@90]",
+    )
+    container: str | None = option(
+        None,
+        group=JOB,
+        metavar="IMAGE",
+        help="Run in this image, with apptainer (or singularity, if only that is installed).  [default: none]",
+    )
+    bind: Sequence[str] = option(
+        (), group=JOB, metavar="DIR", help="Make a directory visible in the container. May be repeated."
+    )
+    python: str = option(
+        "python3", group=JOB, metavar="PATH", help="Python interpreter.  [default: this one; in a container, its python3]"
+    )
+    options: Sequence[str] = option(
+        (),
+        "--sbatch-option",
+        group=JOB,
+        metavar="OPTION",
+        help="Any other option of sbatch: --sbatch-option=--exclusive. May be repeated.",
+    )
+    is_module: bool = option(False, "--module", "-m", group=JOB, help="Run SCRIPT as a module, as python -m does.")
 
     def __post_init__(self) -> None:
         RunConfig(**self.settings)  # checks them
@@ -63,11 +127,11 @@ class Request:
             value = getattr(self, spec.name)
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str):
-                    check_text(text, "" if spec.name in ("script", "args", "options") else f"{_option(spec.name)} ")
+                    check_text(text, "" if spec.name in ("script", "args", "options") else f"{_flag(spec.name)} ")
         for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{_option(name)} {value}: it must be 1 or more")
+                raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
         for name, parse in _PARSERS.items():
             self._parse(name, parse)
         if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
@@ -103,7 +167,7 @@ class Request:
         try:
             parse(text)
         except ValueError as error:
-            raise ConfigError(f"{_option(name)} {text}: {error}") from None
+            raise ConfigError(f"{_flag(name)} {text}: {error}") from None
 
     @property
     def num_gpus(self) -> int:
@@ -126,19 +190,19 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def check_text(text: str, option: str = "") -> None:
+def check_text(text: str, source: str = "") -> None:
     """Check that a text can be written into a line of the file.
 
     Args:
         text: from the user.
-        option: the option by which it was given, followed by a space.
+        source: the option by which it was given, followed by a space.
 
     Raises:
         ConfigError: it cannot.
     """
     if _UNWRITABLE.search(text):
         raise ConfigError(
-            f"{option}{text!r}: a line break, other control character, or non-text byte cannot be written into a batch file"
+            f"{source}{text!r}: a line break, other control character, or non-text byte cannot be written into a batch file"
         )
 
 
@@ -151,5 +215,5 @@ def _check_shards(request: Request) -> None:
         )
 
 
-def _option(name: str) -> str:
+def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

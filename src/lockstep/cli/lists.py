@@ -1,0 +1,46 @@
+"""Callbacks of click options that take a list, separated by commas. They leave out repetitions; None: not given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import click
+
+from lockstep.errors import ConfigError, unknown_name
+
+
+def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """Whole numbers of at least ``least``."""
+
+    def parse(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+        parts = [] if text is None else [part.strip() for part in text.split(",")]
+        if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+            raise ConfigError(
+                f"{option.opts[0]} {text}: write whole numbers, {least} or more, separated by commas, for example {least},4"
+            )
+        return None if text is None else tuple(dict.fromkeys(map(int, parts)))
+
+    return parse
+
+
+def names(
+    kind: str, valid: Collection[str], *, none: str = ""
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...] | None]:
+    """Some of the valid names.
+
+    Args:
+        kind: what they are names of.
+        valid: all of them.
+        none: the name of an empty list; empty: there must be at least one.
+    """
+
+    def parse(_: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+        given = [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
+        for name in given:
+            if name not in valid and name != none:
+                raise unknown_name(kind, name, (*valid, none) if none else valid)
+        if text is not None and not given and not none:
+            raise ConfigError(f"{option.opts[0]} {text!r} names none: choose one of {', '.join(valid)}")
+        return None if text is None else tuple(dict.fromkeys(name for name in given if name != none))
+
+    return parse

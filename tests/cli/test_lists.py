@@ -1,0 +1,43 @@
+"""Options that take a list."""
+
+import click
+import pytest
+
+from lockstep.cli.lists import names, numbers
+from lockstep.errors import ConfigError
+
+LAUNCHERS = names("launcher", ("local", "torchrun"))
+PROPOSALS = names("proposal", ("threads", "compile"), none="none")
+
+
+def parse(callback, text):
+    return callback(None, click.Option(["--list"]), text)
+
+
+def test_numbers_and_names_come_once_in_their_order():
+    assert parse(numbers(least=1), "4, 1,2,4") == (4, 1, 2)
+    assert parse(LAUNCHERS, " torchrun,local,torchrun") == ("torchrun", "local")
+    assert parse(PROPOSALS, "none") == ()
+
+
+def test_what_is_not_given_is_none():
+    assert [parse(callback, None) for callback in (numbers(least=0), LAUNCHERS, PROPOSALS)] == [None] * 3
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "1.5", "²"])
+def test_a_number_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match=f"--list {text}: write whole numbers, 1 or more"):
+        parse(numbers(least=1), text)
+
+
+@pytest.mark.parametrize(
+    ("callback", "text", "said"),
+    [
+        (LAUNCHERS, "local,slurm", "unknown launcher 'slurm': choose one of local, torchrun$"),
+        (LAUNCHERS, ",", "--list ',' names none: choose one of local, torchrun"),
+        (PROPOSALS, "warp", "unknown proposal 'warp': choose one of threads, compile, none"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(callback, text, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(callback, text)

@@ -1,0 +1,42 @@
+"""The pages on compare and verify name every field of results.json."""
+
+import re
+from pathlib import Path
+
+from lockstep.analysis.comparison import Comparison, RowResult
+from lockstep.analysis.machine import Machine
+from lockstep.analysis.methods import Row, parse_method
+from lockstep.analysis.study import Task
+from lockstep.analysis.verification import SettingResult, Verification
+from lockstep.diagnosis.setting import Setting
+
+DOCS = Path(__file__).parents[2] / "docs"
+MACHINE = dict.fromkeys(("date", "host", "system", "cpu_name", "python", "torch", "lockstep"), "")
+COMMON = {
+    "task": Task(script=Path("train.py")),
+    "machine": Machine(**MACHINE, num_cores=2, memory_bytes=1, num_gpus=0, load=0.0),
+    "shards": 1,
+    "threads": 1,
+}
+
+
+def fields_of(page):
+    text = (DOCS / page).read_text().partition("## What is written")[2]
+    cells = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_of_a_comparison():
+    row = RowResult(row=Row(number=1, method=parse_method("single"), num_processes=1))
+    record = Comparison(**COMMON, rows=(row,)).as_json()
+    assert fields_of("compare.md") == record.keys()
+    described = (DOCS / "compare.md").read_text().partition("| `rows` |")[2].partition("| `notes`")[0]
+    parts = {"strategy", "launcher", "precision"}  # of the method
+    assert set(re.findall(r"`(\w+)`", described)) >= record["rows"][0].keys() - parts
+
+
+def test_of_a_verification():
+    result = SettingResult(setting=Setting(number=1, world_size=1))
+    own = Verification(**COMMON, results=(result,)).as_json()
+    assert fields_of("verify.md") == own.keys() - fields_of("compare.md")
+    assert {"settings", "diagnosis"} <= own.keys()
