@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from crew import warm_server
+from launchers import nursery, warm_trials
 from warm import run_on
 
 from lockstep.doctor.finding import STATES
 from lockstep.doctor.table import CHECKS
+
+__all__ = ["nursery", "warm_trials"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
@@ -53,7 +56,7 @@ def plain(text):
 
 
 @pytest.fixture
-def run(outlives_tests, request, tmp_path):
+def run(warm_trials, outlives_tests, request, tmp_path):
     """``run(command)``: what it prints, in ``tmp_path``, on both streams."""
 
     def call(shown):
