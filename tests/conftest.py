@@ -58,15 +58,13 @@ def _is_of_this_session(process: psutil.Process) -> bool:
 
 def _started_since(known: set[int]) -> dict[psutil.Process, str]:
     """The live processes that come from this one, or did before their parent died, with their command lines."""
-    new = set(psutil.pids()) - known
-    mine = psutil.Process().children(recursive=True) if new else []  # (that takes milliseconds)
     found = {}
-    for pid in new:
+    for pid in set(psutil.pids()) - known:
         with contextlib.suppress(psutil.Error):  # gone already, or someone else's
             process = psutil.Process(pid)
-            if process not in mine and not _is_of_this_session(process):
+            lineage = {pid, *(parent.pid for parent in process.parents())}  # of a few: all processes take milliseconds
+            if os.getpid() not in lineage and not _is_of_this_session(process):
                 continue
-            lineage = {pid, *(parent.pid for parent in process.parents())}
             command = " ".join(process.cmdline())  # of one that is just being made: empty
             alive = process.status() != psutil.STATUS_ZOMBIE
             if alive and not lineage & _outliving_tests and not any(name in command for name in PROCESSES_OF_OTHERS):

@@ -10,12 +10,15 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 NUMBER = struct.Struct("i")
@@ -38,26 +41,45 @@ class Nursery:
             )
         self.pid = self._process.pid
 
-    def start(self, words, *, cwd, stdout, stderr, env=None):
-        """``lockstep run`` with these words, and this process's environment, to which ``env`` is added."""
+    def start(self, words, *, cwd, stdout, stderr, env=None, is_python=False):
+        """``lockstep run`` with these words, and this process's environment, to which ``env`` is added.
+
+        Args:
+            stdout: a file, or ``subprocess.PIPE``.
+            stderr: the same.
+            is_python: the words are a script and its arguments, to be run as ``python`` does it.
+        """
         ours, theirs = os.pipe()
-        asked = json.dumps({"words": words, "cwd": str(cwd), "environ": {**os.environ, **(env or {})}})
-        socket.send_fds(self._socket, [asked.encode()], [theirs, stdout.fileno(), stderr.fileno()])
+        environ = {**os.environ, **(env or {})}
+        asked = json.dumps({"words": words, "cwd": str(cwd), "environ": environ, "is_python": is_python})
+        with contextlib.ExitStack() as stack:
+            read, written = zip(*(_open(stream, stack) for stream in (stdout, stderr)), strict=True)
+            socket.send_fds(self._socket, [asked.encode()], [theirs, *written])
         os.close(theirs)
-        return Launched(ours)
+        return Launched(ours, *read)
 
     def close(self):
         self._socket.close()
         self._process.wait(100)
 
 
+def _open(stream, stack):
+    """What is read here of a stream, if it is a pipe, and the descriptor that is written to, open in the stack's block."""
+    if stream is not subprocess.PIPE:
+        return None, stream.fileno()
+    read, written = os.pipe()
+    stack.callback(os.close, written)
+    return os.fdopen(read), written
+
+
 class Launched:
     """What is used of ``subprocess.Popen``. A pipe tells the process's number, and its status when it has ended."""
 
-    def __init__(self, pipe):
+    def __init__(self, pipe, stdout=None, stderr=None):
         self._pipe = pipe
         [self.pid] = NUMBER.unpack(os.read(pipe, NUMBER.size))
         self.returncode = None
+        self.stdout, self.stderr = stdout, stderr
 
     def poll(self):
         try:
@@ -73,6 +95,29 @@ class Launched:
             self.returncode = NUMBER.unpack(told)[0] if told else -signal.SIGKILL
             os.close(self._pipe)
         return self.returncode
+
+    def communicate(self, timeout=None):
+        """What comes through the pipes until they end, once, and is "" from then on. See ``subprocess.Popen``."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        texts = ["", ""]
+
+        def read(number, stream):
+            texts[number] = stream.read()
+            stream.close()
+
+        readers = [
+            threading.Thread(target=read, args=(number, stream), daemon=True)
+            for number, stream in enumerate((self.stdout, self.stderr))
+            if stream and not stream.closed
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(deadline and max(0.0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired("lockstep run", timeout)
+        self.wait(deadline and max(0.0, deadline - time.monotonic()))
+        return tuple(texts)
 
     def send_signal(self, number):
         if self.poll() is None:
@@ -161,6 +206,9 @@ def begin(asked, pipe, stdout, stderr):
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environ"])
+    if asked["is_python"]:
+        sys.argv = asked["words"]
+        return None, None
     sys.argv = ["lockstep", "run", *asked["words"]]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = os.fork()
@@ -169,11 +217,14 @@ def begin(asked, pipe, stdout, stderr):
 
 
 def run(server, end):
-    """Be the launcher, with that fork server; or, if it is 0, be the server."""
+    """Be the launcher, with that fork server; or, if it is 0, be the server; or, if there is none, a script."""
     from lockstep.launch import serve
     from lockstep.launch import server as launch_server
 
     del sys.path[0]
+    if server is None:
+        run_as_python_does()
+        return
     if not server:
         os.setsid()
         os.environ.update(launch_server._server_environ())
@@ -185,6 +236,16 @@ def run(server, end):
     launch_server._kept, launch_server.start_early = handle, lambda: handle
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     importlib.import_module("lockstep.cli.main").main()
+
+
+def run_as_python_does():
+    import torch
+
+    if number := os.environ.get("OMP_NUM_THREADS"):  # what OpenMP reads when it is loaded
+        torch.set_num_threads(int(number))
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 VICTIM = Path(__file__).with_name("recovery") / "victim.py"
 KINDS = ("samples", "generator", "stream", "bookmarked", "ready")
@@ -122,6 +123,10 @@ class Round:
         """To its end; returns the last words."""
         raise NotImplementedError
 
+    def start(self, asked: list[str], *, env: dict[str, str], cwd: Path, output: IO[str]) -> subprocess.Popen:
+        """Start ``lockstep run`` with these words, which writes into a file."""
+        return subprocess.Popen([*RUN, *asked], env=env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT)
+
 
 @dataclass
 class Tally:
@@ -142,15 +147,22 @@ def assert_nothing_was_lost(tally: Tally) -> None:
     assert tally.resumed > 0
 
 
-def undisturbed(kind: str, nproc: int) -> dict:
-    """The last words of a run that nobody disturbs."""
+def undisturbed(one: Round, kind: str, nproc: int) -> dict:
+    """The last words of a run that nobody disturbs, started as this round starts its own."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        asked = [*RUN, *run_options(nproc, options(directory, 25)), *script(kind)]
+        asked = [*run_options(nproc, options(directory, 25)), *script(kind)]
         env = {**os.environ, **Notes(directory).environment(0, 0)}
-        done = subprocess.run(asked, env=env, cwd=name, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        found = words(done.stdout)
-        assert found is not None, done.stdout + done.stderr
+        with (directory / "output").open("w") as file:
+            process = one.start(asked, env=env, cwd=directory, output=file)
+            try:
+                status = process.wait(TIMEOUT_S)
+            finally:
+                process.kill()
+                process.wait()
+        said = (directory / "output").read_text()
+        found = words(said)
+        assert (status, found is not None) == (0, True), said
         return found
 
 
@@ -161,7 +173,7 @@ def play(make: Callable[[int, Path], Round], seed: int, expected: dict[str, dict
     keep = False
     try:
         if one.kind not in expected:
-            expected[one.kind] = undisturbed(one.kind, random.Random(seed).randint(1, SHARDS))
+            expected[one.kind] = undisturbed(one, one.kind, random.Random(seed).randint(1, SHARDS))
         said = one.run()
         whole, used = range(NUM_SAMPLES), one.notes.used()
         lost = sum(counts[index] == 0 for counts in used.values() for index in whole)

@@ -1,11 +1,10 @@
 """``lockstep doctor`` and ``lockstep run --preflight`` on the command line."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from crew import warm_server
+from warm import run_on
 
 from lockstep.doctor.processes import NAME
 from lockstep.doctor.table import CHECKS
@@ -17,12 +16,9 @@ OTHERS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}
 
 
 @pytest.fixture
-def doctor(tmp_path):
+def doctor(outlives_tests, request, tmp_path):
     def call(*options, env=None):
-        command = [sys.executable, "-m", "lockstep", "doctor", *options]
-        return subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300
-        )
+        return run_on(warm_server(request, outlives_tests), tmp_path, options, env=env, verb="doctor")
 
     return call
 
@@ -56,8 +52,8 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
     assert "nosuch.py: no such script" in done.stderr
 
 
-def test_preflight_warns_in_a_line_each_and_starts(run_script):
-    done = run_script(HELLO, "--preflight", "--nproc", "2", env=OTHERS)
+def test_preflight_warns_in_a_line_each_and_starts(run_here):
+    done = run_here(HELLO, "--preflight", "--nproc", "2", env=OTHERS)
     assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
     said = [line for line in done.stderr.splitlines() if "OMP and BLAS" in line]
     assert len(said) == 1
@@ -67,17 +63,17 @@ def test_preflight_warns_in_a_line_each_and_starts(run_script):
     assert all(line.startswith("lockstep: preflight: warn: ") for line in done.stderr.splitlines())
 
 
-def test_preflight_does_not_start_after_a_failure_and_says_how_to(run_script, tmp_path):
+def test_preflight_does_not_start_after_a_failure_and_says_how_to(run_here, tmp_path):
     (tmp_path / "file").touch()
-    done = run_script(HELLO, "--preflight", "--run-dir", "file/run")
+    done = run_here(HELLO, "--preflight", "--run-dir", "file/run")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"lockstep: preflight: fail: run directory: {tmp_path}/file: Not a directory. Remedy: " in done.stderr
     assert "(run directory), so nothing was started. " in done.stderr
     assert "leave --preflight out" in done.stderr
 
 
-def test_preflight_measures_between_the_processes_that_are_to_be_started(run_script):
-    done = run_script(HELLO, "--preflight", "--nproc", "2", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
+def test_preflight_measures_between_the_processes_that_are_to_be_started(run_here):
+    done = run_here(HELLO, "--preflight", "--nproc", "2", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     assert (done.returncode, done.stdout) == (2, "")
     assert "lockstep: preflight: fail: interface: " in done.stderr
     assert "lockstep: preflight: fail: all-reduce: processes could not exchange anything: " in done.stderr

@@ -37,6 +37,7 @@ def verify(capfd, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(verify):
     done = verify("--world-sizes", "1,2", "--workers", "0,1", *BRIEFLY, "train.py")
     assert done.exit_code == 0, done.output
@@ -72,6 +73,7 @@ def test_without_options_launchers_a_kill_and_one_device_are_verified_too(verify
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_trials")
 def test_what_the_script_fixes_itself_stays_and_what_cannot_be_verified_then_is_said(verify, tmp_path):
     text = PLANTED.read_text().replace("team = lockstep.join()", 'team = lockstep.join(shards=3, checkpoint_every="off")')
     (tmp_path / "train.py").write_text(text)
@@ -138,12 +140,14 @@ def test_a_summed_loss_is_found_by_one_device(verify):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_trials")
 def test_a_script_that_learns_nothing_fails(verify):
     done = verify("--world-sizes", "1", "--workers", "0,1", *BRIEFLY, "train.py", "learns nothing")
     assert done.exit_code == 1
     assert "FAIL  nothing was learned: no weight moved in any step" in done.output
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_and_whole(verify):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "fails")
     assert done.exit_code == 1
@@ -156,6 +160,7 @@ def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_
     assert [setting["status"] for setting in done.results["settings"]] == ["failed", "not run"]
 
 
+@pytest.mark.usefixtures("warm_trials")
 def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verify, tmp_path):
     (tmp_path / "show.py").write_text("import sys\nraise SystemExit(f'given {sys.argv[1:]}')")
     done = verify("--world-sizes", "1", "show.py", "--epochs", "3", "--seed", "5", "--", "-x")
@@ -187,6 +192,7 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_pa
         ("import lockstep\nlockstep.join()", "no step was taken"),
     ],
 )
+@pytest.mark.usefixtures("warm_trials")
 def test_a_script_with_nothing_to_verify_is_told_so_after_its_first_run(verify, tmp_path, source, said):
     (tmp_path / "other.py").write_text(source)
     done = verify("--world-sizes", "1,2", "other.py")

@@ -25,16 +25,15 @@ inputs = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
 torch.nn.init.constant_(model[0].bias, float(os.environ.get("SLURM_ARRAY_TASK_ID", 0)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
-model, optimizer, loader = team.prepare(model, optimizer, loader)
+model, loader = team.prepare(model, torch.utils.data.DataLoader(data, 8, shuffle=True))
 pace_s = float(sys.argv[2])
 for epoch in team.epochs(int(sys.argv[1])):
     for batch in loader:
         for x, y in batch.shards:
             team.backward((model(x) - y).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        for p in model.parameters():  # PyTorch's optimizers import its compiler: half of the processor's time of each process
+            p.data.sub_(p.grad, alpha=0.05)
+            p.grad = None
         while pace_s and time.time() < os.stat("begin").st_mtime + pace_s * team.step and not os.path.exists("hurry"):
             time.sleep(0.01)
         if team.is_main:

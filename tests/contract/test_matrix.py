@@ -35,27 +35,18 @@ def under_torchrun(folder, nproc, wanted):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(nproc)]
 
 
-def over_nodes(folder, sizes, wanted):
+def over_nodes(nursery, folder, sizes, wanted):
     """The same, of launchers that stand for machines, with so many processes on each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nnodes", str(len(sizes)), *place]
     nodes = []
     try:
         for number, nproc in enumerate(sizes):
-            asked = [
-                *command,
-                "--node-rank",
-                str(number),
-                "--nproc",
-                str(nproc),
-                cells.__file__,
-                json.dumps(wanted),
-                str(folder),
-            ]
+            own = ["--nnodes", str(len(sizes)), "--node-rank", str(number), "--nproc", str(nproc)]
+            words = [*place, *own, cells.__file__, json.dumps(wanted), str(folder)]
             with (folder / f"node-{number}").open("w") as out:
-                nodes.append(subprocess.Popen(asked, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+                nodes.append(nursery.start(words, cwd=folder, stdout=out, stderr=out))
         for number, node in enumerate(nodes):
             assert node.wait(100) == 0, (folder / f"node-{number}").read_text()[-3000:]
     finally:
@@ -73,12 +64,12 @@ def compare(by_cell, wanted, by_rank):
 
 
 @pytest.mark.long
-def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, tmp_path):
+def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, nursery, tmp_path):
     found = {}
     plans = {nproc: [(model, 4, workers, "exact") for model, workers in WAYS[nproc]] for nproc in WAYS}
     compare(found, plans[1], standing_crew(1, cells.run_cells, plans[1]))
     compare(found, plans[2], under_torchrun(tmp_path, 2, plans[2]))
-    compare(found, plans[3], over_nodes(tmp_path, (1, 2), plans[3]))
+    compare(found, plans[3], over_nodes(nursery, tmp_path, (1, 2), plans[3]))
     assert {cell: len(digests) for cell, digests in found.items()} == dict.fromkeys(found, 1)
     assert len(set.union(*found.values())) == 2
 

@@ -380,8 +380,8 @@ def test_compiled_models(same_bits_on):
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_compiled_models_with_inductor(same_bits):
-    same_bits(trained(model="compiled, inductor", length=32, epochs=1))
+def test_compiled_models_with_inductor(same_bits_on):
+    same_bits_on((3,), trained(model="compiled, inductor", length=32, epochs=1))
 
 
 # Disturbed, and in two pieces

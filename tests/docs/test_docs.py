@@ -59,6 +59,8 @@ team.barrier()
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
+    # (with_lockstep.py runs under this and other starters in tests/outside/test_starters_of_others.py.)
+    "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",
     "verify examples/digits.py": "verify --world-sizes 1,2 --no-resume --launchers local examples/digits.py",
     "single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,single+bf16-true --threads 1 "
     "examples/digits.py --epochs 2": "single+16-true,single+bf16-mixed --rounds 1 --threads 1 examples/digits.py --epochs 1",

@@ -1,15 +1,17 @@
 """docs/doctor.md shows what the doctor really prints: its blocks are made anew, and compared but for numbers and paths."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from crew import warm_server
+from launchers import nursery, warm_trials
+from warm import run_on
 
 from lockstep.doctor.finding import STATES
 from lockstep.doctor.table import CHECKS
+
+__all__ = ["nursery", "warm_trials"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
@@ -53,29 +55,34 @@ def plain(text):
     return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
 
 
-def run(shown, where):
-    *variables, _, verb, rest = re.fullmatch(r"((?:\w+=\w+ )*)(lockstep) (\w+) (.*)", shown).groups()
-    env = {**os.environ, **dict(pair.split("=") for pair in "".join(variables).split())}
-    command = [sys.executable, "-m", "lockstep", verb, *rest.split()]
-    done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=300)
-    return plain(done.stdout + done.stderr)
+@pytest.fixture
+def run(warm_trials, outlives_tests, request, tmp_path):
+    """``run(command)``: what it prints, in ``tmp_path``, on both streams."""
+
+    def call(shown):
+        variables, verb, rest = re.fullmatch(r"((?:\w+=\w+ )*)lockstep (\w+) (.*)", shown).groups()
+        env = dict(pair.split("=") for pair in variables.split())
+        done = run_on(warm_server(request, outlives_tests), tmp_path, rest.split(), env=env, verb=verb)
+        return plain(done.stdout + done.stderr)
+
+    return call
 
 
 @pytest.mark.long
-def test_the_table_is_what_the_command_prints(tmp_path):
+def test_the_table_is_what_the_command_prints(run, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     (shown,) = [command for command in SHOWN if "lockstep doctor" in command]
-    printed = run(shown, tmp_path)
+    printed = run(shown)
     assert [line for line in plain(SHOWN[shown]) if line.startswith(ON_EVERY_MACHINE) and line not in printed] == [], printed
     rows = [re.match(rf"(.*?) ({'|'.join(STATES)}) ", line) for line in plain(SHOWN[shown])]
     assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "all-reduce", "loader"]
 
 
-def test_what_preflight_prints_before_it_refuses(tmp_path):
+def test_what_preflight_prints_before_it_refuses(run, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "file").touch()
     (shown,) = [command for command in SHOWN if "--preflight" in command]
-    printed = run(shown, tmp_path)
+    printed = run(shown)
     assert [line for line in plain(SHOWN[shown]) if line not in printed] == [], printed
 
 

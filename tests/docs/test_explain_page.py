@@ -3,16 +3,18 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from crew import warm_server
+from launchers import nursery, start_launcher
+from warm import run_on
+
+__all__ = ["nursery", "start_launcher"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
-COMMAND = [sys.executable, "-m", "lockstep"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -32,10 +34,17 @@ def where(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(shown, *, status=0):
-    done = subprocess.run([*COMMAND, *shown.split()[1:]], capture_output=True, text=True, timeout=100)
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def run(outlives_tests, request, where):
+    """``run(command)``: what it prints, on both streams."""
+
+    def call(shown, *, status=0):
+        _, verb, *words = shown.split()
+        done = run_on(warm_server(request, outlives_tests), where, words, verb=verb)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    return call
 
 
 def test_the_readme_shows_the_same_report():
@@ -43,22 +52,22 @@ def test_the_readme_shows_the_same_report():
     assert SHOWN["lockstep run --nproc 3 faults.py --stuck-rank 1"] in readme
 
 
-def test_what_limits_the_speed(where):
+def test_what_limits_the_speed(run):
     said, parts = SHOWN["lockstep run --nproc 3 faults.py --slow-data"], SHOWN["lockstep runs runs/faults-1"]
     assert plain(said)[0] in plain(run("lockstep run --nproc 3 faults.py --slow-data"))
     printed = [re.sub(r" \(rank N\)", "", line) for line in plain(run("lockstep runs runs/faults-1"))]
     assert [line for line in plain(parts) if re.sub(r" \(rank N\)", "", line) not in printed] == []
 
 
-def test_a_slow_rank(where):
+def test_a_slow_rank(run):
     command = "lockstep run --nproc 3 faults.py --slow-rank 1"
     assert plain(SHOWN[command])[0] in [line.removeprefix("[rank N] ") for line in plain(run(command))]
 
 
-def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(where):
+def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(run, start_launcher):
     command = "lockstep run --nproc 3 faults.py --stuck-rank 1"
     with Path("said").open("w") as said:
-        process = subprocess.Popen([*COMMAND, *command.split()[1:]], stdout=said, stderr=said)
+        process = start_launcher(*command.split()[2:], stdout=said, stderr=said)
     try:
         deadline = time.monotonic() + 90
         while "shows all ranks" not in Path("said").read_text():
@@ -78,15 +87,13 @@ def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(where):
             process.wait()
 
 
-def test_a_slow_and_then_stuck_rank_of_a_script_that_knows_nothing_of_lockstep(where):
+def test_a_slow_and_then_stuck_rank_of_a_script_that_knows_nothing_of_lockstep(run):
     command = "lockstep run --nproc 3 plain.py"
-    done = subprocess.run([*COMMAND, *command.split()[1:]], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
-    printed = plain(done.stdout + done.stderr)
+    printed = plain(run(command, status=1))
     assert [line for line in plain(SHOWN[command]) if line not in printed] == []
 
 
-def test_an_error_in_words(where):
+def test_an_error_in_words(run):
     command = "lockstep run --nproc 2 unused.py"
     shown = plain(SHOWN[command].removesuffix("...\n"))
     printed = plain(run(command, status=1))

@@ -2,16 +2,14 @@
 
 import hashlib
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launchers import nursery, python_here
 from warm import run_here
 
-__all__ = ["run_here"]
+__all__ = ["nursery", "python_here", "run_here"]
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
@@ -35,15 +33,20 @@ def require_imports(require):
     return check
 
 
-def run_plainly(tmp_path, text):
-    """In one process and with one thread, in the way of any script."""
-    script = tmp_path / "plain" / "script.py"
-    script.parent.mkdir()
-    script.write_text(text)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, script], cwd=script.parent, env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run_plainly(python_here, tmp_path):
+    """``run_plainly(text)``: its output, in one process and with one thread, in the way of any script."""
+
+    def run(text):
+        script = tmp_path / "plain" / "script.py"
+        script.parent.mkdir()
+        script.write_text(text)
+        env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = python_here(script, cwd=script.parent, env=env, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 def digests(run_dir):
@@ -98,13 +101,13 @@ def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_three(
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", sorted(MIGRATIONS))
-def test_before_and_after_save_the_same_weights(page, run_here, require_imports, tmp_path):
+def test_before_and_after_save_the_same_weights(page, run_here, run_plainly, require_imports, tmp_path):
     import torch  # only here: nothing else of this file needs it
 
     texts = {(stem, name): text.replace("shuffle=True", "shuffle=False") for stem, name, text in SCRIPTS}
     ported = texts.get((page, "after.py")) or texts["accelerate", "after.py"]  # which the page on Fabric links to
     require_imports(texts[page, "before.py"])
-    before = run_plainly(tmp_path, texts[page, "before.py"])
+    before = run_plainly(texts[page, "before.py"])
     done = run_here(ported, "--threads", "1", "--device", "cpu", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": loss") == before.count(": loss") == 5
@@ -114,6 +117,6 @@ def test_before_and_after_save_the_same_weights(page, run_here, require_imports,
 
 
 @pytest.mark.long
-def test_a_function_is_launched_as_from_a_notebook(tmp_path):
+def test_a_function_is_launched_as_from_a_notebook(run_plainly):
     (text,) = [text for page, _, text in SCRIPTS if page == "notebooks"]
-    assert re.fullmatch(r"(?s).*\[\d[\d., ]+\]\n", run_plainly(tmp_path, text))
+    assert re.fullmatch(r"(?s).*\[\d[\d., ]+\]\n", run_plainly(text))

@@ -1,12 +1,14 @@
 """docs/tune.md shows what the commands really print: its blocks are made anew, and compared but for numbers."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from crew import warm_server
+from launchers import nursery, warm_trials
+from warm import run_on
+
+__all__ = ["nursery", "warm_trials"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
@@ -53,14 +55,14 @@ def plain(text):
     return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
 
 
-def test_both_commands_print_what_the_page_shows(tmp_path):
+def test_both_commands_print_what_the_page_shows(warm_trials, outlives_tests, request, tmp_path):
     (tmp_path / "train.py").write_text(
         TRAIN.replace("in team.epochs(1)", "in team.epochs(int(__import__('os').environ['EPOCHS']))")
     )
     for command in SHOWN:
-        environment = {**os.environ, "EPOCHS": "0" if "--tuned" in command else "1"}  # the whole pass takes a while
-        words = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+        environment = {"EPOCHS": "0" if "--tuned" in command else "1"}  # the whole pass takes a while
+        _, verb, *words = command.split()
+        done = run_on(warm_server(request, outlives_tests), tmp_path, words, env=environment, verb=verb)
         assert done.returncode == 0, done.stderr
         printed = plain(done.stdout)
         shown = [line for line in plain(SHOWN[command]) if line.startswith((*IN_EVERY_RUN, "lockstep: "))]

@@ -1,4 +1,4 @@
-"""``examined``: one check, in a process for which a fault was planted."""
+"""``examined``: one check, in a process for which a fault was planted; and warm trials: see ``launchers``."""
 
 import json
 import os
@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from launchers import nursery, warm_trials
+
+__all__ = ["nursery", "warm_trials"]
 
 PROGRAM = """
 import dataclasses, json, sys

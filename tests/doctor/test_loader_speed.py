@@ -45,7 +45,7 @@ class Silent:
 
 
 @pytest.fixture
-def finding(tmp_path, monkeypatch):
+def finding(warm_trials, tmp_path, monkeypatch):
     """``finding(source, *args, nproc=1, **settings)``: what is found of a script."""
     monkeypatch.chdir(tmp_path)
 

@@ -3,9 +3,6 @@
 import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
 import tarfile
 import time
 
@@ -50,20 +47,22 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, tol
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(archive, run_here, examples, tmp_path):
+def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(
+    archive, run_here, start_launcher, examples, tmp_path
+):
     script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
     options = ("--shards", "2", "--threads", "1", "--device", "cpu")
     whole = run_here(script, *options, "--run-dir", "whole", args=args)
     assert whole.returncode == 0, whole.stderr
     options += ("--nproc-per-node", "2", "--checkpoint-every", "2", "--run-dir", "killed")
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *args]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        deadline = time.monotonic() + 100
-        while not (tmp_path / "killed" / "checkpoints" / "newest").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+    launcher = start_launcher(*options, script, *args)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "killed" / "checkpoints" / "newest").exists():
+        assert launcher.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    launcher.kill()
+    launcher.communicate(timeout=100)
     gone_on = run_here(script, "--run-dir", "killed", args=args)
     assert gone_on.returncode == 0, gone_on.stderr
     [step] = re.findall(r"resumes after step (\d+)", gone_on.stdout)

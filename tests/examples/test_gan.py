@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.neighbors import KNeighborsClassifier
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,6 +25,9 @@ def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
 
 @pytest.mark.long
 def test_what_is_painted_looks_like_digits_of_many_kinds(run_here, examples, tmp_path):
+    from sklearn.datasets import load_digits  # a second, which whoever only collects tests need not wait for
+    from sklearn.neighbors import KNeighborsClassifier
+
     done = run_here(examples / "gan.py", "--run-dir", "run", "--threads", "1")
     assert done.returncode == 0, done.stderr
     painted = paintings(tmp_path / "run" / "gan.png")

@@ -1,8 +1,5 @@
 """Groups of any number and size come to the same result."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +15,8 @@ def results(done):
 
 
 @pytest.mark.long
-def test_two_groups_of_different_sizes_find_what_one_process_finds(run_here, tmp_path):
-    alone = subprocess.run(
-        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=os.environ
-    )
-    told, one = results(alone)
+def test_two_groups_of_different_sizes_find_what_one_process_finds(run_here, python_here):
+    told, one = results(python_here(EXAMPLE))
     assert told == "6 penalties on 1 process, groups [[0]]"
     told, three = results(run_here(EXAMPLE, "--nproc-per-node", "3"))
     assert told == "6 penalties on 3 processes, groups [[0, 2], [1]]"

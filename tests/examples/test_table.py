@@ -1,11 +1,8 @@
 """The table of the examples is complete, and its commands run."""
 
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import on_disk
@@ -51,7 +48,7 @@ def test_links_beside_the_table_lead_somewhere():
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("script", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
-def test_a_command_of_the_table_runs(script, command, tmp_path, require, command_here):
+def test_a_command_of_the_table_runs(script, command, tmp_path, require, command_here, python_here):
     if script == "fine_tuning.py":
         missing = importlib.util.find_spec("transformers") is None
         require("transformers", "transformers is not installed (pip install transformers)" if missing else None)
@@ -62,15 +59,7 @@ def test_a_command_of_the_table_runs(script, command, tmp_path, require, command
     if command.startswith("lockstep run"):
         done = command_here(command, env={"OMP_NUM_THREADS": "1"})
     else:
-        done = subprocess.run(
-            [sys.executable, *command.split()[1:]],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
+        done = python_here(*command.split()[1:], env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     processes = re.search(r"--nproc-per-node (\d)", command)
     count = int(processes[1]) if processes else 1

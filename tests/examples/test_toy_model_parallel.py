@@ -1,9 +1,6 @@
 """The model in two parts learns, and gives the same answer however it is started."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,9 +28,8 @@ def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_here):
     assert float(told[0][-1]) < 0.2 < float(told[0][0])
 
 
-def test_it_runs_under_plain_python_with_one_device_for_both_parts(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
+def test_it_runs_under_plain_python_with_one_device_for_both_parts(python_here):
+    done = python_here(EXAMPLE, "--epochs", "1")
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 1
 

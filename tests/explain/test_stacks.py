@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -55,16 +53,15 @@ def until(condition):
 
 
 @pytest.fixture
-def stuck(tmp_path, monkeypatch):
+def stuck(start_launcher, tmp_path, monkeypatch):
     """Starts three ranks of which rank 1 hangs after step 5, and returns once the others wait for it."""
     monkeypatch.chdir(tmp_path)
     started = []
 
     def start(how):
         (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT.format(how=how)))
-        command = [sys.executable, "-m", "lockstep", "run", "--nproc", "3", "train.py"]
         with (tmp_path / "errors").open("w") as errors:
-            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors))
+            started.append(start_launcher("--nproc", "3", "train.py", stdout=errors, stderr=errors))
         until(lambda: [rank["waiting"] and rank["still_s"] > 3 for rank in ranks()] == [True, False, True])
 
     yield start
@@ -142,9 +139,9 @@ def test_where_no_rank_has_reported_the_error_says_so(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_run_that_has_waited_for_its_timeout_ends_with_who_was_waited_for(run_script):
+def test_a_run_that_has_waited_for_its_timeout_ends_with_who_was_waited_for(run_here):
     script = SCRIPT.format(how="time.sleep(100)")
-    error = run_script(script, "--nproc", "3", "--timeout", "4").stderr
+    error = run_here(script, "--nproc", "3", "--timeout", "4").stderr
     report, _, underneath = error[error.index("error: ") :].partition("\n\n")
     assert re.match(r"error: no progress for \d+ s: ranks 0 and 2 wait for rank 1\.\n  rank 1 on .* of step 5, for", report)
     assert "in hang" in report

@@ -52,15 +52,14 @@ def source(fault="pass", read="pass", workers=0, timeout=600):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(start_launcher, tmp_path):
     """Starts the script in two processes; ``said()`` is what was written up to now."""
     started = []
 
     def start(*args, **kwargs):
         (tmp_path / "plain.py").write_text(source(*args, **kwargs))
-        command = [sys.executable, "-m", "lockstep", "run", "--nproc", "2", "plain.py"]
         with (tmp_path / "said").open("w") as said:
-            started.append(subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said))
+            started.append(start_launcher("--nproc", "2", "plain.py", stdout=said, stderr=said))
         return started[-1]
 
     yield start
@@ -153,18 +152,18 @@ SLOW = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["slow", ""])
-def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(tmp_path, fault):
+def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(start_launcher, tmp_path, fault):
     (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
-    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "3", "slow.py", *([fault] if fault else [])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("119 True") == 3  # it was listened to
-    assert done.stderr.count("is slow") == (1 if fault else 0), done.stderr
+    launcher = start_launcher("--nproc", "3", "slow.py", *([fault] if fault else []))
+    out, err = launcher.communicate(timeout=90)
+    assert launcher.returncode == 0, err
+    assert out.count("119 True") == 3  # it was listened to
+    assert err.count("is slow") == (1 if fault else 0), err
     if fault:
         assert re.search(
             r"WARNING: rank 1 on \S+ is slow, up to step \d+: it is busy \d.\d times as long as the other ranks, which wait "
             r"for it for \d+% of the time. It loses that in the script's other code in the loop, mostly at \S+slow.py:8 in ",
-            done.stderr,
+            err,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from launch_helpers import MEET
+from launchers import nursery, start_launcher
 from warm import run_here
 
 from lockstep.launch.local import run_workers
@@ -21,7 +22,7 @@ from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 
-__all__ = ["run_here"]
+__all__ = ["nursery", "run_here", "start_launcher"]
 
 
 @pytest.fixture(scope="session")
@@ -94,8 +95,20 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture
+def start_own(start_launcher, tmp_path):
+    """``start_own(source, *options)``: a launcher that is a process of its own, started and not waited for."""
+
+    def start(source, *options, env=None):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        return start_launcher(*options, script, env=env)
+
+    return start
+
+
+@pytest.fixture
 def start_cold(tmp_path):
-    """``start_cold(source, *options)``: a launcher of its own, started and not waited for."""
+    """The same by the command, which imports all that it needs, as its fork server does."""
     started = []
 
     def start(source, *options, **popen):

@@ -50,8 +50,8 @@ def training(directory):
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
     ids=["2-130", "15-143"],  # not those of the Python at hand
 )
-def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, status):
-    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+def test_a_stopped_run_ends_once_and_quietly(start_own, tmp_path, number, status):
+    launcher = start_own(TRAIN_FOR_EVER, "--nproc-per-node", "2")
     until(lambda: training(tmp_path))
     launcher.send_signal(number)
     out, err = launcher.communicate(timeout=100)
@@ -63,8 +63,8 @@ def test_a_stopped_run_ends_once_and_quietly(start_cold, tmp_path, number, statu
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
 
 
-def test_the_last_words_of_a_script_that_was_stopped_are_shown(start_cold, tmp_path):
-    launcher = start_cold(
+def test_the_last_words_of_a_script_that_was_stopped_are_shown(start_own, tmp_path):
+    launcher = start_own(
         """
         import pathlib, sys, time
         try:
@@ -81,8 +81,8 @@ def test_the_last_words_of_a_script_that_was_stopped_are_shown(start_cold, tmp_p
     assert [line.partition(":")[0] for line in err.splitlines()] == ["stopped at step 7", "stopped by Ctrl-C"]
 
 
-def test_a_second_ctrl_c_kills_at_once(start_cold, tmp_path):
-    launcher = start_cold(
+def test_a_second_ctrl_c_kills_at_once(start_own, tmp_path):
+    launcher = start_own(
         """
         import pathlib, signal, time
         signal.signal(signal.SIGINT, lambda *_: pathlib.Path("asked").touch())
@@ -111,8 +111,8 @@ def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, imported_s):
     until(lambda: not is_running(server.pid))
 
 
-def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_cold, tmp_path):
-    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_own, tmp_path):
+    launcher = start_own(TRAIN_FOR_EVER, "--nproc-per-node", "2")
     until(lambda: training(tmp_path))
     pids = {child.pid for child in psutil.Process(launcher.pid).children(recursive=True)}
     assert pids > read_pids(tmp_path)
@@ -192,9 +192,9 @@ def test_under_nohup_what_the_script_left_without_a_session_of_its_own_goes(run_
     assert still_there() == {"in-its-own-session"}
 
 
-def test_all_listening_sockets_are_on_loopback(start_cold, tmp_path):
+def test_all_listening_sockets_are_on_loopback(start_own, tmp_path):
     script = MEET + 'import pathlib, time\npathlib.Path(f"pid-{os.getpid()}").touch()\ntime.sleep(100)\n'
-    launcher = start_cold(script, "--nproc-per-node", "2")
+    launcher = start_own(script, "--nproc-per-node", "2")
     until(lambda: len(read_pids(tmp_path)) == 2)
     tree = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
     sockets = [socket for process in tree for socket in process.net_connections(kind="inet")]
@@ -219,8 +219,8 @@ def test_the_private_directory_is_private_and_gone_afterwards(run_warm):
     assert not Path(directory).exists()
 
 
-def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_cold, tmp_path):
-    launcher = start_cold(
+def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_own, tmp_path):
+    launcher = start_own(
         """
         import os, pathlib, signal, time
         RANK = os.environ["RANK"]
@@ -240,8 +240,8 @@ def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_cold,
     assert (launcher.returncode, out, err) == (0, "done\ndone\n", "")
 
 
-def test_sigusr1_ends_a_run_in_which_nobody_handles_it(start_cold, tmp_path):
-    launcher = start_cold("import pathlib, time; pathlib.Path('ready').touch(); time.sleep(100)")
+def test_sigusr1_ends_a_run_in_which_nobody_handles_it(start_own, tmp_path):
+    launcher = start_own("import pathlib, time; pathlib.Path('ready').touch(); time.sleep(100)")
     until((tmp_path / "ready").exists)
     launcher.send_signal(signal.SIGUSR1)
     _, err = launcher.communicate(timeout=100)
@@ -250,8 +250,8 @@ def test_sigusr1_ends_a_run_in_which_nobody_handles_it(start_cold, tmp_path):
     assert len(err.splitlines()) == 1, err
 
 
-def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(start_cold, tmp_path):
-    launcher = start_cold(TRAIN_FOR_EVER, "--nproc-per-node", "2")
+def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(start_own, tmp_path):
+    launcher = start_own(TRAIN_FOR_EVER, "--nproc-per-node", "2")
     until(lambda: training(tmp_path))
     for process in [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):  # the launcher, the first of them, has ended it by now

@@ -22,7 +22,6 @@ import psutil
 import pytest
 from launch_helpers import free_port, listening, until
 from node_scripts import FAILS, TALK, TRAIN, read_steps, read_weights
-from nursery import Nursery
 from torch.distributed import TCPStore
 
 pytestmark = pytest.mark.timeout(100)
@@ -61,14 +60,6 @@ class Node:
         self.kill()
         for file in self._files:
             file.close()
-
-
-@pytest.fixture(scope="module")
-def nursery(outlives_tests):
-    made = Nursery()
-    outlives_tests(made.pid)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -99,8 +99,8 @@ def test_breakpoint_works_on_the_attached_rank(tmp_path):
         os.close(master)
 
 
-def test_a_reader_that_leaves_early_does_not_stop_the_run(start_cold, tmp_path):
-    launcher = start_cold("for i in range(50000): print(i)\nopen('done', 'w').close()", "--tee")
+def test_a_reader_that_leaves_early_does_not_stop_the_run(start_own, tmp_path):
+    launcher = start_own("for i in range(50000): print(i)\nopen('done', 'w').close()", "--tee")
     launcher.stdout.readline()
     launcher.stdout.close()
     assert launcher.wait(timeout=100) == 0

@@ -81,8 +81,8 @@ def test_each_start_meets_at_a_place_of_its_own(run_warm):
 
 
 @pytest.mark.long
-def test_a_fork_server_that_is_busy_when_a_worker_is_killed_is_waited_for(start_cold):
-    launcher = start_cold(
+def test_a_fork_server_that_is_busy_when_a_worker_is_killed_is_waited_for(start_own):
+    launcher = start_own(
         """
         import os, signal, subprocess, sys
         subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getppid()}"], start_new_session=True)
@@ -95,8 +95,8 @@ def test_a_fork_server_that_is_busy_when_a_worker_is_killed_is_waited_for(start_
     assert launcher.returncode == 5
 
 
-def test_with_no_restart_left_the_last_failure_ends_the_run(start_cold):
-    launcher = start_cold(
+def test_with_no_restart_left_the_last_failure_ends_the_run(start_own):
+    launcher = start_own(
         "import os, sys; sys.exit(5 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))", "--max-restarts", "2"
     )
     _, err = launcher.communicate(timeout=100)
@@ -115,8 +115,8 @@ def test_with_no_restart_left_the_last_failure_ends_the_run(start_cold):
 @pytest.mark.parametrize(
     "kind", ["ConfigError", *(pytest.param(kind, marks=LONG) for kind in ("UsageError", "MismatchError", "ModelError"))]
 )
-def test_an_error_that_would_only_come_again_does_not_restart(start_cold, tmp_path, kind):
-    launcher = start_cold(
+def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_path, kind):
+    launcher = start_own(
         f"import os, lockstep; open(f'pid-{{os.getpid()}}', 'w').close(); raise lockstep.{kind}('no')",
         *("--max-restarts", "2", "--nproc-per-node", "2"),
     )
@@ -133,9 +133,9 @@ def test_a_start_that_fails_is_not_tried_again(run_warm, server):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["2", "15"])
-def test_a_stopped_run_does_not_start_again(start_cold, tmp_path, number):
+def test_a_stopped_run_does_not_start_again(start_own, tmp_path, number):
     source = MEET + "import pathlib\npathlib.Path(f'pid-{os.getpid()}').touch()\nwhile True: dist.all_reduce(one)\n"
-    launcher = start_cold(source, "--nproc-per-node", "2", "--max-restarts", "3")
+    launcher = start_own(source, "--nproc-per-node", "2", "--max-restarts", "3")
     until(lambda: len(read_pids(tmp_path)) == 2)
     launcher.send_signal(number)
     out, err = launcher.communicate(timeout=100)
@@ -144,8 +144,8 @@ def test_a_stopped_run_does_not_start_again(start_cold, tmp_path, number):
     assert len(read_pids(tmp_path)) == 2
 
 
-def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_cold, tmp_path):
-    launcher = start_cold(
+def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own, tmp_path):
+    launcher = start_own(
         """
         import os, pathlib, signal, sys, time
         pathlib.Path(f"pid-{os.getpid()}").touch()

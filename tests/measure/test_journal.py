@@ -46,8 +46,8 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_script):
-    done = run_script(
+def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
+    done = run_here(
         """
         import sys
         from pathlib import Path

@@ -59,7 +59,7 @@ SCRIPT = """
 
 @pytest.fixture
 def package(tmp_path):
-    """``package(source)``: another package's tracker ``recorder``, as an entry point: variables with which it is found."""
+    """``package(source)``: another package's tracker ``recorder``, as an entry point: where it is installed."""
 
     def make(source):
         place = tmp_path / "site"
@@ -74,16 +74,18 @@ def package(tmp_path):
 
 
 @pytest.fixture
-def train(run_script, monkeypatch, tmp_path):
+def train(run_here, monkeypatch, tmp_path):
     def call(*options, join="", args=(), site=None, closes=True):
         script = (
             SCRIPT if closes else SCRIPT.replace("with lockstep.join({join}) as team", "if team := lockstep.join({join})")
         )
+        script = textwrap.dedent(script)
         with monkeypatch.context() as patch:
             if site is not None:
-                patch.setenv("PYTHONPATH", str(site), prepend=":")
+                patch.syspath_prepend(site)  # in the launcher, and in its workers
+                script = f"import sys; sys.path.insert(0, {str(site)!r})\n{script}"
             own = ("--nproc", "2", "--run-dir", "run", "--checkpoint-every", "6", "--log-every", "3", "--progress", "off")
-            return run_script(script.replace("{join}", join), *own, *options, args=args)
+            return run_here(script.replace("{join}", join), *own, *options, args=args)
 
     return call
 

@@ -10,12 +10,14 @@ import shutil
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from launchers import nursery, start_launcher
 from warm import run_here
 
-__all__ = ["run_here"]
+__all__ = ["nursery", "run_here", "start_launcher"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Under python -u and its like, print() writes a line and its end apart, and the lines of ranks would tear.
@@ -89,20 +91,9 @@ def torchrun(start, here):
 
 
 @pytest.fixture
-def start_launch(here):
+def start_launch(start_launcher, here):
     """``start_launch("--nproc", "2", "saver.py", ...)``: ``lockstep run``, started and not waited for."""
-    started = []
-
-    def run(*command):
-        words = [sys.executable, "-m", "lockstep.cli.main", "run", *command]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(words, cwd=here, env={**os.environ, **ENVIRONMENT}, **streams))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return partial(start_launcher, env=ENVIRONMENT)
 
 
 @pytest.fixture

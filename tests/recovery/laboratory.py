@@ -3,14 +3,13 @@
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,11 +59,12 @@ class Ended:
 
 
 class Lab:
-    def __init__(self, directory, server, capfd, monkeypatch):
+    def __init__(self, directory, server, nursery, capfd, monkeypatch):
         self.directory = directory
         self.run_dir = directory / "run"
         self.started = []
         self._server = server
+        self._nursery = nursery
         self._capfd = capfd
         self._monkeypatch = monkeypatch
 
@@ -100,15 +100,12 @@ class Lab:
         """The same by a launcher of its own, which is not waited for."""
         options = {**SETTINGS, "run_dir": str(self.run_dir), **settings}
         listed = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc", str(nproc), *listed, str(script), *args]
-        process = subprocess.Popen(
-            command,
+        process = self._nursery().start(
+            ["--nproc", str(nproc), *listed, str(script), *args],
             cwd=self.directory,
-            env={**os.environ, "FAULT": json.dumps(fault)},
-            stdin=subprocess.DEVNULL,
+            env={"FAULT": json.dumps(fault)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.started.append(process)
         return process
@@ -137,7 +134,8 @@ class Lab:
 def lab(outlives_tests, request, tmp_path, monkeypatch, capfd):
     """``lab.run(script, ...)``, in ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
-    made = Lab(tmp_path, lambda: warm_server(request, outlives_tests), capfd, monkeypatch)
+    nursery = partial(request.getfixturevalue, "nursery")
+    made = Lab(tmp_path, lambda: warm_server(request, outlives_tests), nursery, capfd, monkeypatch)
     yield made
     for process in made.started:
         process.kill()

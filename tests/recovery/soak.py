@@ -53,7 +53,7 @@ class Round(soaking.Round):
         asked = soaking.script(self.kind, step_s)
         env = {**os.environ, **self.notes.environment(launch, workers)}
         if launcher == "lockstep":
-            asked = [*soaking.RUN, *soaking.run_options(nproc, settings, *restarts), *asked]
+            asked = [*soaking.run_options(nproc, settings, *restarts), *asked]
         else:
             env["LOCKSTEP_SETTINGS"] = json.dumps(settings)
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
@@ -63,7 +63,10 @@ class Round(soaking.Round):
         )
         out = self.directory / f"output-{launch}"
         with out.open("w") as file:
-            process = subprocess.Popen(asked, env=env, cwd=self.directory, stdout=file, stderr=subprocess.STDOUT)
+            if launcher == "lockstep":
+                process = self.start(asked, env=env, cwd=self.directory, output=file)
+            else:
+                process = subprocess.Popen(asked, env=env, cwd=self.directory, stdout=file, stderr=subprocess.STDOUT)
             try:
                 if to_be_killed:
                     self._kill(process, launch, nproc, target)

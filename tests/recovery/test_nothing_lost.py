@@ -8,10 +8,21 @@ from soak import Round
 from soaking import Tally, assert_nothing_was_lost, play
 
 
+@pytest.fixture
+def warm_round(nursery):
+    """A ``Round`` whose launchers import nothing anew."""
+
+    class WarmRound(Round):
+        def start(self, asked, *, env, cwd, output):
+            return nursery.start(asked, env=env, cwd=cwd, stdout=output, stderr=output)
+
+    return WarmRound
+
+
 @pytest.mark.timeout(120)
-def test_a_run_killed_at_random_uses_every_sample_once_and_ends_with_the_digest_of_the_undisturbed():
+def test_a_run_killed_at_random_uses_every_sample_once_and_ends_with_the_digest_of_the_undisturbed(warm_round):
     tally = Tally()
-    play(functools.partial(Round, most_kills=1, kinds=("samples",)), 0, {}, tally)
+    play(functools.partial(warm_round, most_kills=1, kinds=("samples",)), 0, {}, tally)
     assert_nothing_was_lost(tally)
     assert tally.seen["kills"] > 0
 

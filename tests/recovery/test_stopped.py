@@ -186,22 +186,19 @@ def test_a_second_signal_ends_it_at_once(lab):
 
 
 @contextlib.contextmanager
-def started(lab, *command, **settings):
-    """Another launcher than ``lockstep run``, with all that it starts in a session of its own."""
+def started(lab, nursery, *command, **settings):
+    """Another launcher than ``lockstep run``, or none, with all that it starts in a session of its own."""
     given = {**SETTINGS, "run_dir": str(lab.run_dir), **settings}
     said = ", ".join(f"{name}={value!r}" for name, value in given.items())
     script = lab.directory / "script.py"
     here = f"import sys; sys.path.append({str(PLAIN.parent)!r})\n"
     script.write_text(here + PLAIN.read_text().replace("lockstep.join()", f"lockstep.join({said})"))
-    process = subprocess.Popen(
-        [sys.executable, *command, str(script), "pause=7"],
-        cwd=lab.directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    streams = {"cwd": lab.directory, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if command:
+        words = [sys.executable, *command, str(script), "pause=7"]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, text=True, start_new_session=True, **streams)
+    else:
+        process = nursery.start([str(script), "pause=7"], is_python=True, **streams)
     lab.started.append(process)
     try:
         yield process
@@ -211,8 +208,8 @@ def started(lab, *command, **settings):
 
 
 @pytest.mark.long
-def test_a_process_alone_saves_itself(lab, undisturbed):
-    with started(lab, workers=1) as process:
+def test_a_process_alone_saves_itself(lab, nursery, undisturbed):
+    with started(lab, nursery, workers=1) as process:
         lab.until((lab.directory / "paused-0").exists)
         os.killpg(process.pid, signal.SIGTERM)
         (lab.directory / "enough").touch()
@@ -227,8 +224,8 @@ def test_a_process_alone_saves_itself(lab, undisturbed):
 
 
 @pytest.mark.long
-def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab):
-    with started(lab, workers=2) as process:
+def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab, nursery):
+    with started(lab, nursery, workers=2) as process:
         lab.until((lab.directory / "paused-0").exists)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
@@ -244,7 +241,7 @@ def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab):
 @pytest.mark.long
 @pytest.mark.parametrize("to_all", [False, True])
 def test_under_torchrun_too(lab, undisturbed, to_all):
-    with started(lab, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", workers=1) as process:
+    with started(lab, None, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", workers=1) as process:
         lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
         ranks = [int((lab.directory / f"paused-{rank}").read_text()) for rank in (0, 1)]
         for pid in [process.pid, *(ranks if to_all else [])]:

@@ -115,7 +115,7 @@ def _flat(values):
 
 
 @pytest.mark.long
-def test_no_port_of_a_running_job_can_be_reached_from_another_host(tmp_path):
+def test_no_port_of_a_running_job_can_be_reached_from_another_host(start_launcher, tmp_path):
     (tmp_path / "script.py").write_text(
         """
 import time, torch, lockstep
@@ -135,23 +135,17 @@ while not Path("seen").exists():
         break
 """
     )
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "2", "--progress", "off", "script.py"]
-    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        deadline = time.monotonic() + 100
-        while not all((tmp_path / f"training-{rank}").exists() for rank in (0, 1)):
-            assert job.poll() is None, job.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        tree = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-        sockets = [s for process in tree for s in _listening(process)]
-        (tmp_path / "seen").touch()
-        out, _ = job.communicate(timeout=100)
-    finally:
-        if job.poll() is None:
-            job.kill()
-            job.communicate()
-    assert job.returncode == 0, out
+    job = start_launcher("--nproc-per-node", "2", "--progress", "off", "script.py")
+    deadline = time.monotonic() + 100
+    while not all((tmp_path / f"training-{rank}").exists() for rank in (0, 1)):
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    tree = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+    sockets = [s for process in tree for s in _listening(process)]
+    (tmp_path / "seen").touch()
+    _, err = job.communicate(timeout=100)
+    assert job.returncode == 0, err
     assert len(tree) >= 4  # the launcher, the fork server, two workers
     assert sockets, "Gloo listens somewhere: this test looks in the wrong place"
     assert {address for address, _ in sockets} == {"127.0.0.1"}

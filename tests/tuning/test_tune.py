@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from crew import warm_server
+from warm import run_on
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
@@ -48,13 +48,12 @@ for epoch in team.epochs(1):
 
 
 @pytest.fixture
-def tune(tmp_path):
+def tune(warm_trials, outlives_tests, request, tmp_path):
     """``tune(*words, source=TRAIN, status=0)``: what ``lockstep tune`` prints, on both streams."""
 
     def run(*words, source=TRAIN, status=0, verb="tune"):
         (tmp_path / "train.py").write_text(source)
-        command = [sys.executable, "-m", "lockstep", verb, *map(str, words)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+        done = run_on(warm_server(request, outlives_tests), tmp_path, list(map(str, words)), verb=verb)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 from typing import Any
 
 import torch
 
 
+@functools.cache  # to read it takes 3 ms
 def version() -> str:
     """The installed version of lockstep."""
     try:
