@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
+from lockstep.data.held import Held
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.machine.threads import Lowered, use_threads
@@ -219,13 +220,18 @@ class FetchPool:
         self._fetcher = fetcher
         self._requests = _Requests()
         self._pin_memory = bool(like.pin_memory) and torch.cuda.is_available()
+        self._like = like
         self._workers: DataLoader[Any] | None = None
+        self._held: Held | None = None
+        """What the data set held when persistent workers started."""
         if like.num_workers > 0:
             self._workers = worker_loader(fetcher, like, sampler=self._requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
         if self._workers is not None:
+            if self._workers.persistent_workers:
+                self._workers = self._renewed(self._workers)
             self._requests.current = requests
             yield from from_workers(self._workers, self._requests)
             return
@@ -234,6 +240,17 @@ class FetchPool:
             with one_thread:
                 batch = self._fetcher[request]
             yield pin(batch) if self._pin_memory else batch
+
+    def _renewed(self, workers: DataLoader[Any]) -> DataLoader[Any]:
+        """``workers``, or new ones if the script has changed its data set since they copied it: ``dataset.epoch = epoch``
+        shall act with any number of workers. (A data set with ``set_epoch`` is told of the epoch in its workers.)"""
+        dataset = self._fetcher.dataset
+        if callable(getattr(dataset, "set_epoch", None)):
+            return workers
+        before, self._held = self._held, Held(dataset)
+        if before is None or before == self._held:
+            return workers
+        return worker_loader(self._fetcher, self._like, sampler=self._requests)
 
 
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
