@@ -60,6 +60,7 @@ from lockstep.recovery.resuming import Checkpoint, Restorer
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
 from lockstep.recovery.unprepared import Unprepared
+from lockstep.recovery.unrepeatable import Unrepeatable
 from lockstep.replay.blame import SampleBySample
 from lockstep.replay.digests import is_due
 from lockstep.replay.opening import open_digests, open_replay
@@ -177,7 +178,6 @@ class Parts:
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every, lambda: self.phases.position)
         warns = is_main and config.trace == "off" and config.interval != "off"
-        unprepared = Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns)
         slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
         self.clock = StepClock(self.sync, functools.partial(getattr, self.saver, "held_s"), slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
@@ -186,7 +186,8 @@ class Parts:
             Loaded(self.clock),
             parted if world.world_size > 1 else None,
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
-            unprepared,
+            Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            Unrepeatable(lambda: journey.section % 2 == 1, speaks=warns),
             watch,
         ]
         active += [

@@ -154,6 +154,11 @@ TABLE = {
         Row("best_weights_kept", "best weights restored", EQUAL),
         Row("weight_soup", "a weight soup", EQUAL),
         Row(
+            "ema_by_hand_inside",
+            "EMA by hand inside",
+            Documented("It moves once per shard of this process: write it outside, after `optimizer.step()`."),
+        ),
+        Row(
             "ema_inside",
             "`AveragedModel.update_parameters` inside",
             Refused("AveragedModel.update_parameters() inside batch.shards"),
@@ -309,6 +314,14 @@ TABLE = {
         Row("two_loaders_in_turn", "two loaders, a phase each", EQUAL),
         Row("shorter_loader_started_anew", "a shorter second loader, restarted", EQUAL),
         Row("nested_loaders", "a second loader inside each step", EQUAL),
+        Row(
+            "next_of_a_plain_loader_inside",
+            "`next()` of an unprepared loader inside",
+            Documented(
+                "Which batch a shard gets follows from the shards before it on this process: prepare that loader too "
+                "(`zip(first, second)`), or call `next()` outside.",
+            ),
+        ),
         Row("islice", "`itertools.islice`", EQUAL),
         Row("by_next", "`next()`", EQUAL),
         Row("endless_generator", "an endless generator", EQUAL),

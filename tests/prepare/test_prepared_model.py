@@ -73,6 +73,20 @@ def test_attributes_methods_and_properties_are_the_users(pair):
     assert not hasattr(prepared, "nope")
 
 
+def test_what_only_a_wrapper_would_have_is_explained(pair):
+    _, prepared = pair
+    with pytest.raises(AttributeError, match=r"so leave `.module` out"):
+        prepared.module.state_dict()
+    with pytest.raises(AttributeError, match=r"call optimizer.step\(\) every few steps"), prepared.no_sync():
+        pass
+    assert not hasattr(prepared, "module")
+
+
+def test_a_module_of_that_name_is_the_users(team):
+    inner = nn.Linear(2, 2)
+    assert team.prepare(nn.ModuleDict({"module": inner})).module is inner
+
+
 def test_what_is_set_on_it_is_set_on_the_users_model(pair):
     model, prepared = pair
     prepared.scale = 3.0

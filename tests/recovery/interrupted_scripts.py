@@ -122,6 +122,42 @@ SCRIPTS = {
         say_last_words(team, model)
         """,
     ),
+    "numbers drawn before a pass": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        for epoch in range(3):
+            scale = torch.rand(()).item() + random.random() + np.random.rand()
+            for batch in batches:
+                for features, labels in batch.shards:
+                    team.backward(scale * nn.functional.cross_entropy(model(features), labels))
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer, scale=scale)
+        """,
+    ),
+    "numbers drawn between two passes of an epoch": (
+        16,
+        BEGIN,
+        """
+        model, optimizer, first, second = team.prepare(model, optimizer, samples(40, 8), samples(24, 8))
+        for epoch in team.epochs(2):
+            for batch in first:
+                learn(model, optimizer, batch)
+            offset = torch.rand(FEATURES) + random.random() + np.random.rand()
+            for batch in second:
+                for features, labels in batch.shards:
+                    team.backward(nn.functional.cross_entropy(model(features + offset), labels))
+                    strike(team, "shard")
+                optimizer.step()
+                optimizer.zero_grad()
+                strike(team)
+        say_last_words(team, model, optimizer)
+        """,
+    ),
     "two models and two optimizers": (
         15,
         """

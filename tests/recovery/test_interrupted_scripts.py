@@ -105,6 +105,20 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
     assert lab.resumes()[:2] == [done, done], f"seed {seed}\n{ended}\n{again}"
 
 
+@pytest.mark.parametrize(
+    ("name", "saved"), [("numbers drawn before a pass", 7), ("numbers drawn between two passes of an epoch", 14)]
+)
+def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undisturbed, name, saved):
+    """They decide what is learned from there on, and the passes before them are skipped."""
+    script = source_of(name)
+    fault = {"at": "step", "number": saved + 2, "what": "kill", "first": 1}
+    killed = lab.run(script, nproc=2, fault=fault, checkpoint_every=saved)
+    ended = lab.run(script)
+    told = f"{killed}\n{ended}"
+    assert lab.resumes() == [saved], told
+    assert ended.words == undisturbed(script), told
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(811))
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -7,9 +7,10 @@ called, in whichever process.
 from __future__ import annotations
 
 import array
+import copy
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
+from lockstep.data.held import Held
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.machine.threads import Lowered, use_threads
@@ -113,23 +115,38 @@ class ReadyFetcher(SampleFetcher):
 
 
 class TableFetcher(Dataset[Any]):
-    """Fetches whole batches at once from a ``TensorDataset``. No user code runs, so no random stream is started.
+    """Fetches whole batches at once from a ``TensorDataset``, or a ``Subset`` of one. No user code runs, so no random stream is
+    started.
 
     Args:
         by_sample: used if that fails, since its error names the sample.
-        tensors: those of the data set.
-        rows: the rows of ``tensors`` that belong to the data set; None: all.
     """
 
-    def __init__(self, by_sample: Fetcher, tensors: Sequence[torch.Tensor], rows: torch.Tensor | None) -> None:
-        self.dataset = by_sample.dataset
+    def __init__(self, by_sample: Fetcher) -> None:
+        self.dataset: Any = by_sample.dataset
         self._by_sample = by_sample
-        self._tensors = tensors
-        self._rows = rows
-        self._is_on_cpu = all(tensor.is_cpu for tensor in tensors)
+        self._known: Any = None
+        """A copy of the subset's indices that ``_rows`` has."""
+        self._rows: torch.Tensor | None = None
+        self.look_again()
+
+    def look_again(self) -> None:
+        """See what the data set has now. Between passes the script may have replaced its tensors, or chosen other indices, also
+        in place."""
+        self._tensors, self._indices = _table_of(self.dataset)
+        self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors or ())
+        indices, known = self._indices, self._known
+        if indices is None:
+            self._rows = None
+        elif not (type(indices) in (list, tuple, range) and type(known) is type(indices) and known == indices):
+            self._rows = torch.as_tensor(indices, dtype=torch.long)
+            self._known = copy.copy(indices)
 
     def __getitem__(self, request: Request) -> Any:
         try:
+            tensors, indices = _table_of(self.dataset)
+            if tensors is not self._tensors or indices is not self._indices:
+                self.look_again()
             rows = _as_rows(request.indices)
             if self._rows is not None:
                 rows = self._rows[rows]
@@ -142,6 +159,13 @@ class TableFetcher(Dataset[Any]):
         except Exception:  # fetched again outside of this block, so that the user sees the error of the sample alone
             pass
         return self._by_sample[request]
+
+
+def _table_of(dataset: Any) -> tuple[Any, Any]:
+    """The tensors of a ``TensorDataset``, or of that in a ``Subset`` (None: there are none any more), and the subset's indices
+    (None: it is no subset)."""
+    is_subset = type(dataset) is Subset
+    return getattr(dataset.dataset if is_subset else dataset, "tensors", None), dataset.indices if is_subset else None
 
 
 def _as_rows(indices: Any) -> torch.Tensor:
@@ -173,13 +197,9 @@ def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
     if like.batch_sampler is None:
         return ReadyFetcher(seed, dataset, collate_fn, rank)
     by_sample = SampleFetcher(seed, dataset, collate_fn, rank)
-    if collate_fn is default_collate:
-        table, rows = dataset, None
-        if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-            table, rows = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)
-        if type(table) is TensorDataset and all(tensor.layout == torch.strided for tensor in table.tensors):
-            return TableFetcher(by_sample, table.tensors, rows)
-    return by_sample
+    table: Any = dataset.dataset if type(dataset) is Subset else dataset
+    is_table = type(table) is TensorDataset and all(tensor.layout == torch.strided for tensor in table.tensors)
+    return TableFetcher(by_sample) if is_table and collate_fn is default_collate else by_sample
 
 
 class _Requests:
@@ -214,13 +234,20 @@ class FetchPool:
         self._fetcher = fetcher
         self._requests = _Requests()
         self._pin_memory = bool(like.pin_memory) and torch.cuda.is_available()
+        self._like = like
         self._workers: DataLoader[Any] | None = None
+        self._held: Held | None = None
+        """What the data set held when persistent workers started."""
         if like.num_workers > 0:
             self._workers = worker_loader(fetcher, like, sampler=self._requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
+        if isinstance(self._fetcher, TableFetcher):
+            self._fetcher.look_again()
         if self._workers is not None:
+            if self._workers.persistent_workers:
+                self._workers = self._renewed(self._workers)
             self._requests.current = requests
             yield from from_workers(self._workers, self._requests)
             return
@@ -229,6 +256,17 @@ class FetchPool:
             with one_thread:
                 batch = self._fetcher[request]
             yield pin(batch) if self._pin_memory else batch
+
+    def _renewed(self, workers: DataLoader[Any]) -> DataLoader[Any]:
+        """``workers``, or new ones if the script has changed its data set since they copied it: ``dataset.epoch = epoch``
+        shall act with any number of workers. (A data set with ``set_epoch`` is told of the epoch in its workers.)"""
+        dataset = self._fetcher.dataset
+        if callable(getattr(dataset, "set_epoch", None)):
+            return workers
+        before, self._held = self._held, Held(dataset)
+        if before is None or before == self._held:
+            return workers
+        return worker_loader(self._fetcher, self._like, sampler=self._requests)
 
 
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
+from torch.utils.data import DataLoader
 
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
@@ -45,10 +46,24 @@ class Driver(Protocol):
         """End the pass: exhausted, or left by ``break`` or an error."""
 
 
+_TAKEN_OVER = (
+    "collate_fn",
+    "generator",
+    "multiprocessing_context",
+    "num_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+"""Attributes of a DataLoader that PyTorch lets a script set later. (It refuses the others itself.)"""
+
+
 class PreparedLoader:
     """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many on every rank.
 
-    ``len()`` counts steps. Other attributes are those of the user's loader.
+    ``len()`` counts steps. Other attributes are those of the user's loader, also where the script sets them.
     """
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, driver: Driver, device: torch.device) -> None:
@@ -85,6 +100,19 @@ class PreparedLoader:
         if name.startswith("__") or name == "wrapped":
             raise AttributeError(name)
         return getattr(self.wrapped, name)
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name.startswith("_") or name == "wrapped":
+                object.__setattr__(self, name, value)
+                return
+            if isinstance(self.wrapped, DataLoader) and name in _TAKEN_OVER:
+                raise UsageError(
+                    f"loader.{name} = ... after prepare(), which has taken over how batches are fetched: it would have no "
+                    "effect. Set it before, or prepare a second loader."
+                )
+            setattr(self.wrapped, name, value)
 
     @property
     def averages(self) -> dict[str, float]:

@@ -90,6 +90,11 @@ class Loop:
         if self._leader is None:
             reseed(self.phases.seed, Purpose.EPOCH, self._journey.section, epoch)
 
+    def _reseed_after_pass(self) -> None:
+        """Begin the random stream of the code after a pass. It belongs to the pass, not to its last step, which a launch that
+        skips the pass does not know: the numbers drawn there may decide what later passes learn."""
+        reseed(self.phases.seed, Purpose.TAIL, *self._journey.newest_pass)
+
     def _catch_up(self) -> None:
         """Take over the step number once the journey has reached the point of resumption."""
         if self._journey.step_reached is not None:
@@ -102,8 +107,7 @@ class Loop:
         if self._leader is not None or not self._journey.skips():
             return False
         self._catch_up()
-        if not self._journey.is_replaying:
-            self.phases.resume_stream()  # as after the pass
+        self._reseed_after_pass()
         return True
 
     def enter(self, loader: Any) -> bool:
@@ -134,7 +138,7 @@ class Loop:
         self._leader = None
         if failed:
             return
-        self.phases.resume_stream()
+        self._reseed_after_pass()
         if exhausted:  # then every rank is here
             self._listeners.flush()
         self._listeners.end_pass(self.step, exhausted=exhausted)

@@ -191,8 +191,6 @@ class Phases:
             reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)
         elif self._plan is not None:
             reseed(self.seed, Purpose.STEP, self.step, self.num_done)
-        else:
-            reseed(self.seed, Purpose.TAIL, self.step)
 
     def compare_data(self, description: str) -> None:
         """See PhaseDriver."""

@@ -13,6 +13,14 @@ from lockstep.data.batch import Batch
 from lockstep.prepare.explain import explain
 from lockstep.prepare.model_precision import ModelPrecision
 
+_OF_WRAPPERS = {
+    "module": "its names, attributes and state_dict() are those of your own model, so leave `.module` out. (That model itself "
+    "is team.unwrap(model).)",
+    "no_sync": "gradients are synchronized when a loop over batch.shards ends. To accumulate them, call optimizer.step() every "
+    "few steps, or join with accumulate=.",
+}
+"""Attributes that scripts written for DistributedDataParallel use, and what to write instead."""
+
 
 class PreparedModel(nn.Module):
     """A proxy of the user's model, with the same parameters, buffers, submodules, names, methods and attributes.
@@ -86,7 +94,12 @@ class PreparedModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_wrapped"], name)
+            model = self.__dict__["_wrapped"]
+            if name in _OF_WRAPPERS and not hasattr(model, name):
+                raise AttributeError(
+                    f"a prepared model has no {name!r}, as DistributedDataParallel has: {_OF_WRAPPERS[name]}"
+                ) from None
+            return getattr(model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = self.__dict__.get("_wrapped")

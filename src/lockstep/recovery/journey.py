@@ -45,6 +45,11 @@ class Journey:
         return self._cursor.here().section
 
     @property
+    def newest_pass(self) -> tuple[int, int, int]:
+        """Identifies the pass that runs or has run last, as it does in any launch that makes or skips it."""
+        return self._cursor.newest_pass()
+
+    @property
     def is_replaying(self) -> bool:
         """Whether the code now running had run before the interruption."""
         return self._cursor.target is not None or self._is_at_end
@@ -96,7 +101,8 @@ class Journey:
         if not self._has_warned and self._is_main and self.section % 2 == 0:
             say(
                 "passes over the training loader that were made before the interruption are skipped, but the code around "
-                "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch."
+                "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch. If the script resumes "
+                "by itself, too, as in `range(start_epoch, n)`, it would end too early: leave that to lockstep."
             )
             self._has_warned = True
         self._arrive()

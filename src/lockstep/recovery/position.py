@@ -69,6 +69,11 @@ class ScriptCursor:
         began_here = self._in_pass and not self._pass_is_of_before
         return Position(section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass)
 
+    def newest_pass(self) -> tuple[int, int, int]:
+        """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same whether it is made or
+        skipped."""
+        return (self._section, self._epoch, self._passes)
+
     def end(self) -> Position:
         """The position at the end of the script, from which a later launch may train more epochs."""
         return self._end or self.here()

@@ -1,0 +1,32 @@
+"""EMA by hand inside."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            with torch.no_grad():
+                for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                    a.lerp_(p, 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, average
+
+
+if __name__ == "__main__":
+    main()
