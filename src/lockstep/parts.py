@@ -28,8 +28,8 @@ from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
-from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Aside, Loaded, Spent, StepClock
+from lockstep.explain.slow_ranks import SlowRank, SlowRanks
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
@@ -183,7 +183,7 @@ class Parts:
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
         active: list[Listener | None] = [
-            Loaded(self.clock),
+            LoaderTimer(self.clock),
             parted if world.world_size > 1 else None,
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             unprepared,
@@ -192,9 +192,9 @@ class Parts:
         active += [
             self.log,
             trackers,
-            Spent(self.clock, LOGGING, SAVING),
+            PartTimer(self.clock, LOGGING, SAVING),
             self.saver,
-            Spent(self.clock, CHECKPOINT, LOADING),
+            PartTimer(self.clock, CHECKPOINT, LOADING),
             meter,
             steps,
         ]
@@ -207,7 +207,7 @@ class Parts:
             config, world, devices, lambda: self.phases.seed, self.collectives, self.sync, self.journal.write
         )
         if self.auditor is not None:
-            self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
+            self.auditor.listeners = Listeners([self.auditor, AuditTimer(self.clock)])
         self.at_exit = AtExit()
         active += [self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, read_reports
 from lockstep.inventory import RUNNING, read_run
 from lockstep.measure.events import FILE_NAME, read_event
@@ -104,7 +103,7 @@ class Watched:
             self._forget()
         for event in events:
             self._take(event)
-        reports = read_reports(self.run_dir, now_s, look_up, lambda _: None)
+        reports = read_reports(self.run_dir, now_s, asks=False)
         is_alive = holder_of(self.run_dir) is not None or any(
             report.state == "running" and report.late_s < _FRESH_S for report in reports
         )

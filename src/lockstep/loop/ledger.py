@@ -59,17 +59,17 @@ class _Foreseen:
 
 
 class Clock(Protocol):
-    """What has measured for how long this rank was busy."""
+    """Measures how long this rank is busy."""
 
-    def computed(self) -> None:
-        """This rank has waited until its device had computed the values of the phase."""
+    def device_finished(self) -> None:
+        """This rank has waited for its device to compute the values of the phase."""
 
     def report(self, num_samples: int) -> list[float]:
-        """Some numbers, as many on every rank: it is about to meet the others, and has had so many samples since the phase
-        began."""
+        """The numbers to exchange at the end of a phase with ``num_samples`` samples on this rank; equally many on every
+        rank."""
 
-    def reported(self, rows: Sequence[Sequence[float]]) -> None:
-        """Those of all ranks."""
+    def receive(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take the numbers of all ranks, by rank."""
 
 
 class Ledger:
@@ -184,7 +184,7 @@ class Ledger:
         for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
             self._note(key, number.item(), weight)
         if self._on_device:
-            self._clock.computed()
+            self._clock.device_finished()
         page, form = self._page, self._form
         page.unforeseen = tuple(sync.unforeseen())
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen
@@ -232,7 +232,7 @@ class Ledger:
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
         first = 3 + len(busy)
-        self._clock.reported([row[3:first] for row in lines])
+        self._clock.receive([row[3:first] for row in lines])
         samples = [int(row[2]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
