@@ -21,12 +21,13 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
 from lockstep.machine.sizes import counted
 from lockstep.measure.events import read_events
-from lockstep.replay import culprits, finding
+from lockstep.replay import culprits, step_names
 from lockstep.replay.digests import Digests, read_digests
 from lockstep.replay.directory import checkpoint_before, make_directory
 from lockstep.replay.record import RunRecord, read_record
 from lockstep.replay.request import Request
-from lockstep.replay.story import Told, Verdict, judge, lines_of_steps, read_told
+from lockstep.replay.shown import Recorded, lines_of_steps, read_recorded
+from lockstep.replay.verdict import Verdict, judge
 from lockstep.trace.lines import number
 
 _PLACE = Path("replays")
@@ -140,22 +141,22 @@ def command(
     )
     taken = _Replayer(record, program, None if checkpoint is None else checkpoint[0].resolve(), nproc, say)
     directory, failure = taken.take(request)
-    told = read_told(directory)
-    if debugs and failure is None and (told is None or first not in told.run.steps):
+    recorded = read_recorded(directory)
+    if debugs and failure is None and (recorded is None or first not in recorded.run.steps):
         say("left in the debugger")
         return 0
-    if told is None or first not in told.run.steps:
+    if recorded is None or first not in recorded.run.steps:
         raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
-    verdict = judge(request, record, _start_of(directory), digests, told.digests)
-    for line in lines_of_steps(request, told.run, told.shown, with_samples=with_samples):
+    verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
+    for line in lines_of_steps(request, recorded, with_samples=with_samples):
         say(line)
     if out is not None:
         say(f"the batches are in {out}")
     for line in verdict.lines:
         say(line)
-    alone = _blame(taken, request, told, say) if blames else []
+    alone = _blame(taken, request, recorded, say) if blames else []
     if as_json:
-        click.echo(json.dumps(_as_json(directory, request, told, verdict, alone), indent=1))
+        click.echo(json.dumps(_as_json(directory, request, recorded, verdict, alone), indent=1))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
@@ -185,18 +186,18 @@ def _find(step: str, record: RunRecord, digests: Digests | None, against: Path |
         raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
     if step.isdecimal():
         return int(step), ""
-    if step not in finding.BY_NAME:
-        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(finding.BY_NAME)}")
+    if step not in step_names.NAMES:
+        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(step_names.NAMES)}")
     if digests is None:
         raise UsageError(
             f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
         )
     if step == "nan":
-        return finding.step_with_nan(digests)
+        return step_names.step_with_nan(digests)
     if step == "worst-loss":
-        return finding.step_with_worst_loss(digests)
+        return step_names.step_with_worst_loss(digests)
     assert against is not None
-    return finding.step_with_first_difference(digests, read_digests(against))
+    return step_names.step_with_first_difference(digests, read_digests(against))
 
 
 def _check(record: RunRecord, first: int, last: int, shard: int | None, nproc: int, *, debugs: bool, blames: bool) -> None:
@@ -287,11 +288,11 @@ def _start_of(directory: Path) -> dict[str, Any]:
     return next((event for event in read_events(directory) if event["event"] == "start"), {})
 
 
-def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[culprits.Sample]:
+def _blame(taken: _Replayer, request: Request, recorded: Recorded, say: _Voice) -> list[culprits.Sample]:
     """Take the worst shard of the first step sample by sample, and say which are to blame; returns all of them."""
     losses = {
         key.shard: number(loss)
-        for key, owners in told.run.shards_of(request.first)
+        for key, owners in recorded.run.shards_of(request.first)
         for loss in owners[0][1]["losses"]
         if key.phase == 0
     }
@@ -300,10 +301,11 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
         shard = max(
             losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
         )
-    if told.shown.batch_norm:
+    if recorded.details.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{told.shown.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another computation"
+            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another "
+            "computation"
         )
         return []
     directory, failure = taken.take(dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False))
@@ -317,7 +319,7 @@ def _blame(taken: _Replayer, request: Request, told: Told, say: _Voice) -> list[
 
 
 def _as_json(
-    directory: Path, request: Request, told: Told, verdict: Verdict, alone: list[culprits.Sample]
+    directory: Path, request: Request, recorded: Recorded, verdict: Verdict, alone: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -328,11 +330,13 @@ def _as_json(
         "shards": [
             {**key._asdict(), "losses": line["losses"], "samples": [batch["samples"] for batch in line["batches"]]}
             for step in request.steps
-            for key, ((_, line), *_) in told.run.shards_of(step)
+            for key, ((_, line), *_) in recorded.run.shards_of(step)
             if request.shard in (None, key.shard)
         ],
-        "norms": [{"step": step, "phase": phase, "norms": norms} for (step, phase), norms in told.shown.phases.items()],
-        "rates": told.shown.rates,
+        "norms": [
+            {"step": step, "phase": phase, "norms": norms} for (step, phase), norms in recorded.details.phases.items()
+        ],
+        "rates": recorded.details.rates,
         "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in alone],
         "blamed": [sample.identity for sample in culprits.culprits(alone)],
     }

@@ -7,7 +7,6 @@ every weight is read in every step.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -93,11 +92,7 @@ class Recorder(Listener):
         """See Listener."""
         self._micro = micro
         self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
-        for parameter, name in self._subjects.parameters.items():
-            if parameter.requires_grad and parameter not in self._hooked:
-                self._hooked.add(parameter)
-                # Called with each of its gradients, before anything else has seen it.
-                parameter.register_hook(functools.partial(self._note_gradient, name))  # type: ignore[no-untyped-call]
+        self._subjects.hook_gradients(self._hooked, self._note_gradient)
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See Listener."""

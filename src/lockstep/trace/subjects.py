@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,6 +49,16 @@ class Subjects(Listener):
         """The layers of all models, with their names."""
         for prefix, model in self._models:
             yield from ((prefix + name, module) for name, module in model.named_modules())
+
+    def hook_gradients(self, hooked: set[Tensor], note: Callable[[str, Tensor], None]) -> None:
+        """Have ``note`` called with a parameter's name and each of its new gradients, before anything can change these.
+
+        Hooks the parameters that are not in ``hooked``, and adds them to it. Call it in every shard, since parameters may be
+        unfrozen."""
+        for parameter, name in self.parameters.items():
+            if parameter.requires_grad and parameter not in hooked:
+                hooked.add(parameter)
+                parameter.register_hook(functools.partial(note, name))  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, Tensor]:
         """``.grad`` of the parameters that have one."""
