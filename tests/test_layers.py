@@ -138,6 +138,7 @@ WITHOUT_TORCH = (
     "trace.lines",
     "trace.traced_run",
     "trace.differences",
+    "trace.origin",
     "diagnosis.experiments",
     "diagnosis.conclusion",
     "replay.digests",

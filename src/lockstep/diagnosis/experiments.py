@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lockstep.diagnosis.setting import Setting
-from lockstep.trace.differences import Difference, Origin, first_difference, first_fault, origin
+from lockstep.trace.differences import Difference, first_difference, first_fault
+from lockstep.trace.origin import Origin, origin
 from lockstep.trace.traced_run import Line, TracedRun
 
 _HASH_SEEDS = (1, 2, 3, 4)  # with a set of two texts, every other seed gives the same order
