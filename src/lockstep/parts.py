@@ -44,10 +44,10 @@ from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
-from lockstep.measure.progress import Shown, choose_display
-from lockstep.measure.shaped import About
-from lockstep.measure.steps import Steps
-from lockstep.measure.tracking import Trackers, outlets_for
+from lockstep.measure.progress import ProgressUpdater, choose_display
+from lockstep.measure.step_counter import StepCounter
+from lockstep.measure.trackers import Trackers, trackers_for
+from lockstep.measure.wandb_like import RunInfo
 from lockstep.precision import find_precision
 from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
@@ -166,8 +166,8 @@ class Parts:
         is_audited = config.audit > 0 and config.trace == "off"
         watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain, is_audited=is_audited)
 
-        self.steps = steps = Steps()
-        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
+        self.steps = steps = StepCounter()
+        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, progress=steps.progress)
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
             self.journal.scalars("step", epoch, step, values)
@@ -198,7 +198,7 @@ class Parts:
             meter,
             steps,
         ]
-        active += [None if display is None else Shown(display), *trace, self.clock]
+        active += [None if display is None else ProgressUpdater(display), *trace, self.clock]
         if context.replay is not None:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
@@ -234,12 +234,12 @@ class Parts:
     def _open_trackers(self) -> Trackers:
         config, checkpoint = self.config, self.context.checkpoint
         script = Path(sys.argv[0] if sys.argv else "").stem
-        about = About(
+        about = RunInfo(
             run_dir=self.context.run_dir,
             project=script if script not in ("", "-c", "__main__") else "lockstep",
             config=lambda: {
                 **self._started,
-                **trackers.learned,
+                **trackers.hyperparameters,
                 "args": shlex.join(sys.argv[1:]),
                 "birth": self.context.birth.as_json(),
             },
@@ -247,8 +247,8 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = checkpoint.manifest.step if checkpoint else None
-        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
-        trackers = Trackers(outlets, lambda: self.log.is_behind)
+        chosen = trackers_for(config.track, self.context.trackers, about, resumed_from)
+        trackers = Trackers(chosen, lambda: self.log.is_behind)
         return trackers
 
     def _open_trace(self) -> list[Listener]:
@@ -288,7 +288,7 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
-        headway = self.steps.headway()
+        progress = self.steps.progress()
         return {
             "step": phases.step,
             "in_step": phases.in_step,
@@ -297,7 +297,7 @@ class Parts:
             "activity": self.clock.activity,
             "apart": not phases.in_phase and self.clock.activity != LOADING,
             "split": self.clock.so_far,
-            "pass": None if headway is None else headway.as_json(),
+            "pass": None if progress is None else progress.as_json(),
         }
 
     def _say_start(self) -> None:
