@@ -207,7 +207,7 @@ class Parts:
             config, world, devices, lambda: self.phases.seed, self.collectives, self.sync, self.journal.write
         )
         if self.auditor is not None:
-            self.auditor.listeners = Listeners([self.auditor, AuditTimer(self.clock)])
+            self.auditor.also_notify(AuditTimer(self.clock))
         self.at_exit = AtExit()
         active += [self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
