@@ -1,4 +1,4 @@
-"""NCCL's errors, and those of CUDA: what PyTorch writes is a code; what matters is in the last line, if anywhere."""
+"""Errors of NCCL and CUDA, for which PyTorch reports a code; details, if any, are in NCCL's last line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _BY_CODE = {
     ),
     "invalid argument": "",
 }
-"""By what the text has: NCCL's name, or PyTorch's, which then means the name before it."""
+"""By NCCL's name for the error; an empty text: PyTorch's words for the name before it."""
 
 
 def _of_nccl(match: re.Match[str], scene: Scene) -> str:

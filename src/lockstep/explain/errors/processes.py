@@ -1,4 +1,4 @@
-"""Processes that cannot join a rendezvous, and loader workers that are gone."""
+"""Processes that cannot join a rendezvous, and loader workers that have died."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _address_in_use(match: re.Match[str], scene: Scene) -> str:
 
 
 def _holder(port: int) -> str:
-    """Who listens there, as far as this user may see it."""
+    """The process that listens on a port, as far as this user may know."""
     try:
         inodes = {
             fields[9]
@@ -57,7 +57,7 @@ def _holder(port: int) -> str:
             if any(_inode(link) in inodes for link in (process / "fd").iterdir()):
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} on {socket.gethostname()} does already ({words[:120]})"
-        except OSError:  # not ours, or gone
+        except OSError:  # another user's, or ended
             continue
     return "another process does already"
 
@@ -88,7 +88,7 @@ _ENDS = {
 
 
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
-    """PyTorch tells of the signal in the error or in the one underneath, or not if the worker was gone early: it is asked."""
+    """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
     number, status = told[0].groups() if told else _end_of(scene.find("_try_get_data", "failed_workers"))
@@ -101,7 +101,7 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
 
 
 def _end_of(workers: Any) -> tuple[str | None, str | None]:
-    """The signal in words, or the status, of the first of these processes."""
+    """The name of the signal that ended the first of these processes, or its exit status."""
     code = workers[0].exitcode if workers else None
     if code is None:
         return None, None
