@@ -112,7 +112,7 @@ def _unresolved(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, s
     return unresolved
 
 
-def meet(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], int]:
+def compare_hosts(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], int]:
     """Open a process group and compare the hosts. Returns all findings, and this process's rank.
 
     Raises:
@@ -128,7 +128,7 @@ def main(path: Path) -> None:
     environment = read_environment()
     config = RunConfig.merge(environment.settings, {})
     here = [Finding(**fields) for fields in json.loads(path.read_text())]
-    findings, rank = meet(Situation(num_processes=environment.world.local_world_size, config=config), here)
+    findings, rank = compare_hosts(Situation(num_processes=environment.world.local_world_size, config=config), here)
     if environment.world.local_rank == 0:
         path.write_text(json.dumps({"rank": rank, "findings": [asdict(finding) for finding in findings]}))
 

@@ -71,7 +71,7 @@ def open_replay(request: Request, config: RunConfig, world: World, device: torch
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
     details = StepDetails(TraceWriter(run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
     recorder = Recorder(begin_trace(config, world, device, run_dir, "steps"), subjects, request.last, None)
-    told: list[Listener] = [FromStep(details, request.first)]
+    listeners: list[Listener] = [FromStep(details, request.first)]
     if request.debugs:
-        told.append(FromStep(Breakpoint(request.shard), request.first))
-    return [subjects, *told, FromStep(recorder, request.first)]
+        listeners.append(FromStep(Breakpoint(request.shard), request.first))
+    return [subjects, *listeners, FromStep(recorder, request.first)]

@@ -21,8 +21,8 @@ _LISTENS = "0A"
 def _no_group(match: re.Match[str], scene: Scene) -> str:
     called = "DistributedDataParallel(...)" if scene.called == "__init__" else f"{scene.called or 'a collective'}()"
     return (
-        f"{called} needs the other ranks, and this process has not met them: init_process_group() was not called before it, or "
-        "destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
+        f"{called} needs the other ranks, and this process has not joined them: init_process_group() was not called before it, "
+        "or destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
         "no more arguments; lockstep.join() does it by itself. What should also run without a launcher can ask "
         "torch.distributed.is_initialized() first."
     )
@@ -90,8 +90,8 @@ _ENDS = {
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
-    told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
-    number, status = told[0].groups() if told else _end_of(scene.find("_try_get_data", "failed_workers"))
+    matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
+    number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
     ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
