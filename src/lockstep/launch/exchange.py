@@ -26,7 +26,7 @@ class Word:
     reports: Sequence[Mapping[str, Any]] = ()
     """Of its ranks, if a launcher asks: see ``RankReport.as_json``."""
     steps: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks: see ``slow_script.newest_steps``."""
+    """Of its ranks: see ``slow_script_ranks.newest_steps``."""
 
 
 class Exchange:
