@@ -20,8 +20,8 @@ import _harness as harness
 import torch
 
 from lockstep.explain.script_clock import ScriptClock
-from lockstep.explain.slow import SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Spent, StepClock
+from lockstep.explain.slow_ranks import SlowRanks
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.listener import Listeners
 from lockstep.plan.shards import plan_step
 
@@ -36,7 +36,7 @@ def turn(world_size: int, num_steps: int) -> float:
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
     clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, slow_ranks.add, torch.device("cpu"))
-    told = Listeners([Spent(clock, LOGGING, SAVING), Spent(clock, CHECKPOINT, LOADING), clock])
+    told = Listeners([PartTimer(clock, LOGGING, SAVING), PartTimer(clock, CHECKPOINT, LOADING), clock])
     (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
     optimizer = torch.optim.SGD([torch.zeros(1)])
     loss = torch.zeros(())
@@ -50,7 +50,7 @@ def turn(world_size: int, num_steps: int) -> float:
         told.after_backward()
         told.end_shard()
         if world_size > 1:
-            clock.reported([clock.report(8)] * world_size)
+            clock.receive([clock.report(8)] * world_size)
         told.end_phase(0)
         told.before_optimizer(optimizer)
         clock.after_optimizer()

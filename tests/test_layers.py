@@ -115,7 +115,7 @@ READ_ENVIRONMENT = {
     "world": "the one place",
     "comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
-    "measure.shaped": "the project that a tracker's user has named, by the tracker's own variable",
+    "measure.wandb_like": "the project that a tracker's user has named, by the tracker's own variable",
     "comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 
@@ -138,6 +138,7 @@ WITHOUT_TORCH = (
     "trace.lines",
     "trace.traced_run",
     "trace.differences",
+    "trace.origin",
     "diagnosis.experiments",
     "diagnosis.conclusion",
     "replay.digests",

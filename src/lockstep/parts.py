@@ -28,8 +28,8 @@ from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
-from lockstep.explain.slow import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, Aside, Loaded, Spent, StepClock
+from lockstep.explain.slow_ranks import SlowRank, SlowRanks
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
@@ -44,10 +44,10 @@ from lockstep.measure.journal import Journal
 from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
-from lockstep.measure.progress import Shown, choose_display
-from lockstep.measure.shaped import About
-from lockstep.measure.steps import Steps
-from lockstep.measure.tracking import Trackers, outlets_for
+from lockstep.measure.progress import ProgressUpdater, choose_display
+from lockstep.measure.step_counter import StepCounter
+from lockstep.measure.trackers import Trackers, trackers_for
+from lockstep.measure.wandb_like import RunInfo
 from lockstep.precision import find_precision
 from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
@@ -167,8 +167,8 @@ class Parts:
         is_audited = config.audit > 0 and config.trace == "off"
         watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain, is_audited=is_audited)
 
-        self.steps = steps = Steps()
-        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, headway=steps.headway)
+        self.steps = steps = StepCounter()
+        display = choose_display(config.progress, is_main=is_main, on_terminal=on_terminal, progress=steps.progress)
 
         def publish(epoch: int, step: int, values: dict[str, float]) -> None:
             self.journal.scalars("step", epoch, step, values)
@@ -183,7 +183,7 @@ class Parts:
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
         active: list[Listener | None] = [
-            Loaded(self.clock),
+            LoaderTimer(self.clock),
             parted if world.world_size > 1 else None,
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
@@ -193,13 +193,13 @@ class Parts:
         active += [
             self.log,
             trackers,
-            Spent(self.clock, LOGGING, SAVING),
+            PartTimer(self.clock, LOGGING, SAVING),
             self.saver,
-            Spent(self.clock, CHECKPOINT, LOADING),
+            PartTimer(self.clock, CHECKPOINT, LOADING),
             meter,
             steps,
         ]
-        active += [None if display is None else Shown(display), *trace, self.clock]
+        active += [None if display is None else ProgressUpdater(display), *trace, self.clock]
         if context.replay is not None:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
@@ -208,7 +208,7 @@ class Parts:
             config, world, devices, lambda: self.phases.seed, self.collectives, self.sync, self.journal.write
         )
         if self.auditor is not None:
-            self.auditor.listeners = Listeners([self.auditor, Aside(self.clock)])
+            self.auditor.also_notify(AuditTimer(self.clock))
         self.at_exit = AtExit()
         active += [self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
@@ -235,12 +235,12 @@ class Parts:
     def _open_trackers(self) -> Trackers:
         config, checkpoint = self.config, self.context.checkpoint
         script = Path(sys.argv[0] if sys.argv else "").stem
-        about = About(
+        about = RunInfo(
             run_dir=self.context.run_dir,
             project=script if script not in ("", "-c", "__main__") else "lockstep",
             config=lambda: {
                 **self._started,
-                **trackers.learned,
+                **trackers.hyperparameters,
                 "args": shlex.join(sys.argv[1:]),
                 "birth": self.context.birth.as_json(),
             },
@@ -248,8 +248,8 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = checkpoint.manifest.step if checkpoint else None
-        outlets = outlets_for(config.track, self.context.trackers, about, resumed_from)
-        trackers = Trackers(outlets, lambda: self.log.is_behind)
+        chosen = trackers_for(config.track, self.context.trackers, about, resumed_from)
+        trackers = Trackers(chosen, lambda: self.log.is_behind)
         return trackers
 
     def _open_trace(self) -> list[Listener]:
@@ -285,7 +285,7 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
-        headway = self.steps.headway()
+        progress = self.steps.progress()
         return {
             "step": phases.step,
             "in_step": phases.in_step,
@@ -294,7 +294,7 @@ class Parts:
             "activity": self.clock.activity,
             "apart": not phases.in_phase and self.clock.activity != LOADING,
             "split": self.clock.so_far,
-            "pass": None if headway is None else headway.as_json(),
+            "pass": None if progress is None else progress.as_json(),
         }
 
     def _say_start(self) -> None:

@@ -62,8 +62,8 @@ def test_what_cannot_be_pickled_is_an_error():
 
 def test_state_that_was_on_a_gpu_arrives_on_a_gpu_and_the_rest_on_the_cpu():
     values = [{"hidden": torch.ones(2), "seen": torch.zeros(())}, torch.ones(3)]
-    sent = pickle.dumps(Parcel(runs=[], per_shard=values, places=[1, None, 0]))
+    sent = pickle.dumps(Parcel(runs=[], per_shard=values, device_numbers=[1, None, 0]))
     [state, other] = unpack(sent, [torch.device("meta"), torch.device("meta", 1)]).per_shard
     assert (state["hidden"].device.type, state["seen"].device.type, other.device.type) == ("meta", "cpu", "meta")
     packed = pickle.loads(pack(Parcel(runs=[], per_shard=values), [CPU]))
-    assert packed.places == [None, None, None]
+    assert packed.device_numbers == [None, None, None]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.diagnosis.state import StateOf
+from lockstep.diagnosis.state import ObjectState
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +32,7 @@ class Keeps(nn.Module):
 )
 def test_what_a_layer_keeps_besides_parameters_and_buffers_is_seen_to_change(change, names):
     module = Keeps()
-    watched = StateOf(module, "layer")
-    watched.look()
+    watched = ObjectState(module, "layer")
+    watched.remember()
     change(module)
     assert watched.changes() == names

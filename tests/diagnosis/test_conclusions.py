@@ -5,7 +5,8 @@ import pytest
 from lockstep.diagnosis.conclusion import conclude
 from lockstep.diagnosis.experiments import Experiment, Findings, Outcome, investigate
 from lockstep.diagnosis.setting import Setting
-from lockstep.trace.differences import Difference, Origin
+from lockstep.trace.differences import Difference
+from lockstep.trace.origin import Origin
 from lockstep.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)

@@ -52,9 +52,9 @@ class Clock(DeviceClock):
 def a_step(clock, data_s, forward_s):
     """The script waits for data, gives the GPU work, and goes on at once."""
     clock.stream.now_s += data_s
-    clock.spent_on(DATA)
+    clock.charge(DATA)
     clock.stream.work(forward_s)
-    clock.spent_on(FORWARD)
+    clock.charge(FORWARD)
 
 
 def test_only_what_the_gpu_waits_for_data_counts_as_waiting():
@@ -101,6 +101,6 @@ def test_while_a_graph_is_captured_nothing_is_marked():
     clock.is_captured = True
     a_step(clock, data_s=0.1, forward_s=0.1)
     clock.is_captured = False
-    clock.spent_on(SCRIPT)
+    clock.charge(SCRIPT)
     clock.read(wait=True)
     assert clock.seconds == pytest.approx([0.0, 0.0, 0.2])

@@ -99,7 +99,7 @@ def test_optimizers_that_act_on_the_same_gradients_make_one_step(clock):
 
 def test_an_optimizer_that_is_gone_is_not_kept(clock):
     train(*make(), 1)
-    assert len(clock._lessons) == 0
+    assert len(clock._finders) == 0
 
 
 def test_the_weights_are_the_same_to_the_bit_and_copies_and_files_have_nothing_of_it(tmp_path):

@@ -95,7 +95,7 @@ def test_a_stopped_and_a_killed_rank_are_told_as_such(stuck):
     until(lambda: "stopped by a signal in step 5" in look())
     assert f"`kill -CONT {pid}`" in look()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "its process is gone, without a word: it was killed in step 5" in look())
+    until(lambda: "its process is gone: it was killed in step 5" in look())
     assert "train.py:7 in hang" in look()
 
 

@@ -11,7 +11,7 @@ from explain_scripts import train
 
 from lockstep.cli import runs
 from lockstep.explain.split import bound_of, shares_of
-from lockstep.explain.step_clock import Aside, StepClock
+from lockstep.explain.step_clock import AuditTimer, StepClock
 from lockstep.plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(60)
@@ -102,8 +102,8 @@ def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
         clock.begin_step(1)
         clock.begin_phase(0)
         time.sleep(0.05)
-        Aside(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
-        Aside(clock).end_shard()
+        AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
+        AuditTimer(clock).end_shard()
         seconds = clock.so_far
         assert seconds["waiting"] >= 0.05
         assert clock.report(8)[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])

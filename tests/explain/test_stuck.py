@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.explain.process import Facts
+from lockstep.explain.process import ProcessFacts
 from lockstep.explain.rank_reports import RankReport
 from lockstep.explain.stuck import BUSY_S, limit_s, who_waits
 
@@ -133,12 +133,12 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (Facts("S", 1 << 30, 3 << 30, 0, ""), "it swaps: 3.22 GB of its memory are on disk"),
+        (ProcessFacts("S", 1 << 30, 3 << 30, 0, ""), "swapping: 3.22 GB of its memory are on disk"),
         (
-            Facts("D", 1 << 30, 0, 0, "nfs_wait"),
-            "the kernel holds it, in nfs_wait: a file system or a driver",
+            ProcessFacts("D", 1 << 30, 0, 0, "nfs_wait"),
+            "blocked in the kernel, in nfs_wait: a slow disk, or a file system",
         ),
-        (Facts("S", 1 << 30, 0, 0, ""), "its interpreter does not answer: C code that holds the GIL"),
+        (ProcessFacts("S", 1 << 30, 0, 0, ""), "its interpreter does not answer: C code that holds the GIL"),
     ],
 )
 def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, words):
@@ -147,5 +147,7 @@ def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, wo
 
 
 def test_one_that_a_debugger_holds_is_nobodys_fault():
-    late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=Facts("t", 1 << 30, 0, 0, ""))
+    late = replace(
+        rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=ProcessFacts("t", 1 << 30, 0, 0, "")
+    )
     assert who_waits([rank(0, WAITING), late]) is None

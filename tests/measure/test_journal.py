@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from lockstep.measure.board import Board
 from lockstep.measure.events import FILE_NAME, read_events
 from lockstep.measure.journal import Journal
-from lockstep.measure.tracking import Trackers
+from lockstep.measure.tensorboard import TensorBoard
+from lockstep.measure.trackers import Trackers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -21,7 +21,7 @@ def without_tensorboard(monkeypatch):
 
 
 def write(run_dir):
-    journal = Journal(run_dir, None if run_dir is None else Trackers([Board(run_dir, None)]))
+    journal = Journal(run_dir, None if run_dir is None else Trackers([TensorBoard(run_dir, None)]))
     journal.write("start", world_size=2)
     journal.scalars("step", 0, 1, {"loss": 0.5})
     journal.scalars("step", 0, 2, {})
@@ -51,11 +51,11 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
         """
         import sys
         from pathlib import Path
-        from lockstep.measure.board import Board
+        from lockstep.measure.tensorboard import TensorBoard
         from lockstep.measure.journal import Journal
-        from lockstep.measure.tracking import Trackers
+        from lockstep.measure.trackers import Trackers
 
-        journal = Journal(Path(sys.argv[1]), Trackers([Board(Path(sys.argv[1]), None)]))
+        journal = Journal(Path(sys.argv[1]), Trackers([TensorBoard(Path(sys.argv[1]), None)]))
         assert "tensorboard" not in sys.modules, "it takes a second, and nothing was logged yet"
         journal.scalars("step", 0, 1, {"loss": 0.5})
         journal.scalars("evaluate", 0, 1, {"loss": 0.25})

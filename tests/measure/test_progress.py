@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lockstep.measure import progress
-from lockstep.measure.progress import Bar, Lines, Shown, choose_display
+from lockstep.measure.progress import Bar, Lines, ProgressUpdater, choose_display
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -78,7 +78,7 @@ def test_values_of_one_pass_are_not_shown_in_the_next(capsys):
 
 
 def test_a_pass_that_was_interrupted_is_shown_from_where_it_goes_on(capsys):
-    shown = Shown(Lines())
+    shown = ProgressUpdater(Lines())
     shown.begin_pass(1, 3, 5, 3)
     shown.end_step(9, 8)
     shown.end_step(10, 8)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from laboratory import HERE
 
-from lockstep.measure import board, journal
+from lockstep.measure import journal, tensorboard
 from lockstep.measure.events import read_events
-from lockstep.measure.tracking import Trackers
+from lockstep.measure.trackers import Trackers
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -141,8 +141,8 @@ def test_a_tensorboard_that_cannot_write_rests_and_is_tried_again(tmp_path, monk
             raise OSError(errno.ENOSPC, NO_ROOM)
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
-    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    written = journal.Journal(tmp_path, Trackers([board.Board(tmp_path, 0)]))
+    monkeypatch.setattr(tensorboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    written = journal.Journal(tmp_path, Trackers([tensorboard.TensorBoard(tmp_path, 0)]))
     for step in (1, 2, 3):
         written.scalars("step", 0, step, {"loss": 0.5})
     now[0] = 31.0

@@ -5,7 +5,7 @@ import pytest
 from lockstep.errors import UsageError
 from lockstep.replay.comparison import compare, in_words
 from lockstep.replay.digests import Digests, PhaseGradient, Shard, gather, row
-from lockstep.replay.finding import step_with_first_difference, step_with_nan, step_with_worst_loss
+from lockstep.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
 from lockstep.trace.lines import exact
 from lockstep.trace.traced_run import ShardKey
 

@@ -174,7 +174,7 @@ def test_what_cannot_be_replayed_is_refused_in_words(bench, healthy, words, said
 
 def test_a_directory_that_is_no_run_is_refused(bench, tmp_path):
     done = bench.say("replay", tmp_path, "--step", 1)
-    assert (done.status, "is no run: it has no birth.json" in done.err) == (2, True), done.all
+    assert (done.status, "is not a run: it has no birth.json" in done.err) == (2, True), done.all
 
 
 def test_a_step_that_no_checkpoint_reaches_is_refused_if_the_beginning_is_far(tmp_path):

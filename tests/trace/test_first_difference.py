@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from lockstep.errors import UsageError
-from lockstep.trace.differences import first_difference, first_fault, learned, origin, uses_each_sample_once
+from lockstep.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
+from lockstep.trace.origin import origin
 from lockstep.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)

@@ -16,7 +16,7 @@ from lockstep.prepare.model import formats_of, stand_in
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.watched import Watched
 from lockstep.tuning import numerics
-from lockstep.tuning.apart import ROWS
+from lockstep.tuning.change_trials import KINDS
 from lockstep.tuning.compiled import Compiled, compiles
 from lockstep.tuning.micro_batches import micro_batches
 from lockstep.tuning.request import PROPOSALS
@@ -60,7 +60,7 @@ def names_of(row, *args, **more):
 
 
 def test_every_kind_that_can_be_asked_for_has_a_row():
-    assert tuple(ROWS) == PROPOSALS
+    assert tuple(KINDS) == PROPOSALS
 
 
 def test_threads_and_memory_format_leave_nothing_behind():

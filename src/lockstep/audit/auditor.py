@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.audit.aside import AsideEngine, NoAccounts
 from lockstep.audit.choice import Choice
 from lockstep.audit.gradient_sums import GradientSums, digest_of
 from lockstep.audit.parcel import Parcel, pack, unpack
+from lockstep.audit.recomputation import Course, NoAccounts, UndoingEngine
 from lockstep.audit.verdict import Computed, Verdict, judge
 from lockstep.comm.collectives import Collectives
 from lockstep.data.streams import remember_rng
 from lockstep.errors import DataError
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Listeners
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.per_shard import PerShard
 from lockstep.stopping import AuditFailed, ignore_interrupts, say
@@ -53,9 +53,13 @@ class _Case:
     results: list[tuple[str, Computed]] | None = None
     """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
 
+    def sums_of(self, micro: MicroStep) -> GradientSums:
+        """The sums to which a micro-step of the shard contributes on this rank."""
+        return self.repeat_sums if micro.is_again else self.owner_sums
+
 
 class Auditor(Listener):
-    """Audits a run, on one rank. It is also the course on which micro-steps are recomputed.
+    """Audits a run, on one rank.
 
     When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them before its own
     shards. Once all shards have run, the two compare sums of bits. If these differ, the judges run the shard as well, and every
@@ -84,9 +88,9 @@ class Auditor(Listener):
         """The parameters of all prepared models."""
         self.per_shard: list[PerShard] = []
         """The states that each shard carries from batch to batch."""
-        self.accounts = NoAccounts()
-        self.engine = AsideEngine(self._names, self._models, buffers)
-        self.listeners: Listener = self
+        self._engine = UndoingEngine(self._names, self._models, buffers)
+        self.course = Course(NoAccounts(), self._engine, self)
+        """What recomputed micro-steps run on."""
         self.has_wrong_result = False
         """Whether an audit has caught a wrong result, after which nothing may be saved."""
         self._choose = choose
@@ -100,6 +104,10 @@ class Auditor(Listener):
         self._lent: list[Any] = []
         """The owner's ``per_shard`` values of the audited shard; while it is recomputed, this rank's values, swapped out."""
         self._has_warned = False
+
+    def also_notify(self, listener: Listener) -> None:
+        """Notify another listener of recomputed micro-steps."""
+        self.course = self.course._replace(listeners=Listeners([self, listener]))
 
     def prepared(self, item: Any) -> None:
         """See Listener."""
@@ -267,18 +275,18 @@ class Auditor(Listener):
         if micro.is_again and micro.begins_shard:
             self._swap(micro.shard)
             case.restart_rng()
-        (case.repeat_sums if micro.is_again else case.owner_sums).begin(self._names, micro.part)
+        case.sums_of(micro).begin(self._names, micro.part)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener."""
         if self._micro is not None and self._case is not None:
-            (self._case.repeat_sums if self._micro.is_again else self._case.owner_sums).before_backward(loss)
+            self._case.sums_of(self._micro).before_backward(loss)
 
     def end_shard(self) -> None:
         """See Listener."""
         micro, self._micro = self._micro, None
         if micro is not None and self._case is not None:
-            (self._case.repeat_sums if micro.is_again else self._case.owner_sums).end()
+            self._case.sums_of(micro).end()
             if micro.is_again and micro.ends_shard:
                 self._swap(micro.shard)
 
@@ -286,9 +294,9 @@ class Auditor(Listener):
         """See Listener."""
         case, self._case = self._case, None
         micro, self._micro = self._micro, None
-        self.engine.drop()
+        self._engine.drop()
         if case is not None and micro is not None:
-            (case.repeat_sums if micro.is_again else case.owner_sums).end()
+            case.sums_of(micro).end()
             if micro.is_again:
                 self._swap(micro.shard)
 

@@ -26,49 +26,50 @@ class Parcel:
     """Its micro-steps in this step, with their samples."""
     per_shard: Sequence[Any] = ()
     """Its values of each ``team.per_shard``, in the order of their creation."""
-    places: Sequence[int | None] = ()
-    """Where each tensor of ``per_shard`` was, in the order of ``map_tensors``: the number of the process's device; None: on
-    the CPU. (Samples are on the CPU, and moved when the script receives them.)"""
+    device_numbers: Sequence[int | None] = ()
+    """The device of each tensor of ``per_shard``, in the order of ``map_tensors``, as an index into the process's devices;
+    None: the CPU. (Samples are on the CPU, and are moved when the script receives them.)"""
 
 
 def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
     """Serialize a parcel, with its micro-steps marked as those of an audit.
 
     Args:
-        parcel: without ``places``.
+        parcel: without ``device_numbers``.
         devices: of this process.
 
     Raises:
         Exception: something in it cannot be pickled.
     """
     runs = [
-        (dataclasses.replace(micro, is_again=True, samples=()), map_tensors(_alone, data)) for micro, data in parcel.runs
+        (dataclasses.replace(micro, is_again=True, samples=()), map_tensors(_own_storage, data))
+        for micro, data in parcel.runs
     ]
-    places: list[int | None] = []
+    numbers: list[int | None] = []
 
     def sent(tensor: Tensor) -> Tensor:
         on_gpu = tensor.device.type != "cpu"
-        places.append(list(devices).index(tensor.device) if on_gpu else None)
-        return _alone(tensor)
+        numbers.append(list(devices).index(tensor.device) if on_gpu else None)
+        return _own_storage(tensor)
 
     values = map_tensors(sent, list(parcel.per_shard))
-    return pickle.dumps(Parcel(runs=runs, per_shard=values, places=places), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(Parcel(runs=runs, per_shard=values, device_numbers=numbers), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(data: bytes, devices: Sequence[torch.device]) -> Parcel:
     """The parcel that ``pack`` serialized, perhaps on another rank. Tensors of ``per_shard`` that were on a GPU are put on
     the one of this process's ``devices`` with the same number."""
     parcel: Parcel = pickle.loads(data)
-    places = iter(parcel.places)
+    numbers = iter(parcel.device_numbers)
 
     def received(tensor: Tensor) -> Tensor:
-        place = next(places)
-        return tensor if place is None else tensor.to(devices[place])
+        number = next(numbers)
+        return tensor if number is None else tensor.to(devices[number])
 
     return dataclasses.replace(parcel, per_shard=map_tensors(received, parcel.per_shard))
 
 
-def _alone(tensor: Tensor) -> Tensor:
+def _own_storage(tensor: Tensor) -> Tensor:
     """A tensor without the rest of its storage, which pickle would include: a batch may be a view of the whole data set.
     Strides and memory alignment are preserved."""
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor

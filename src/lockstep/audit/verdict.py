@@ -102,10 +102,10 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
         text = f"{name} was WRONG once: it computed {what} three times, and once with another result. {_ONCE}"
         return verdict([first], f"{name} was wrong once", text)
     for suspect, right in ((first, second), (second, first)):
-        others = [computed for computed in again if computed.rank != suspect.rank]
-        if any(computed.sums != right.sums for computed in others):
+        peers = [computed for computed in again if computed.rank != suspect.rank]
+        if any(computed.sums != right.sums for computed in peers):
             continue
-        name, differs = _name(suspect), f"{what} is another on {_names([right, *others])}"
+        name, differs = _name(suspect), f"{what} is another on {_names([right, *peers])}"
         repeated = next(computed.sums for computed in again if computed.rank == suspect.rank)
         if repeated == right.sums:
             text = f"{name} was WRONG once: {differs}, and the second time also there. {_ONCE}"
@@ -113,7 +113,7 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
         if repeated != suspect.sums:
             text = f"{name} does not repeat its result: {differs}, and there yet another the second time, {_UNLIKE}"
             return verdict([], f"{name} does not repeat its result", f"{text}; or its machine fails at random")
-        if len(others) > 1:
+        if len(peers) > 1:
             text = f"{name} is WRONG: {differs}, and there the same a second time"
             return verdict([suspect], f"{name} is wrong", text)
         either = f"{_name(first)} or {_name(second)}"

@@ -138,10 +138,10 @@ def _with_other_launchers(
 
 def _with_other_processes(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], bool]:
     """The same where srun, torchrun or mpirun has started this command several times."""
-    from lockstep.doctor.over_hosts import meet  # imports torch
+    from lockstep.doctor.over_hosts import compare_hosts  # imports torch
 
     try:
-        findings, rank = meet(situation, here)
+        findings, rank = compare_hosts(situation, here)
     except LockstepError as error:
         return [*here, _rendezvous_failed(error)], True
     return findings, rank == 0

@@ -13,7 +13,7 @@ from lockstep.cli.watched import Point, Snapshot
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.rank_reports import RankReport, name_ranks
 from lockstep.machine.sizes import counted, span
-from lockstep.measure.headway import bar_line, time_left
+from lockstep.measure.pass_progress import bar_line, time_left
 
 _CURVE_HEIGHT = 5
 _LEAST_RANKS, _LEAST_EVENTS = 2, 3
@@ -44,12 +44,12 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
     script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
     style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(snapshot.state, "")
     lines = [Text.assemble((printable(snapshot.name), "bold"), " · ", (snapshot.state, style), printable(script))]
-    headway = snapshot.headway
-    if headway is not None:
-        title = f"epoch {headway.epoch + 1}" + (f"/{headway.num_epochs}" if headway.num_epochs else "")
-        times = time_left(headway, snapshot.now_s) if snapshot.state == "running" else []
+    progress = snapshot.progress
+    if progress is not None:
+        title = f"epoch {progress.epoch + 1}" + (f"/{progress.num_epochs}" if progress.num_epochs else "")
+        times = time_left(progress, snapshot.now_s) if snapshot.state == "running" else []
         values = [printable(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
-        lines.append(Text.assemble(*bar_line(title, headway.done, headway.num_steps, times, values, width)))
+        lines.append(Text.assemble(*bar_line(title, progress.done, progress.num_steps, times, values, width)))
     facts = [] if snapshot.step is None else [f"step {snapshot.step:,}"]
     if snapshot.samples_per_s is not None:
         facts.append(

@@ -22,12 +22,13 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
 from lockstep.machine.sizes import counted
 from lockstep.measure.events import read_events
-from lockstep.replay import culprits, finding
+from lockstep.replay import culprits, step_names
 from lockstep.replay.digests import Digests, read_digests
 from lockstep.replay.directory import checkpoint_before, make_directory
 from lockstep.replay.record import RunRecord, read_record
 from lockstep.replay.request import Request
-from lockstep.replay.story import Told, Verdict, judge, lines_of_steps, read_told
+from lockstep.replay.shown import Recorded, lines_of_steps, read_recorded
+from lockstep.replay.verdict import Verdict, judge
 from lockstep.trace.lines import number
 
 _DIRECTORY = Path("replays")
@@ -146,22 +147,22 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     start = None if checkpoint is None else checkpoint[0].resolve()
     replayer = _Replayer(program, start, options.nproc, say, log_output=options.as_json)
     directory, failure = replayer.replay(request)
-    told = read_told(directory)
-    if told is None or first not in told.run.steps:
+    recorded = read_recorded(directory)
+    if recorded is None or first not in recorded.run.steps:
         if options.debugs and failure is None:
             say("left in the debugger")
             return 0
         raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
-    verdict = judge(request, record, _start_of(directory), digests, told.digests)
-    for line in lines_of_steps(request, told.run, told.shown, with_samples=options.with_samples):
+    verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
+    for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
         say(line)
     if options.out is not None:
         say(f"the batches are in {options.out}")
     for line in verdict.lines:
         say(line)
-    samples = _blame(replayer, request, told, say) if options.blames else []
+    samples = _blame(replayer, request, recorded, say) if options.blames else []
     if options.as_json:
-        click.echo(json.dumps(_as_json(directory, request, told, verdict, samples), indent=1))
+        click.echo(json.dumps(_as_json(directory, request, recorded, verdict, samples), indent=1))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
@@ -184,18 +185,18 @@ def _find(step: str, record: RunRecord, digests: Digests | None, against: Path |
         raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
     if step.isdecimal():
         return int(step), ""
-    if step not in finding.BY_NAME:
-        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(finding.BY_NAME)}")
+    if step not in step_names.NAMES:
+        raise UsageError(f"--step {step}: give the number of a step, or one of {', '.join(step_names.NAMES)}")
     if digests is None:
         raise UsageError(
             f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
         )
     if step == "nan":
-        return finding.step_with_nan(digests)
+        return step_names.step_with_nan(digests)
     if step == "worst-loss":
-        return finding.step_with_worst_loss(digests)
+        return step_names.step_with_worst_loss(digests)
     assert against is not None
-    return finding.step_with_first_difference(digests, read_digests(against))
+    return step_names.step_with_first_difference(digests, read_digests(against))
 
 
 def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
@@ -296,11 +297,11 @@ def _start_of(directory: Path) -> dict[str, Any]:
     return next((event for event in read_events(directory) if event["event"] == "start"), {})
 
 
-def _blame(replayer: _Replayer, request: Request, told: Told, say: Callable[[str], object]) -> list[culprits.Sample]:
+def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Callable[[str], object]) -> list[culprits.Sample]:
     """Replay the worst shard of the first step sample by sample, and say which samples are to blame; returns all of them."""
     losses = {
         key.shard: number(loss)
-        for key, owners in told.run.shards_of(request.first)
+        for key, owners in recorded.run.shards_of(request.first)
         for loss in owners[0][1]["losses"]
         if key.phase == 0
     }
@@ -309,10 +310,11 @@ def _blame(replayer: _Replayer, request: Request, told: Told, say: Callable[[str
         shard = max(
             losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
         )
-    if told.shown.batch_norm:
+    if recorded.details.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{told.shown.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another computation"
+            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another "
+            "computation"
         )
         return []
     directory, failure = replayer.replay(
@@ -328,7 +330,7 @@ def _blame(replayer: _Replayer, request: Request, told: Told, say: Callable[[str
 
 
 def _as_json(
-    directory: Path, request: Request, told: Told, verdict: Verdict, samples: list[culprits.Sample]
+    directory: Path, request: Request, recorded: Recorded, verdict: Verdict, samples: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -339,11 +341,13 @@ def _as_json(
         "shards": [
             {**key._asdict(), "losses": line["losses"], "samples": [batch["samples"] for batch in line["batches"]]}
             for step in request.steps
-            for key, ((_, line), *_) in told.run.shards_of(step)
+            for key, ((_, line), *_) in recorded.run.shards_of(step)
             if request.shard in (None, key.shard)
         ],
-        "norms": [{"step": step, "phase": phase, "norms": norms} for (step, phase), norms in told.shown.phases.items()],
-        "rates": told.shown.rates,
+        "norms": [
+            {"step": step, "phase": phase, "norms": norms} for (step, phase), norms in recorded.details.phases.items()
+        ],
+        "rates": recorded.details.rates,
         "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
         "blamed": [sample.identity for sample in culprits.culprits(samples)],
     }

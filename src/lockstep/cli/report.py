@@ -23,7 +23,6 @@ from lockstep.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.watch import find_run
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 from lockstep.inventory import FINISHED, RUNNING, Run
 from lockstep.machine.sizes import counted
@@ -180,7 +179,7 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
         if "Error" in text:
             yield str(log), whole_error(text)
     alike: dict[tuple[str, str], list[RankReport]] = {}
-    for report in read_reports(run.path, now_s, look_up, lambda record: None):
+    for report in read_reports(run.path, now_s, asks=False):
         # Where a rank that failed was last seen may be half a second before that.
         says = "failed" if report.state == "failed" else report.describe()
         stack = "" if report.state == "failed" else "\n".join(report.stack())

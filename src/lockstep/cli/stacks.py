@@ -14,7 +14,6 @@ from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.errors import ConfigError
-from lockstep.explain.asking import ask, look_up
 from lockstep.explain.rank_reports import DIRECTORY, RankReport, grouped, name_ranks, read_reports, run_joined
 from lockstep.launch.private import live_launches
 
@@ -52,7 +51,7 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     """
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
-    launches = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time(), look_up, ask)}
+    launches = _of_launches(pid) if run_dir is None else {"": read_reports(run_dir, time.time())}
     if run_dir is not None and not launches[""]:
         why = "no rank of it has reported" if run_dir.is_dir() else "there is no such directory"
         raise ConfigError(f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs of a directory")
@@ -81,7 +80,7 @@ def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
         # Each start of the workers has a directory of its own, and the newest is the one that runs.
         starts = sorted(launches[launcher].glob("start-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         where = (run_joined(starts[-1]) or starts[-1]) if starts else launches[launcher]
-        if reports := read_reports(where, time.time(), look_up, ask):
+        if reports := read_reports(where, time.time()):
             what = f", run {where}" if not starts or where != starts[-1] else f", {reports[0].record.get('program')}"
             by_launch[f"lockstep run (process {launcher}){what}"] = reports
     if not by_launch:

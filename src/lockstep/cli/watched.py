@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.asking import look_up
 from lockstep.explain.rank_reports import RankReport, read_reports
 from lockstep.inventory import RUNNING, read_run
 from lockstep.measure.events import FILE_NAME, read_event
-from lockstep.measure.headway import Headway
+from lockstep.measure.pass_progress import PassProgress
 from lockstep.rundir.lock import holder_of
 
 _MOST_POINTS = 2048
@@ -37,9 +36,9 @@ class Snapshot:
     """Seconds since 1970, as are all points in time."""
     start: Mapping[str, Any] = field(default_factory=dict)
     """The event ``start`` of the newest launch."""
-    headway: Headway | None = None
+    progress: PassProgress | None = None
     """Rank 0's; None: no pass has begun."""
-    headway_s: float = 0.0
+    progress_s: float = 0.0
     """When that was written."""
     step: int | None = None
     samples_per_s: float | None = None
@@ -104,20 +103,20 @@ class Watched:
             self._forget()
         for event in events:
             self._take(event)
-        reports = read_reports(self.run_dir, now_s, look_up, lambda _: None)
+        reports = read_reports(self.run_dir, now_s, asks=False)
         is_alive = holder_of(self.run_dir) is not None or any(
             report.state == "running" and report.late_s < _FRESH_S for report in reports
         )
-        headway, headway_s, step = _headway_of(reports)
+        progress, progress_s, step = _progress_of(reports)
         name = _choose(self._curves)
-        rate = headway.samples_per_s(headway_s) if headway is not None else None
+        rate = progress.samples_per_s(progress_s) if progress is not None else None
         return Snapshot(
             name=self.run_dir.absolute().name,
             state=RUNNING if is_alive else read_run(self.run_dir).state,
             now_s=now_s,
             start=self._start,
-            headway=headway,
-            headway_s=headway_s,
+            progress=progress,
+            progress_s=progress_s,
             step=max((number for number in (step, self._step) if number is not None), default=None),
             samples_per_s=self._rate if rate is None else rate,
             curve_name=name,
@@ -163,13 +162,13 @@ def _choose(curves: Mapping[str, object]) -> str:
     return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
 
 
-def _headway_of(reports: Sequence[RankReport]) -> tuple[Headway | None, float, int | None]:
+def _progress_of(reports: Sequence[RankReport]) -> tuple[PassProgress | None, float, int | None]:
     """The progress of the lowest rank that reports, when it was written, and its step."""
     for report in reports:
         doing = report.record["doing"]
         try:
-            headway = Headway(**doing["pass"]) if doing.get("pass") else None
+            progress = PassProgress(**doing["pass"]) if doing.get("pass") else None
         except TypeError:  # of another version
-            headway = None
-        return headway, float(report.record["time_s"]), doing.get("step")
+            progress = None
+        return progress, float(report.record["time_s"]), doing.get("step")
     return None, 0.0, None

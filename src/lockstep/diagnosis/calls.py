@@ -1,4 +1,4 @@
-"""Functions whose calls tell something, with the kind of evidence that they are and the name that a person knows."""
+"""Functions whose calls are evidence: the kind of evidence, and the name that users know."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _GET_VARIABLE = os._Environ.__getitem__.__code__
 _SEED_RANDOM = random.Random.seed.__code__
 
 Call = tuple[str, str]
-"""The kind of evidence, and what it is called."""
+"""The kind of evidence, and the function's name."""
 
 
 def functions_in_c() -> dict[Any, Call]:
-    """Those in C."""
+    """Functions implemented in C."""
     functions: dict[Any, Call] = {getattr(time, name): ("clock", f"time.{name}()") for name in _CLOCKS}
     for name in ("now", "utcnow", "today"):
         functions[getattr(datetime.datetime, name)] = ("clock", f"datetime.{name}()")
@@ -57,7 +57,7 @@ def functions_in_c() -> dict[Any, Call]:
 
 
 def functions_in_python() -> dict[types.CodeType, Call]:
-    """Those in Python, by their code."""
+    """Functions implemented in Python, by their code object."""
     functions = {
         inspect.unwrap(dist.get_rank).__code__: ("rank", "torch.distributed.get_rank()"),
         inspect.unwrap(dist.get_world_size).__code__: ("rank", "torch.distributed.get_world_size()"),
@@ -71,7 +71,7 @@ def functions_in_python() -> dict[types.CodeType, Call]:
 
 
 def call_by_frame(frame: types.FrameType) -> Call | None:
-    """What a call tells by its arguments, or by being one of the team's. (Its attributes that tell are properties.)"""
+    """The evidence of a call that depends on its arguments, or is a method or property of the team."""
     code = frame.f_code
     if code.co_name in _OF_TEAM and code.co_filename in _TEAM_FILES:
         return _OF_TEAM[code.co_name], f"team.{code.co_name}"

@@ -1,4 +1,4 @@
-"""The causes that ``lockstep verify`` can name, and what to do about each."""
+"""The causes that ``lockstep verify`` can name, with remedies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Something that makes runs differ."""
+    """A reason why runs differ."""
 
     sentence: str
-    """What follows *likely cause:*"""
+    """What is printed after *likely cause:*"""
     remedy: str
     kinds: tuple[str, ...] = ()
     """Evidence for it: see ``diagnosis.evidence``."""
 
 
-# The likelier ones first: of two that were seen at the same place, the earlier one is named.
+# Likelier ones first: of two with evidence at the same location, the earlier one is named.
 CAUSES = {
     "threads": Cause(
         sentence="the number of threads of a process differs, and with it the order in which sums are taken",
@@ -81,7 +81,7 @@ CAUSES = {
     ),
     "not saved": Cause(
         sentence="something that the script keeps is in no checkpoint, so the run resumes without it",
-        remedy="give it to team.register(name, thing); or keep it in a buffer of the model, in the optimizer, or in "
+        remedy="give it to team.register(name, object); or keep it in a buffer of the model, in the optimizer, or in "
         "team.per_shard(...), which are saved",
         kinds=("kept", "state", "generator"),
     ),

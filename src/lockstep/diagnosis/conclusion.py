@@ -1,5 +1,5 @@
-"""What the experiments add up to: the *likely* cause. It is what was seen in the script's code where the difference arose, and
-not excluded by an experiment. Pure, but for reading the script's lines."""
+"""The *likely* cause of a difference: something observed in the script's code where the difference arose, and not excluded by
+an experiment. Pure, except for reading the script's lines."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from lockstep.trace.traced_run import Line
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The likely cause of a difference, for a person."""
+    """The likely cause of a difference, for the user."""
 
     cause: str
     """A key of ``CAUSES``."""
     sentence: str
     locations: tuple[str, ...]
-    """``what`` and ``file:line`` with the line itself, the likeliest first."""
+    """``file:line  what: source line``, likeliest first."""
     remedy: str
     also_seen: tuple[str, ...]
     ruled_out: tuple[str, ...]
     arose: str
-    """In which part of the computation it arose, in words; empty if that is not known."""
+    """In which part of the computation it arose, in words; empty: unknown."""
 
 
 def conclude(findings: Findings, *, directory: Path | None = None) -> Diagnosis:
-    """The likely cause. Pure, but for reading the script's lines.
+    """The likely cause.
 
     Args:
-        findings: what is known.
-        directory: what file names are shown relative to.
+        findings: of the experiments.
+        directory: file names in it are shown relative to it.
     """
-    show = _Shower(directory)
+    show = _Locations(directory)
     lines = [line for line in findings.evidence if line["kind"] != "file"]
     name, chosen = _cause(findings, lines)
     cause = CAUSES[name]
@@ -46,7 +46,7 @@ def conclude(findings: Findings, *, directory: Path | None = None) -> Diagnosis:
     else:
         locations = tuple(dict.fromkeys(show.line(line) for line in chosen))
     taken = {id(line) for line in chosen}
-    # Where the cause is known, what was seen elsewhere is only noise.
+    # If the cause is known, evidence from elsewhere is only noise.
     also_seen = [line for line in lines if id(line) not in taken and line["scope"] != "outside"]
     if name not in ("unknown", "timing"):
         also_seen = [line for line in also_seen if chosen and name != "threads" and _relevance(findings, line) > 0]
@@ -86,7 +86,7 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
 
 
 def _nearest(findings: Findings, lines: Sequence[Line]) -> list[Line]:
-    """Those nearest to where the difference arose, if they are of any relevance."""
+    """The most relevant lines; empty: none are relevant."""
     most = max((_relevance(findings, line) for line in lines), default=0)
     return [line for line in lines if most and _relevance(findings, line) == most]
 
@@ -96,9 +96,9 @@ _DATA = ("data", "samples")
 
 
 def _is_possible(findings: Findings, kind: str) -> bool:
-    """Whether an experiment leaves room for this kind of cause."""
+    """Whether the experiments do not exclude this kind of evidence."""
     if kind not in _BY_KIND or kind in ("threads", "kept") or (kind == "weights" and findings.strategy == "fsdp"):
-        return False  # (fsdp itself changes weights, as it gathers them)
+        return False  # (fsdp itself changes weights when it gathers them)
     if findings.repeats is True:
         return kind not in ("clock", "entropy", "process", "kernel")
     if findings.repeats is False:
@@ -107,12 +107,12 @@ def _is_possible(findings: Findings, kind: str) -> bool:
 
 
 _KEPT = ("state", "weights")
-_PASSING = ("state", "clock", "rank")
-"""What tells little where it was not seen at that very point: it may have been used for something else."""
+_INCIDENTAL = ("state", "clock", "rank")
+"""Evidence that says little unless it comes from the very layer: it may have been used for something else."""
 
 
 def _relevance(findings: Findings, line: Line) -> int:
-    """How near to where the difference arose: 2 there, 1 before it, 0 elsewhere."""
+    """How close evidence is to where the difference arose: 2: there, 1: before it, 0: elsewhere."""
     where, kind, scope, layer = findings.origin.where, line["kind"], line["scope"], line["layer"]
     in_shard = scope == "shard"
     if kind == "kernel":
@@ -122,7 +122,7 @@ def _relevance(findings: Findings, line: Line) -> int:
     if where in ("beginning", "update", "evaluation", "exchange"):
         if where == "beginning" and line["step"] > 0:
             return 0
-        if in_shard:  # what a shard leaves behind can be seen later
+        if in_shard:  # what a shard leaves behind has effects later
             return 2 if kind in _KEPT else int(where == "update")
         return 0 if scope == "data" else 1 if where == "exchange" or (where == "update" and line["step"] == 0) else 2
     if not in_shard:
@@ -130,7 +130,7 @@ def _relevance(findings: Findings, line: Line) -> int:
     if kind == "weights" or where in ("unknown", "backward"):
         return 2
     if where == "layer":
-        return 2 if layer == findings.origin.layer else int(kind not in _PASSING)
+        return 2 if layer == findings.origin.layer else int(kind not in _INCIDENTAL)
     return 2 if layer is None else int(kind not in ("state", "clock"))
 
 
@@ -184,8 +184,8 @@ def _arose(findings: Findings) -> str:
 
 
 def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = None) -> Diagnosis:
-    """Why a run that goes on where another was killed computes something else, if all settings else are the same."""
-    show, cause = _Shower(directory), CAUSES["not saved"]
+    """Why a run that resumes one that was killed computes something else, with the same settings."""
+    show, cause = _Locations(directory), CAUSES["not saved"]
     kept = [line for kind in cause.kinds for line in evidence if line["kind"] == kind]
     return Diagnosis(
         cause="not saved",
@@ -198,8 +198,8 @@ def conclude_for_killed(evidence: Sequence[Line], *, directory: Path | None = No
     )
 
 
-class _Shower:
-    """Shows places in files to a person."""
+class _Locations:
+    """Formats locations in files, with their source lines."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -210,7 +210,7 @@ class _Shower:
         return self.location(line["what"], line["file"], line["line"])
 
     def location(self, what: str, file: str | None, number: int | None) -> str:
-        """``train.py:12  what: the line``."""
+        """``train.py:12  what:  source line``."""
         if file is None:
             return what
         path = Path(file)

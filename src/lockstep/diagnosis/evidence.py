@@ -1,25 +1,25 @@
-"""*Evidence*: what was done where in the user's code, and could make two runs differ.
+"""*Evidence*: what the user's code did that could make two runs differ, and where.
 
-That is not proof, as nearly all of it can be innocent (a clock, to print the speed). With ``trace="calls"`` or ``"kernels"``
-each process that saw something (a rank, or one of its loader workers) writes ``trace/evidence-<rank>-<process>.jsonl``. Each
-line has ``kind``, ``what``, ``file`` and ``line`` of the user's code (null where there is none), ``scope`` (``shard``: in the
-body of a loop over ``batch.shards``, ``data``: while samples were fetched, or ``outside`` of both), ``layer`` (whose forward
-pass it was in; null: none) and ``step`` (0: before the first). ``kind`` is one of
+Evidence is not proof: nearly all of it may be harmless (a clock that is read to print the speed). With ``trace="calls"`` or
+``"kernels"`` each process that observes something (a rank, or one of its loader workers) writes
+``trace/evidence-<rank>-<process>.jsonl``. Each line has ``kind``, ``what``, ``file`` and ``line`` of the user's code (null if
+unknown), ``scope`` (``shard``: in the body of a loop over ``batch.shards``; ``data``: while samples were fetched; or
+``outside`` of both), ``layer`` (in whose forward pass; null: none) and ``step`` (0: before the first). ``kind`` is one of
 
 ==============  ========================================================================================================
 ``clock``       the time was read
-``entropy``     randomness of the operating system was drawn: ``os.urandom``, ``secrets``, ``uuid4``, a generator without a seed
-``generator``   a generator that is none of lockstep's streams, and lives on from one shard to the next, was drawn from
-``rank``        which process it is, or how many there are, was read
-``process``     the number of the process, or the name of the machine, was read
-``worker``      which loader worker it is was read
+``entropy``     the operating system's randomness was used: ``os.urandom``, ``secrets``, ``uuid4``, a generator without a seed
+``generator``   numbers were drawn from a generator that lockstep does not reseed, and that persists from shard to shard
+``rank``        the rank or the number of processes was read
+``process``     the process id or the host name was read
+``worker``      the loader worker's id was read
 ``collective``  a collective was called inside a shard
 ``threads``     the number of threads was set
-``state``       an attribute of a layer, data set or module, no parameter and no buffer, changed in a forward pass or a fetch
-``kept``        such an attribute is another than in the step before
+``state``       an attribute of a layer, data set or module changed in a forward pass or a fetch (no parameter or buffer)
+``kept``        such an attribute has changed since the step before
 ``weights``     a parameter of a prepared model changed inside a shard
-``kernel``      (``trace="kernels"``) PyTorch warned of a kernel that is not deterministic
-``file``        a file of the user's whose code has run
+``kernel``      (``trace="kernels"``) PyTorch warned of a non-deterministic kernel
+``file``        code of this file of the user's has run
 ==============  ========================================================================================================
 """
 
@@ -35,8 +35,8 @@ from lockstep.trace.lines import TraceWriter
 
 
 class Evidence(Listener):
-    """Writes what was seen in this process and in those forked from it, each thing once a process. Told of a step after those
-    who look at it.
+    """Writes the evidence of this process and of those forked from it, each item once a process. Must follow the listeners
+    that collect it.
 
     Args:
         run_dir: the run's directory.
@@ -45,9 +45,9 @@ class Evidence(Listener):
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.step = 0
-        """That is under way; 0: none was yet."""
+        """The current step; 0: before the first."""
         self.in_shard = False
-        """Whether the script's code for a shard runs."""
+        """Whether the body of a loop over ``batch.shards`` is running."""
         self._run_dir = run_dir
         self._rank = rank
         self._writer: TraceWriter | None = None
@@ -56,15 +56,15 @@ class Evidence(Listener):
 
     @property
     def scope(self) -> str:
-        """Of what the script does now."""
+        """The scope of what the script is doing now."""
         return "shard" if self.in_shard else "outside"
 
     def write(
         self, kind: str, what: str, location: tuple[str | None, int | None], scope: str, layer: str | None = None
     ) -> None:
-        """Write a line, unless all of it but the step was seen before."""
+        """Write a line, unless the same was written before, in any step."""
         pid = os.getpid()
-        if pid != self._pid:  # a loader worker writes a file of its own, and has seen nothing yet
+        if pid != self._pid:  # a loader worker writes its own file
             self._pid, self._seen = pid, set()
             self._writer = TraceWriter(self._run_dir, f"evidence-{self._rank}-{pid}")
         key = (kind, what, location, scope, layer)
@@ -88,7 +88,7 @@ class Evidence(Listener):
     drop = end_shard
 
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener. What is seen later is not written."""
+        """See Listener. Later evidence is not written."""
         if self._writer is not None:
             self._writer.close()
         self._writer, self._pid = None, os.getpid()

@@ -1,8 +1,8 @@
-"""The gradient of a run's first batch as numbers, so that it can be compared up to rounding with that of one device.
+"""The gradient of a run's first batch as numbers, to be compared with that of one device up to rounding.
 
-What is *meant* to see the shard alone is put aside: the layers that PyTorch or another library brings are in evaluation mode,
-so that nothing is dropped, and BatchNorm takes its running statistics. And what a data set draws for a sample (to augment it)
-is made to depend on the sample alone.
+Intended differences between shards are excluded: layers of PyTorch and other libraries are in evaluation mode, so that nothing
+is dropped and BatchNorm uses its running statistics, and the random numbers that a data set draws for a sample (to augment it)
+depend on the sample alone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from lockstep.plan.shards import MicroStep
 from lockstep.trace.lines import TraceWriter
 from lockstep.trace.subjects import Subjects
 
-_MOST_NUMBERS = 65_536  # of the whole gradient: evenly spaced ones tell as much as all
+_MOST_NUMBERS = 65_536
+"""Evenly spaced numbers of the whole gradient, which suffice for a comparison."""
 
 
 class FirstGradient(Listener):
-    """Looks at the first phase of a run, and writes one line of the trace about it.
+    """Writes one line of the trace about the first phase of a run.
 
     Args:
         writer: of the process's trace.
-        subjects: what is trained.
+        subjects: the prepared objects.
     """
 
     def __init__(self, writer: TraceWriter, subjects: Subjects) -> None:
@@ -43,15 +44,15 @@ class FirstGradient(Listener):
         self._rows: list[str] = []
 
     def prepared(self, item: Any) -> None:
-        """Put the layers of a model into evaluation mode, whenever they are used."""
+        """Put a model's library layers into evaluation mode whenever they are called."""
         for module in item.modules() if self._subjects.prefix_of(item) is not None else ():
             whose = owner(file_of(type(module)))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """Start the streams of each sample by its index, in whichever shard it is. The data set changes its class, as a
-        ``DataLoader`` lets no other be put in its place."""
+        """Seed the random streams for each sample by its index. This changes the data set's class, since a ``DataLoader`` does
+        not allow its data set to be replaced."""
         dataset = getattr(batches, "dataset", batches)
         plain = type(dataset)
         if not hasattr(plain, "__getitem__"):
@@ -68,7 +69,7 @@ class FirstGradient(Listener):
             return [self[index] for index in indices]
 
         methods = {"__getitem__": __getitem__, "__getitems__": __getitems__, "__module__": plain.__module__}
-        with contextlib.suppress(TypeError):  # a list, say, which draws nothing
+        with contextlib.suppress(TypeError):  # a list, say, which draws no random numbers
             dataset.__class__ = type(plain.__name__, (plain,), methods)
 
     def received(self, micro: MicroStep, data: Any) -> None:

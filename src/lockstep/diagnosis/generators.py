@@ -1,4 +1,4 @@
-"""Random generators that are none of the streams: which there are, and when one has been drawn from."""
+"""Random generators that lockstep does not reseed: finds them, and notices when one is drawn from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _kinds() -> tuple[type, ...]:
 
 
 def _streams() -> list[Any]:
-    """The generators that lockstep starts anew at every place."""
+    """The generators that lockstep reseeds."""
     numpy = sys.modules.get("numpy")
     streams = [random._inst, torch.default_generator, *torch.cuda.default_generators]
     return streams if numpy is None else [*streams, numpy.random.mtrand._rand]
 
 
 def state_of_streams() -> list[Any]:
-    """What all of them would draw next."""
+    """The states of the generators that lockstep reseeds."""
     return [_state(stream) for stream in _streams()]
 
 
@@ -44,22 +44,21 @@ def _state(generator: Any) -> Any:
     return repr(bits.state) if bits is not None else repr(generator.get_state())
 
 
-def what(generator: Any) -> str:
-    """What a generator is, in words."""
+def describe(generator: Any) -> str:
+    """The kind of a generator, in words."""
     kind = type(generator)
     name = {"_generator": "numpy.random.Generator", "mtrand": "numpy.random.RandomState"}.get(kind.__module__.split(".")[-1])
     return f"a {name or f'{kind.__module__.removesuffix(chr(46) + chr(95) + chr(67))}.{kind.__name__}'} of the script"
 
 
 class Generators:
-    """The living generators that are not streams, with the state that each was last seen in."""
+    """The generators in memory that lockstep does not reseed, with their last known states."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any]] = {}
 
-    def look_around(self, *, thoroughly: bool) -> None:
-        """Find those that came to be. Thoroughly takes a second, and finds PyTorch's too (the collector does not know
-        them)."""
+    def find(self, *, thoroughly: bool) -> None:
+        """Find new ones. ``thoroughly`` takes a second and also finds PyTorch's, which the garbage collector does not track."""
         kinds = _kinds()
         objects: list[Any] = gc.get_objects()
         if thoroughly:
@@ -69,11 +68,11 @@ class Generators:
                 self._known[id(generator)] = (generator, _state(generator))
 
     def refresh(self) -> None:
-        """Take all states as they are."""
+        """Update all states."""
         self._known = {key: (generator, _state(generator)) for key, (generator, _) in self._known.items()}
 
     def drawn(self) -> Iterator[Any]:
-        """Those that were drawn from since the last look."""
+        """The generators that were drawn from since their state was last updated."""
         for key, (generator, before) in self._known.items():
             now = _state(generator)
             if now != before:

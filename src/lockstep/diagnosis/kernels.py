@@ -1,4 +1,4 @@
-"""Asks PyTorch for deterministic kernels, and notes which it does not have: for ``trace="kernels"``."""
+"""Requests deterministic kernels from PyTorch, and records which of them it lacks: for ``trace="kernels"``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KERNEL = re.compile(r"(?P<kernel>\S+) does not have a deterministic implementat
 
 
 def watch_kernels(evidence: Evidence) -> None:
-    """Make PyTorch's warnings evidence, from now on until the process ends."""
+    """Record PyTorch's warnings as evidence until the process ends."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.filterwarnings("always", message=".*deterministic implementation.*")
     show = warnings.showwarning

@@ -1,4 +1,4 @@
-"""Whose code a file is, and where in the user's code something happened."""
+"""Who owns a source file, and where in the user's code something happened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""Where lockstep itself is installed."""
+"""The directory of lockstep itself."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
 _STANDARD = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
@@ -20,7 +20,7 @@ Location = tuple[str, int]
 
 @functools.cache
 def owner(file: str) -> str:
-    """``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, numpy, Python itself)."""
+    """The owner of a file: ``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, NumPy, Python itself)."""
     if file.startswith(OURS):
         return "lockstep"
     if any(name in file for name in _PLUMBING) or file.startswith("<"):
@@ -31,15 +31,15 @@ def owner(file: str) -> str:
 
 
 def file_of(kind: type) -> str:
-    """The file that a class is defined in."""
+    """The file in which a class is defined."""
     module = sys.modules.get(kind.__module__)
     return getattr(module, "__file__", None) or "<built in>"
 
 
 def location_of(frame: types.FrameType | None) -> Location | None:
-    """The innermost place in the user's code that a frame was called from; if there is none, that in a library.
+    """The innermost location in the user's code from which a frame was called, or else in a library.
 
-    None: lockstep or PyTorch called it for reasons of their own (a sampler that draws, say).
+    None: lockstep or PyTorch called it on their own (a sampler that draws random numbers, say).
     """
     library: Location | None = None
     while frame is not None:
@@ -50,7 +50,7 @@ def location_of(frame: types.FrameType | None) -> Location | None:
         if whose == "lockstep":
             break
         if file.startswith("<frozen importlib"):
-            return None  # what a module does while it is imported happens once, before anything is computed
+            return None  # a module is imported once, before anything is computed
         if whose == "library" and library is None:
             library = file, frame.f_lineno
         frame = frame.f_back
@@ -58,7 +58,7 @@ def location_of(frame: types.FrameType | None) -> Location | None:
 
 
 def is_fetching(frame: types.FrameType | None) -> bool:
-    """Whether a frame runs while samples are fetched."""
+    """Whether a frame was called to fetch samples."""
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(OURS + "data/") and file.endswith(("/fetch.py", "/reader.py", "/sources.py")):

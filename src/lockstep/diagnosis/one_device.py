@@ -1,7 +1,7 @@
-"""Whether V shards have the gradient that one device has, which does not cut the batch. Pure.
+"""Whether V shards have the same gradient as one device, which does not divide the batch. Pure.
 
-Both are those of the first batch, up to rounding: without dropout and with BatchNorm in evaluation mode, which see the shard
-and not the batch, and are meant to (see ``diagnosis.first_gradient``).
+Compares the gradients of the first batch up to rounding, without dropout and with BatchNorm in evaluation mode, since these are
+meant to depend on the shard (see ``diagnosis.first_gradient``).
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from lockstep.trace.traced_run import Line, TracedRun
 
 _TOLERANCE = 1e-4
 _ON_GPUS = 5e-3
-"""Which may multiply in TF32."""
+"""GPUs may multiply in TF32."""
 _NARROW = 5e-2
-"""For weights or passes in 16 bits."""
+"""For 16-bit weights or operations."""
 _NEAR = 0.2
-"""How far a factor of V may be off, where shards are not equally large or random numbers differ."""
+"""The relative error of a factor of V, where shards differ in size or random numbers are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneDevice:
-    """How the gradient of V shards stands to that of one device."""
+    """How the gradient of V shards compares with that of one device."""
 
     status: str
-    """``same``; ``sum`` (the one is V times the other), ``differs``; ``skipped`` (they cannot be compared) or
+    """``same``; ``sum`` (that of one device is V times the other); ``differs``; ``skipped`` (not comparable); or
     ``interrupted``."""
     shards: int
     factor: float | None = None
-    """By which the gradient of V shards comes nearest to the other."""
+    """The factor by which the gradient of V shards is closest to that of one device."""
     error: float | None = None
-    """What is left between the two as they are, as a part of the other's norm."""
+    """The norm of their difference, relative to that of one device."""
     reason: str | None = None
-    """Why they cannot be compared."""
+    """Why they are not comparable."""
 
     @property
     def is_bad(self) -> bool:
-        """Whether V changes what is learnt."""
+        """Whether V changes what is learned."""
         return self.status in ("sum", "differs")
 
 
 def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
-    """Compare a run with one shard and a run with V, of one process each."""
+    """Compare a run with one shard and a run with V shards, each on one process."""
     shards = many.start["shards"]
     first, second = single.first_gradient, many.first_gradient
     if first is None or second is None or not first["values"] or first["values"].keys() != second["values"].keys():
@@ -62,7 +62,7 @@ def against_one_device(single: TracedRun, many: TracedRun) -> OneDevice:
         return OneDevice(status="same", **figures)
     is_random = first["draws"] or second["draws"] or first["rows"] != second["rows"]
     if is_random:
-        # Norms and losses tell a factor of V also where the directions differ.
+        # A factor of V shows in norms and losses even if the directions differ.
         is_sum = _is_near(norm / other_norm, shards) and _is_near(_loss(single) / _loss(many), shards)
     else:
         is_sum = _is_near(factor, shards) and _distance(mine, theirs, factor) / norm <= _NEAR
@@ -103,6 +103,6 @@ def _samples(run: TracedRun) -> list[str]:
 
 
 def _loss(run: TracedRun) -> float:
-    """The mean over the shards."""
+    """The mean loss over the shards."""
     losses = [number(loss) for line in _first_shards(run) for loss in line["losses"]]
     return math.fsum(losses) / len(losses) if losses and math.fsum(losses) else math.nan

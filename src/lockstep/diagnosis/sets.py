@@ -1,4 +1,4 @@
-"""Where a script iterates over sets. Pure, but for reading the file."""
+"""Where a script may iterate over a set. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ORDERLESS = ("sorted", "len", "sum", "min", "max", "any", "all", "set", "frozen
 
 
 def sets_in(file: Path) -> list[int]:
-    """The lines in which a set is made, unless only its size, its sorted items or its membership are used there."""
+    """The lines that create a set and use more of it than its size, its sorted items or its membership."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""What may differ between two runs without changing the answer."""
+"""A way to run a script: what may differ between two runs without changing the answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to run a script."""
+    """The processes, loader workers and launcher of a run."""
 
     number: int
-    """Place in the verification, from 1."""
+    """Its position in the verification, from 1."""
     world_size: int
     workers: int | None = None
-    """Loader workers of each process; None: as the script says."""
+    """Loader workers of each process; None: as in the script."""
     launcher: str = "local"
     killed_at: int | None = None
-    """The number of processes of an earlier launch, which was killed, and which this one resumes; None: there is none."""
+    """The number of processes of an earlier launch that was killed and is resumed; None: there was none."""
 
     @property
     def label(self) -> str:
-        """What a line calls it."""
+        """Its name in the output."""
         words = [_processes(self.world_size)]
         if self.workers is not None:
             words.append(f"{self.workers} loader worker{'s' if self.workers != 1 else ''}")
@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def slug(self) -> str:
-        """A name for the run's directory."""
+        """Its name in the run's directory."""
         workers = "" if self.workers is None else f"-workers{self.workers}"
         after = "" if self.killed_at is None else f"-after-x{self.killed_at}"
         return f"{self.number}-x{self.world_size}{workers}-{self.launcher}{after}"

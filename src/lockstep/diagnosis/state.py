@@ -1,4 +1,4 @@
-"""What an object keeps besides its parameters and buffers, and whether that has changed; and whether weights have."""
+"""Whether an object's state besides parameters and buffers has changed, and whether weights have."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from lockstep.diagnosis.locations import file_of, owner
 from lockstep.digest import digest
 
-_MOST_WEIGHTS = 1_000_000  # that are compared after every line of the user's code
-_LARGEST = 100_000  # elements whose values are compared; of more, only whether PyTorch has counted a change
+_MOST_WEIGHTS = 1_000_000
+"""Elements; more are not compared after every line of the user's code."""
+_LARGEST = 100_000
+"""Elements of a tensor whose values are compared; of a larger one, only PyTorch's version counter."""
 _PLAIN = (numbers.Number, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, deque)
 _OF_MODULES = frozenset(nn.Module().__dict__)
@@ -38,14 +40,13 @@ def _fingerprint(value: Any) -> Any:
     return None
 
 
-class StateOf:
-    """The attributes of one object: numbers, texts, tensors, arrays, and containers of them.
+class ObjectState:
+    """The attributes of one object that are numbers, strings, tensors, arrays, or containers of these, and the global variables
+    of the module that defines its class, if that is the user's.
 
     Args:
-        thing: the object.
-        name: what to call it.
-
-    The global variables of the user's module that defines its class are looked at too.
+        holder: the object.
+        name: its name, for the user.
     """
 
     def __init__(self, holder: Any, name: str) -> None:
@@ -53,12 +54,12 @@ class StateOf:
         self.name = name
         self._before: dict[str, Any] = {}
 
-    def look(self) -> None:
-        """Remember what is there."""
+    def remember(self) -> None:
+        """Remember the present state."""
         self._before = self._now()
 
     def changes(self) -> list[str]:
-        """The names of attributes that are new or others since. A global variable has its module's name before it."""
+        """The names of attributes that have changed or are new since. A global variable is prefixed with its module's name."""
         now = self._now()
         return [name for name, value in now.items() if self._before.get(name, ...) != value]
 
@@ -80,7 +81,7 @@ class StateOf:
         return {name: value for name, value in fingerprints.items() if value is not None}
 
 
-class WeightsOf:
+class Weights:
     """The parameters of prepared models."""
 
     def __init__(self) -> None:
@@ -89,28 +90,28 @@ class WeightsOf:
         self._are_few = True
 
     def watch(self, prefix: str, model: nn.Module) -> None:
-        """Look at those of this model too. (Sharded ones change with every gathering, which is none of the user's doing.)"""
+        """Add a model's parameters, except sharded ones, which change whenever they are gathered."""
         plain = ((name, weight) for name, weight in model.named_parameters() if type(weight) is nn.Parameter)
         self._weights.update((prefix + name, weight) for name, weight in plain)
         self._are_few = sum(weight.numel() for weight in self._weights.values()) <= _MOST_WEIGHTS
 
-    def look(self) -> None:
-        """Remember what they are."""
+    def remember(self) -> None:
+        """Remember the present values."""
         self._before = {name: weight.detach().clone() for name, weight in self._weights.items()}
 
     def changes(self, *, thoroughly: bool) -> Iterator[str]:
-        """The names of those that are others since, each once. (PyTorch does not count what is changed through ``.data``, so
-        all are read: if they are many, only where it is asked for.)"""
+        """The names of those that have changed since, each once. All values are compared, since PyTorch does not count changes
+        through ``.data``; if there are many, only ``thoroughly``."""
         for name, before in self._before.items() if self._are_few or thoroughly else ():
             weight = self._weights[name]
             if not torch.equal(weight, before):
                 self._before[name] = weight.detach().clone()
-                if digest(weight) != digest(before):  # a NaN does not equal itself
+                if digest(weight) != digest(before):  # NaN is not equal to itself
                     yield name
 
 
 def describe_change(holder: Any, name: str) -> tuple[str | None, int | None]:
-    """File and line of the user's code where an attribute is set; None where that cannot be seen."""
+    """The file and line of the user's code that set an attribute; None: unknown."""
     for kind in type(holder).__mro__:
         file = file_of(kind)
         if owner(file) != "user":
@@ -124,33 +125,33 @@ def describe_change(holder: Any, name: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-_CHANGING = ("append", "extend", "add", "update", "pop", "popleft", "appendleft", "insert", "clear", "copy_", "add_", "mul_")
+_MUTATORS = ("append", "extend", "add", "update", "pop", "popleft", "appendleft", "insert", "clear", "copy_", "add_", "mul_")
 
 
 def _where_set(source: str, name: str) -> int | None:
-    """The line of the last statement that sets ``name``, in ``__init__`` only if it is nowhere else."""
+    """The line of the last statement that sets ``name``; one in ``__init__`` only if there is no other."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return None
     statements: list[tuple[bool, int]] = []
 
-    def visit(node: ast.AST, *, is_making: bool) -> None:
-        is_making = is_making or (isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    def visit(node: ast.AST, *, in_init: bool) -> None:
+        in_init = in_init or (isinstance(node, ast.FunctionDef) and node.name == "__init__")
         targets: list[ast.AST] = []
         if isinstance(node, ast.Assign):
             targets = list(node.targets)
         elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
             targets = [node.target]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS:
             targets = [node.func.value]
         for target in targets:
             while isinstance(target, ast.Subscript):
                 target = target.value
             if getattr(target, "attr", getattr(target, "id", None)) == name:
-                statements.append((not is_making, node.lineno))  # type: ignore[attr-defined]
+                statements.append((not in_init, node.lineno))  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
-            visit(child, is_making=is_making)
+            visit(child, in_init=in_init)
 
-    visit(tree, is_making=False)
+    visit(tree, in_init=False)
     return max(statements)[1] if statements else None

@@ -1,4 +1,4 @@
-"""What a run is traced with."""
+"""Opens the listeners that trace a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.world import World
 
 
 def begin_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path, level: str) -> TraceWriter:
-    """Begin this process's trace: its first line says what is traced, and ``level`` how much of it."""
+    """Begin this process's trace with a line about the run; ``level``: how much is traced."""
     writer = TraceWriter(run_dir, f"rank-{world.rank}")
     writer.write(
         event="start",
@@ -38,19 +38,19 @@ def begin_trace(config: RunConfig, world: World, device: torch.device, run_dir: 
 
 
 def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
-    """Begin this process's trace, as ``RunConfig.trace`` has it: what is to be told of the run, in this order."""
+    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order."""
     writer = begin_trace(config, world, device, run_dir, config.trace)
     subjects = Subjects()
-    told: list[Listener] = []
+    observers: list[Listener] = []
     layers = None
     if config.trace == "gradient":
-        told = [FirstGradient(writer, subjects)]
+        observers = [FirstGradient(writer, subjects)]
     elif config.trace == "calls":
         evidence = Evidence(run_dir, world.rank)
         witness = Witness(subjects, evidence)
-        told, layers = [witness, evidence], witness.take_layers
+        observers, layers = [witness, evidence], witness.take_layers
     elif config.trace == "kernels":
         evidence = Evidence(run_dir, world.rank)
         watch_kernels(evidence)
-        told = [evidence]
-    return [subjects, Recorder(writer, subjects, config.trace_until, layers), *told]
+        observers = [evidence]
+    return [subjects, Recorder(writer, subjects, config.trace_until, layers), *observers]

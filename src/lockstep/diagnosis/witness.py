@@ -1,4 +1,4 @@
-"""Looks over the shoulder of the user's code, for what could make two runs differ. Slow: for ``trace="calls"``."""
+"""Observes the user's code, for evidence of what could make two runs differ. Slow: for ``trace="calls"``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import nn
 
 from lockstep.diagnosis.calls import call_by_frame, functions_in_c, functions_in_python
 from lockstep.diagnosis.evidence import Evidence
-from lockstep.diagnosis.generators import Generators, what
+from lockstep.diagnosis.generators import Generators
+from lockstep.diagnosis.generators import describe as describe_generator
 from lockstep.diagnosis.locations import Location, file_of, is_fetching, location_of, owner
-from lockstep.diagnosis.state import StateOf, WeightsOf, describe_change
+from lockstep.diagnosis.state import ObjectState, Weights, describe_change
 from lockstep.digest import digest
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
@@ -22,12 +23,12 @@ from lockstep.trace.subjects import Subjects
 
 
 class Witness(Listener):
-    """Watches one process, and the loader workers forked from it, until the run ends: every call, by Python's profiler, and
-    every line of the user's code, by its tracer.
+    """Observes a process, and the loader workers forked from it, until the run ends: every call, with ``sys.setprofile``, and
+    every line of the user's code, with ``sys.settrace``.
 
     Args:
-        subjects: what is trained.
-        evidence: where to write what was seen.
+        subjects: the prepared objects.
+        evidence: to write to.
     """
 
     def __init__(self, subjects: Subjects, evidence: Evidence) -> None:
@@ -38,26 +39,26 @@ class Witness(Listener):
         self._num_shards = 0
         self._last: Location | None = None
         self._layers: list[list[str]] = []
-        self._stack: list[tuple[str, StateOf, str]] = []
-        """The layers whose forward passes run: name, state before, digest of the inputs."""
-        self._fetched: StateOf | None = None
-        self._weights = WeightsOf()
-        self._kept: list[StateOf] = []
+        self._stack: list[tuple[str, ObjectState, str]] = []
+        """The layers whose forward passes are running: name, state before, digest of the inputs."""
+        self._fetched: ObjectState | None = None
+        self._weights = Weights()
+        self._kept: list[ObjectState] = []
         self._functions_in_c = functions_in_c()
         self._functions_in_python = functions_in_python()
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
         frame = sys._getframe()
-        while frame.f_back is not None:  # those that run already: the script's own
+        while frame.f_back is not None:  # the frames of the script, which are running already
             frame = frame.f_back
             if owner(frame.f_code.co_filename) == "user":
                 self._write("file", "", (frame.f_code.co_filename, None), "outside")
                 frame.f_trace = self._follow
 
-    # What takes part
+    # Prepared objects
 
     def prepared(self, item: Any) -> None:
-        """Record what each layer of a model gets and gives, and whether it keeps something."""
+        """Record the inputs and outputs of each layer of a model, and changes of its state."""
         prefix = self._subjects.prefix_of(item)
         if prefix is None:
             return
@@ -69,10 +70,10 @@ class Witness(Listener):
             self._watch_layer(shown, module)
 
     def _watch_layer(self, name: str, layer: nn.Module) -> None:
-        # Plain functions: a copy of the model, for an average of its weights, takes hooks along, and must not copy the witness.
+        # Plain functions: copying the model, to average its weights, copies its hooks, and must not copy the witness.
         def enter(module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
-            watched = StateOf(module, _layer(name))
-            watched.look()
+            watched = ObjectState(module, _layer(name))
+            watched.remember()
             self._stack.append((name, watched, digest((arguments, options))))
 
         def leave(module: nn.Module, arguments: Any, options: Mapping[str, Any], output: Any) -> None:
@@ -88,40 +89,40 @@ class Witness(Listener):
         layer.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """Notice whether a data set keeps something while samples are fetched (in this process)."""
+        """Record changes of a data set's state while samples are fetched (in this process)."""
         dataset = getattr(batches, "dataset", batches)
         name = f"the data set {type(dataset).__name__}"
-        self._fetched = StateOf(dataset, name)
+        self._fetched = ObjectState(dataset, name)
         self._keep(dataset, name)
 
     def _keep(self, holder: Any, name: str) -> None:
-        kept = StateOf(holder, name)
-        kept.look()
+        kept = ObjectState(holder, name)
+        kept.remember()
         self._kept.append(kept)
 
     # The loop
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
-        self._generators.look_around(thoroughly=True)
+        self._generators.find(thoroughly=True)
         self._generators.refresh()
         self._begin_fetching()
 
     def begin_step(self, step: int) -> None:
         """See Listener."""
         for kept in self._kept:
-            if self._evidence.step:  # before the first one, the script was still being set up
+            if self._evidence.step:  # before the first one, the script was still setting up
                 self._note_changes(kept, "outside", "kept")
-            kept.look()
+            kept.remember()
 
     def begin_shard(self, micro: MicroStep) -> None:
-        """Its samples have been fetched."""
+        """See Listener. Its samples have been fetched."""
         self._layers = []
         self._num_shards += 1
         if self._num_shards < 16 or self._num_shards & (self._num_shards - 1) == 0:
-            self._generators.look_around(thoroughly=False)
+            self._generators.find(thoroughly=False)
         self._generators.refresh()
-        self._weights.look()
+        self._weights.remember()
         if self._fetched is not None:
             self._note_changes(self._fetched, "data")
 
@@ -136,21 +137,21 @@ class Witness(Listener):
 
     def _begin_fetching(self) -> None:
         if self._fetched is not None:
-            self._fetched.look()
+            self._fetched.remember()
 
     def end_run(self, step: int, *, failed: bool) -> None:
-        """Stop watching."""
+        """See Listener. Stop observing."""
         sys.setprofile(None)
         sys.settrace(None)
 
     # Layers
 
     def take_layers(self) -> list[list[str]]:
-        """What each layer got and gave in this shard, as ``layers`` of the trace."""
+        """The inputs and outputs of the layers in this shard, as ``layers`` in the trace."""
         layers, self._layers = self._layers, []
         return layers
 
-    def _note_changes(self, watched: StateOf, scope: str, kind: str = "state") -> None:
+    def _note_changes(self, watched: ObjectState, scope: str, kind: str = "state") -> None:
         for change in watched.changes():
             said = f"{change} of {watched.name}" if "." not in change else change
             self._write(kind, said, describe_change(watched.holder, change), scope)
@@ -161,7 +162,7 @@ class Witness(Listener):
         if event == "c_call":
             try:
                 call = self._functions_in_c.get(argument)
-            except TypeError:  # of an object that cannot be hashed
+            except TypeError:  # a method of an unhashable object
                 return
             if call is not None:
                 self._note(*call, frame)
@@ -171,19 +172,19 @@ class Witness(Listener):
                 self._note(*call, frame.f_back)
 
     def _trace(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        """Called at every call: the user's own code is followed line by line, to see which line drew from a generator."""
+        """Called for every call. The user's own code is traced line by line, to find the line that draws from a generator."""
         file = frame.f_code.co_filename
         if owner(file) != "user":
             return None
         self._write("file", "", (file, None), "outside")
         if location_of(frame.f_back) is None:
-            self._generators.refresh()  # what was drawn until now was drawn for lockstep: by a sampler
+            self._generators.refresh()  # drawn by lockstep or PyTorch until now: by a sampler, say
         return self._follow
 
     def _follow(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
         for generator in self._generators.drawn():
             if self._last is not None:
-                self._write("generator", what(generator), self._last, self._scope_of(frame))
+                self._write("generator", describe_generator(generator), self._last, self._scope_of(frame))
         if self._evidence.in_shard and os.getpid() == self._pid:
             self._note_weights(thoroughly=False)
         if event == "return":
@@ -204,7 +205,7 @@ class Witness(Listener):
         if location is None:
             return
         scope = self._scope_of(frame)
-        if kind != "collective" or scope != "outside":  # where it belongs
+        if kind != "collective" or scope != "outside":  # outside of shards, collectives are fine
             self._write(kind, what, location, scope)
 
     def _write(self, kind: str, what: str, location: tuple[str | None, int | None], scope: str) -> None:

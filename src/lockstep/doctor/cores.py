@@ -1,4 +1,4 @@
-"""Checks of cores and of threads, and of what Slurm has allotted."""
+"""Checks of cores, threads, and Slurm's allocation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _HARMLESS = re.compile(r"false|none|disabled", re.IGNORECASE)
 
 
 def _threads(situation: Situation) -> int:
-    """Of a process: as ``join`` chooses them."""
+    """The number of threads of each process, as ``join`` chooses it."""
     asked = situation.config.threads or threads_asked(situation.environ)
     return asked or max(1, num_cores() // (situation.config.shards or situation.num_processes))
 
 
 def look_at_threads(situation: Situation) -> dict[str, Any]:
-    """Cores, and what wants to run on them."""
+    """The number of cores, and of the processes and threads to run on them."""
     return {
         "cores": num_cores(),
         "num_processes": situation.num_processes,
@@ -39,7 +39,7 @@ def look_at_threads(situation: Situation) -> dict[str, Any]:
 
 
 def judge_threads(*, cores: int, num_processes: int, threads: int, workers: int, load: float) -> Finding:
-    """Whether each thread has a core."""
+    """Whether there is a core for each thread."""
     found = f"{num_processes} process(es) x {threads} thread(s) on {cores} core(s)"
     if num_processes > cores:
         return warn(
@@ -58,7 +58,7 @@ def judge_threads(*, cores: int, num_processes: int, threads: int, workers: int,
 
 
 def look_at_settings(situation: Situation) -> dict[str, Any]:
-    """Variables of OpenMP and BLAS."""
+    """Environment variables of OpenMP and BLAS."""
     names = (OMP, *_OF_BLAS, *_BINDS, "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
     return {
         "variables": {name: situation.environ[name] for name in names if name in situation.environ},
@@ -67,7 +67,7 @@ def look_at_settings(situation: Situation) -> dict[str, Any]:
 
 
 def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Finding:
-    """Whether they contradict each other, or suit one process alone."""
+    """Whether they contradict each other, or suit only a single process."""
     shown = ", ".join(f"{name}={value}" for name, value in variables.items())
     invalid = [name for name in (OMP, *_OF_BLAS) if name in variables and threads_asked(variables, name) is None]
     if invalid:
@@ -92,7 +92,7 @@ def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Findi
 
 
 def look_at_cores(situation: Situation, root: Path = TOPOLOGY) -> dict[str, Any]:
-    """Cores, and the CPUs that each shows to the kernel."""
+    """The number of physical cores, and of the CPUs that the kernel sees."""
     nodes = read_nodes(os.sched_getaffinity(0), root)
     return {
         "logical": sum(len(node.cpus) for node in nodes),
@@ -102,7 +102,7 @@ def look_at_cores(situation: Situation, root: Path = TOPOLOGY) -> dict[str, Any]
 
 
 def judge_cores(*, logical: int, physical: int, wanted: int) -> Finding:
-    """Whether two threads that compute share a core."""
+    """Whether two computing threads must share a core."""
     found = f"{logical} CPU(s) are {physical} core(s)"
     if physical < wanted <= logical:
         return warn(
@@ -113,7 +113,7 @@ def judge_cores(*, logical: int, physical: int, wanted: int) -> Finding:
 
 
 def look_at_slurm(situation: Situation) -> dict[str, Any]:
-    """What the job was given, and what of it the run would use."""
+    """What the job was allocated, and what of it the run would use."""
     world, config = situation.world, situation.config
     num_gpus = gpus.num_gpus(situation.environ)
     gpus_each = (config.devices_per_process or 1) if num_gpus and config.device != "cpu" else 0
@@ -123,7 +123,7 @@ def look_at_slurm(situation: Situation) -> dict[str, Any]:
 
 
 def judge_slurm(*, job: str | None, misfits: Sequence[str]) -> Finding:
-    """Whether tasks, cores and GPUs fit. (Each line holds its own remedy.)"""
+    """Whether tasks, cores and GPUs match. (Each line contains its remedy.)"""
     if misfits:
         misfit, _, remedy = misfits[0].rpartition(": ") if len(misfits) == 1 else ("; ".join(misfits), "", "")
         return warn(misfit or misfits[0], remedy or "change the job's request as said")

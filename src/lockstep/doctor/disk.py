@@ -1,4 +1,4 @@
-"""Checks of the disk that the run's directory is on: whether it can be written, its space and speed, and its clock."""
+"""Checks of the run directory's disk: whether it is writable, its free space and speed, and its clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.doctor.finding import Finding, Situation, fail, ok, warn
 _MB = 1_000_000
 _PIECE = 4 * _MB
 _SPEED_BYTES, _SPEED_S = 64 * _MB, 0.5
-"""What is written to measure the speed: the least that reaches one of these."""
+"""The speed is measured until one of these is reached."""
 _LITTLE, _NONE = 2_000 * _MB, 100 * _MB
 _FEW_FILES = 1000
 _SLOW_BYTES_S = 20 * _MB
@@ -30,7 +30,7 @@ _UNWRITABLE = "nothing can be written there"
 
 @contextmanager
 def _probe(directory: Path) -> Iterator[Path]:
-    """A new file there; it is gone afterwards."""
+    """A temporary file in this directory."""
     number, name = tempfile.mkstemp(prefix=".lockstep-doctor-", dir=directory)
     os.close(number)
     try:
@@ -41,22 +41,22 @@ def _probe(directory: Path) -> Iterator[Path]:
 
 
 def look_at_run_dir(situation: Situation) -> dict[str, Any]:
-    """Try there what a run does: write a file, make it safe, rename it."""
+    """Do what a run does there: write a file, sync it, rename it."""
     directory, error = situation.run_dir, ""
     try:
         with _probe(directory) as path, path.open("wb") as file:
             file.write(b"x")
             os.fsync(file.fileno())
             path.replace(path)
-    except OSError as failed:
-        error = failed.strerror or str(failed)
+    except OSError as raised:
+        error = raised.strerror or str(raised)
     mounts = [mount for mount in psutil.disk_partitions(all=True) if directory.is_relative_to(mount.mountpoint)]
     kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else "unknown"
     return {"directory": str(directory), "error": error, "kind": kind}
 
 
 def judge_run_dir(*, directory: str, error: str, kind: str) -> Finding:
-    """Whether a run may live there. (Whether other hosts see it, they find out together.)"""
+    """Whether it can hold a run. (Whether other hosts see it is checked by ``over_hosts``.)"""
     if error:
         return fail(f"{directory}: {error}", _ELSEWHERE)
     if kind in ("tmpfs", "ramfs"):
@@ -65,12 +65,12 @@ def judge_run_dir(*, directory: str, error: str, kind: str) -> Finding:
 
 
 def look_at_disk(situation: Situation) -> dict[str, Any]:
-    """Room for bytes and for files, and the speed of writing a checkpoint to the disk."""
+    """Free space, free inodes, and the speed at which a checkpoint is written."""
     directory = situation.run_dir
     stats = os.statvfs(directory)
     free, written, took_s = shutil.disk_usage(directory).free, 0, 0.0
     if free > _NONE:
-        piece = os.urandom(_PIECE)  # file systems that compress shall not
+        piece = os.urandom(_PIECE)  # random, so that no file system compresses it
         with contextlib.suppress(OSError), _probe(directory) as path, path.open("wb", buffering=0) as file:
             began_s = time.perf_counter()
             while written < _SPEED_BYTES and took_s < _SPEED_S:
@@ -86,13 +86,13 @@ def look_at_disk(situation: Situation) -> dict[str, Any]:
 
 
 def judge_disk(*, directory: str, free_bytes: int, free_files: int | None, speed_bytes_s: float | None) -> Finding:
-    """Whether checkpoints find room, and are written in seconds.
+    """Whether checkpoints fit, and are written within seconds.
 
     Args:
-        directory: that was looked at.
-        free_bytes: there.
-        free_files: None where there is no limit.
-        speed_bytes_s: None where nothing could be written.
+        directory: in which the space is.
+        free_bytes: left on its disk.
+        free_files: left; None: there is no limit.
+        speed_bytes_s: None: nothing could be written.
     """
     room = "remove old runs (lockstep runs --prune), or give another disk with --run-dir"
     found = f"{free_bytes / 1e9:,.1f} GB free in {directory}"
@@ -114,7 +114,7 @@ def judge_disk(*, directory: str, free_bytes: int, free_files: int | None, speed
 
 
 def look_at_clock(situation: Situation) -> dict[str, Any]:
-    """This machine's clock, and that of the run directory's file server."""
+    """By how much this machine's clock is ahead of the run directory's file server."""
     with contextlib.suppress(OSError), _probe(situation.run_dir) as path:
         before_s = time.time()
         path.write_bytes(b"x")
@@ -123,7 +123,7 @@ def look_at_clock(situation: Situation) -> dict[str, Any]:
 
 
 def judge_clock(*, ahead_s: float | None) -> Finding:
-    """Whether both tell the same time. None: nothing can be written there."""
+    """Whether the two clocks agree. None: the run directory is not writable."""
     if ahead_s is None:
         return ok(f"not compared: {_UNWRITABLE}")
     if abs(ahead_s) > _SKEW_S:
@@ -136,7 +136,7 @@ def judge_clock(*, ahead_s: float | None) -> Finding:
 
 
 def judge_clocks(ahead_s: dict[str, float]) -> Finding:
-    """Whether the hosts tell the same time. ``ahead_s``: by host, of the first."""
+    """Whether the hosts' clocks agree. ``ahead_s``: by host, how far its clock is ahead of the first host's."""
     late, early = (end(ahead_s, key=lambda host: ahead_s[host]) for end in (min, max))
     skew_s = ahead_s[early] - ahead_s[late]
     if skew_s > _SKEW_S:

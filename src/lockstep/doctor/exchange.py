@@ -1,4 +1,4 @@
-"""What processes find out together. Every function here is a collective: each rank must call it."""
+"""Measurements that processes make together. Every rank must call each of these functions, which block until all have."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lockstep.world import World, read_environment
 _LATENCY_ROUNDS = 30
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, {"cpu": 1 << 25, "cuda": 1 << 28}
 _BANDWIDTH_S = 0.3
-"""How long one all-reduce of the largest tensor may take, by what a small one took."""
+"""The expected time of an all-reduce of the large tensor, from that of a small one."""
 _CLOCK_ROUNDS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """This process, among those that have met."""
+    """This process as a member of a process group."""
 
     world: World
     device: torch.device
@@ -37,7 +37,7 @@ class Member:
 
 @contextmanager
 def join(timeout_s: float) -> Iterator[Member]:
-    """Meet the others as ``lockstep.join`` does, but for no run: there is no run directory.
+    """Open a process group as ``lockstep.join`` does, but without a run.
 
     Raises:
         LockstepError: see ``lockstep.join``.
@@ -62,7 +62,7 @@ def join(timeout_s: float) -> Iterator[Member]:
 
 
 def measure(member: Member) -> dict[str, Any]:
-    """Latency (the median of an all-reduce of one number) and bandwidth (of a large tensor), the slowest rank's.
+    """Measure latency (the median time of an all-reduce of one number) and bandwidth (of a large tensor), on the slowest rank.
 
     Returns:
         ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``,
@@ -91,7 +91,7 @@ def measure(member: Member) -> dict[str, Any]:
 
 
 def clock_ahead_s(member: Member) -> list[float]:
-    """By rank, how far its clock is ahead of rank 0's: to the time that a collective takes, or better."""
+    """By rank, how far its clock is ahead of rank 0's, to within the time of a collective."""
     rounds = []
     for _ in range(_CLOCK_ROUNDS):
         member.collectives.barrier()

@@ -1,4 +1,4 @@
-"""Checks of the kernel's limits: shared memory, file descriptors, processes."""
+"""Checks of limits on shared memory, file descriptors, and processes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ SHARED_MEMORY = Path("/dev/shm")
 _MB = 1_000_000
 _SHM_NEEDED = 16 * _MB
 _SHM_EACH = 128 * _MB
-"""For the batches that the loader workers of one process hold ready there: some of images fit."""
+"""For the prefetched batches of one process's loader workers: enough for some batches of images."""
 _FILES_EACH = 64
 _FILES_A_RANK = 8
-"""Descriptors that a process, and the launcher for each rank, take at least, with sockets to other ranks."""
+"""File descriptors that a process needs at least, with its sockets to other ranks, and the launcher for each rank."""
 _THREADS_EACH = 16
-"""Tasks of the kernel that one process is, with the threads of PyTorch, Gloo and lockstep."""
+"""Threads of one process, with those of PyTorch, Gloo and lockstep."""
 
 
 def _processes(situation: Situation) -> int:
-    """With loader workers."""
+    """The number of processes, with their loader workers."""
     return situation.num_processes * (1 + (situation.config.workers or 0))
 
 
 def look_at_shared_memory(situation: Situation) -> dict[str, Any]:
-    """The file system through which loader workers pass batches."""
+    """The size and free space of the file system through which loader workers pass batches."""
     total, _, free = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else (0, 0, 0)
     return {"total_bytes": total, "free_bytes": free, "num_processes": situation.num_processes}
 
 
 def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int) -> Finding:
-    """Whether batches of loader workers have room."""
+    """Whether the batches of loader workers fit."""
     found = f"{SHARED_MEMORY} has {free_bytes // _MB:,} MB free of {total_bytes // _MB:,}"
     larger = "give it more (docker run --shm-size=8g or --ipc=host; mount -o remount,size=8G /dev/shm)"
     if free_bytes < _SHM_NEEDED:
@@ -50,7 +50,7 @@ def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int
 
 
 def look_at_files(situation: Situation) -> dict[str, Any]:
-    """The limit of open files."""
+    """The limit on open files, and how many are needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     world_size = max(situation.num_processes, situation.world.world_size)
     needed = _FILES_EACH * (1 + (situation.config.workers or 0)) + _FILES_A_RANK * world_size
@@ -71,15 +71,15 @@ def judge_files(*, soft: int, hard: int, needed: int) -> Finding:
 
 
 def look_at_processes(situation: Situation) -> dict[str, Any]:
-    """The limits of processes and threads, of the user and of the control group."""
+    """How many more processes and threads the user and the control group may have, and how many are needed."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    uid, mine = os.getuid(), 0
+    uid, num_mine = os.getuid(), 0
     if uid != 0 and soft >= 0:  # root has no limit
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.uids().real == uid:
-                    mine += process.num_threads()
-    rooms = [soft - mine] if uid != 0 and soft >= 0 else []
+                    num_mine += process.num_threads()
+    rooms = [soft - num_mine] if uid != 0 and soft >= 0 else []
     for group in own_groups():
         most, now = (next(iter(_lines(group / f"pids.{name}")), "max") for name in ("max", "current"))
         if most != "max" and now.isdecimal():
@@ -90,7 +90,7 @@ def look_at_processes(situation: Situation) -> dict[str, Any]:
 
 
 def judge_processes(*, room: int | None, needed: int) -> Finding:
-    """Whether the run's processes and threads may be made. ``room``: None for no limit."""
+    """Whether the run's processes and threads can be created. ``room``: None: there is no limit."""
     if room is None:
         return ok("no limit of processes")
     found = f"room for {room} more processes and threads"

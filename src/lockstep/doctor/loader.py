@@ -1,4 +1,4 @@
-"""Whether the loader of the user's script keeps up: the script runs for a while, and says where its time goes."""
+"""Whether the loader of the user's script keeps up: runs the script for a while, and reads where its time goes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from lockstep.measure.events import read_events
 NAME = "loader"
 _LOOK_EVERY_S = 0.5
 _WARM_UP_STEPS = 3
-"""Workers start, and libraries choose their kernels."""
+"""Steps in which workers start, and libraries choose their kernels."""
 _LEAST_STEPS = 5
-_OWN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress")
-"""Settings that a trial of ours does not take over."""
+_OVERRIDDEN = ("run_dir", "checkpoint_every", "trace", "trace_until", "profile", "progress")
+"""Settings that the trial does not take from the run."""
 
 Split = Mapping[str, float]
 
 
 class Watch:
-    """Reads from the black boxes of a running script where its time goes, without its warm-up.
+    """Reads where a running script's time goes, after its warm-up, from its black boxes.
 
     Args:
         run_dir: of the run.
         num_processes: of the run.
-        long_s: for how long its steps are measured.
+        long_s: how long to measure, in seconds.
     """
 
     def __init__(self, run_dir: Path, num_processes: int, long_s: float) -> None:
@@ -40,10 +40,10 @@ class Watch:
         self._next_s = self._began_s = 0.0
         self._first: tuple[int, list[Split]] | None = None
         self.num_steps, self.splits = 0, list[Split]()
-        """What has been measured so far: the seconds of each rank."""
+        """Measured so far; of each rank the seconds of each part."""
 
     def is_done(self) -> bool:
-        """Look, if it is time to; whether enough was seen."""
+        """Read the black boxes if that is due. Returns whether enough was measured."""
         now = time.monotonic()
         if now < self._next_s:
             return False
@@ -74,23 +74,23 @@ def look(
     limit_s: float,
     observer: Observer,
 ) -> dict[str, Any]:
-    """Run a script for a while, in a run directory that is thrown away.
+    """Run a script for a while, in a temporary run directory.
 
     Args:
-        program: as it follows ``lockstep run``.
-        num_processes: how many.
-        settings: of the run, as they were asked for.
-        long_s: for how long steps are measured.
-        limit_s: for how long it may run, from the start.
-        observer: told how it goes on.
+        program: the script and its arguments, as given to ``lockstep run``.
+        num_processes: to run it with.
+        settings: of the run, as given by the user.
+        long_s: how long to measure steps, in seconds.
+        limit_s: how long it may run, in seconds.
+        observer: notified of its progress.
 
     Returns:
-        What ``judge`` takes.
+        The arguments of ``judge``.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+        KeyboardInterrupt: Ctrl-C; all of its processes have ended.
     """
-    passed = passable(settings, but=_OWN)
+    passed = passable(settings, but=_OVERRIDDEN)
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
         watch = Watch(Path(directory, "run"), num_processes, long_s)
         trial = Trial(
@@ -113,14 +113,14 @@ def look(
         except FileNotFoundError:
             events = []
         passes = [event for event in events if event["event"] == "epoch" and event["num_steps"]]
-        if passes:  # whole ones say more
+        if passes:  # a whole pass is more accurate
             splits, num_steps = passes[-1]["split"], passes[-1]["num_steps"]
     error = record.reason or "" if record.status == "failed" else ""
     return {"error": error, "joined": joined, "num_steps": num_steps, "splits": splits, "limit_s": limit_s}
 
 
 def judge(*, error: str, joined: bool, num_steps: int, splits: Sequence[Split], limit_s: float) -> Finding:
-    """Whether steps wait for the loader. ``splits``: by rank, the seconds of each part over ``num_steps`` steps."""
+    """Whether steps wait for the loader. ``splits``: of each rank, the seconds of each part in ``num_steps`` steps."""
     if error:
         return fail(f"the script failed: {error}", "run it with lockstep run, which shows the error in full")
     if not joined:

@@ -1,4 +1,4 @@
-"""Checks of this machine's place in the network: its name, ports and interface."""
+"""Checks of this machine's network: host name, ports and interface."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _SETS_NAME = "put it into /etc/hosts or DNS, with an address that the other mach
 
 
 def resolve(name: str) -> tuple[list[str], str]:
-    """The addresses of a host, and what is wrong with it, or nothing. Takes no longer than ``_RESOLVE_S``."""
+    """The addresses of a host, and why its name does not resolve (empty: it does). Takes at most ``_RESOLVE_S``."""
     addresses, error = list[str](), [f"no answer within {_RESOLVE_S:g} s"]
 
     def ask() -> None:
         try:
             addresses.extend(addresses_of(name))
             error[0] = ""
-        except OSError as failed:
-            error[0] = str(failed)
+        except OSError as raised:
+            error[0] = str(raised)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -47,7 +47,7 @@ def own_addresses() -> list[str]:
 
 
 def look_at_name(situation: Situation) -> dict[str, Any]:
-    """What this machine's name means here, and the name at which the machines meet."""
+    """What this machine's name and the rendezvous host's resolve to here."""
     name = socket.gethostname()
     addresses, error = resolve(name)
     endpoint = situation.nodes.host if situation.nodes else None
@@ -72,7 +72,7 @@ def judge_name(
     endpoint_error: str,
     has_several_hosts: bool,
 ) -> Finding:
-    """Whether the name resolves to an address of this machine; one machine alone can do without."""
+    """Whether the name resolves to an address of this machine, which a single machine does not need."""
     verdict = fail if has_several_hosts else warn
     if endpoint_error:
         return fail(f"{endpoint}, the rendezvous endpoint, does not resolve here: {endpoint_error}", _SETS_NAME)
@@ -89,7 +89,7 @@ def judge_name(
 
 
 def look_at_ports(situation: Situation) -> dict[str, Any]:
-    """The port at which others will meet here, if it is known, and how many are left for connections."""
+    """Whether the rendezvous port is free, if it is on this machine, and how many ports are left for connections."""
     port, error = situation.master_port, ""
     if situation.nodes is not None:
         port = situation.nodes.port if situation.nodes.node_rank in (0, None) else None
@@ -98,15 +98,15 @@ def look_at_ports(situation: Situation) -> dict[str, Any]:
             with socket.socket() as holder:
                 holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 holder.bind(("", port))
-        except OSError as failed:
-            error = failed.strerror or str(failed)
+        except OSError as raised:
+            error = raised.strerror or str(raised)
     first, last = map(int, _PORTS.read_text().split())
     lines = [line for name in ("tcp", "tcp6") for line in _lines(Path(f"/proc/net/{name}"))]
     used = {int(line.split()[1].rpartition(":")[2], 16) for line in lines}
     return {
         "port": port,
         "error": error,
-        # Without a number, only one of the machines keeps the port; the others may have given it to another launcher.
+        # Without --node-rank, one of the machines serves the port; another program may have it on the others.
         "is_ours": situation.nodes is None or situation.nodes.node_rank == 0,
         "first": first,
         "last": last,
@@ -118,7 +118,7 @@ def look_at_ports(situation: Situation) -> dict[str, Any]:
 def judge_ports(
     *, port: int | None, error: str, is_ours: bool, first: int, last: int, num_free: int, num_processes: int
 ) -> Finding:
-    """Whether there are ports for the rendezvous and for connections."""
+    """Whether there are free ports for the rendezvous and for connections."""
     if error:
         return (fail if is_ours else warn)(
             f"port {port} cannot be had: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"
@@ -133,13 +133,13 @@ def judge_ports(
 
 
 def look_at_interface(situation: Situation) -> dict[str, Any]:
-    """What Gloo will listen on."""
+    """The interface that Gloo will listen on."""
     name, error = "", ""
     towards = situation.nodes.host if situation.nodes else None
     try:
         name = choose_interface(on_one_machine=not situation.has_several_hosts, towards=towards)
-    except ConfigError as failed:
-        error = str(failed)
+    except ConfigError as raised:
+        error = str(raised)
     stats = psutil.net_if_stats().get(name.partition(",")[0])
     return {
         "name": name,
@@ -151,7 +151,7 @@ def look_at_interface(situation: Situation) -> dict[str, Any]:
 
 
 def judge_interface(*, name: str, error: str, is_up: bool | None, speed_mbit: int, has_several_hosts: bool) -> Finding:
-    """Whether it is there, up, and fast enough for gradients. ``speed_mbit``: 0 if the kernel does not know."""
+    """Whether it exists, is up, and is fast enough for gradients. ``speed_mbit``: 0: unknown."""
     if error:
         found, _, remedy = error.rpartition(". ")
         return fail(found, remedy)
@@ -172,7 +172,7 @@ def judge_interface(*, name: str, error: str, is_up: bool | None, speed_mbit: in
 
 
 def judge_names(unknown: Sequence[tuple[str, str, str]]) -> Finding:
-    """Whether each host knows the others' names. ``unknown``: who, whom, and why not."""
+    """Whether each host can resolve the others' names. ``unknown``: the host, the name it cannot resolve, and why."""
     if not unknown:
         return ok("each host knows the others by name")
     who, whom, why = unknown[0]

@@ -1,8 +1,8 @@
-"""``python -m lockstep.doctor.over_hosts FILE``: the part of one process in examining several hosts together.
+"""``python -m lockstep.doctor.over_hosts FILE``: one process of the checks across several hosts.
 
-``lockstep doctor --nnodes N`` starts it with ``lockstep run``'s own launcher on each host, so that what is examined is what a
-run would use. FILE holds the findings of its host; the process of each host that is the first there replaces them by those of
-all hosts. Every function here that takes a ``Member`` is a collective.
+``lockstep doctor --nnodes N`` starts it on each host with the launcher of ``lockstep run``, to examine what a run would use.
+FILE contains the findings of its host; the first process of each host replaces them by those of all hosts. Every rank must call
+the functions that take a ``Member``; they block until all have.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from lockstep.world import read_environment
 
 RENDEZVOUS = "rendezvous"
 _RENDEZVOUS_S = 60.0
-"""For how long hosts wait for each other."""
+"""How long hosts wait for each other."""
 
 
 def compare(member: exchange.Member, situation: Situation, here: Sequence[Finding]) -> list[Finding]:
-    """All hosts' findings, then those about the hosts together. The same on every rank.
+    """All hosts' findings, followed by those across hosts. The same on every rank.
 
     Args:
         member: this process.
         situation: of this host.
-        own: this host's findings; those of its first process count.
+        here: this host's findings; those of its first process count.
     """
     world, collectives = member.world, member.collectives
     is_first = world.local_rank == 0
@@ -49,13 +49,13 @@ def compare(member: exchange.Member, situation: Situation, here: Sequence[Findin
         "addresses": own_addresses(),
     }
     everyone = collectives.all_gather_object(about if is_first else None)
-    hosts = {rank: there for rank, there in enumerate(everyone) if there is not None}
-    findings = [finding for there in hosts.values() for finding in there["findings"]]
-    same = judge_same({there["host"]: there["versions"] for there in hosts.values()})
-    strangers = _strangers([(there["host"], there["addresses"]) for there in hosts.values()]) if is_first else []
-    unknown = [stranger for by_rank in collectives.all_gather_object(strangers) for stranger in by_rank]
+    hosts = {rank: host for rank, host in enumerate(everyone) if host is not None}
+    findings = [finding for host in hosts.values() for finding in host["findings"]]
+    same = judge_same({host["host"]: host["versions"] for host in hosts.values()})
+    unresolved = _unresolved([(host["host"], host["addresses"]) for host in hosts.values()]) if is_first else []
+    unknown = [name for names in collectives.all_gather_object(unresolved) for name in names]
     ahead_s = exchange.clock_ahead_s(member)
-    clocks = {there["host"]: ahead_s[rank] for rank, there in hosts.items()}
+    clocks = {host["host"]: ahead_s[rank] for rank, host in hosts.items()}
     blind = _blind(member, situation.run_dir)
     measured = exchange.measure(member)
     met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
@@ -71,7 +71,7 @@ def compare(member: exchange.Member, situation: Situation, here: Sequence[Findin
 
 
 def judge_shared(directory: str, blind: Sequence[str]) -> Finding:
-    """Whether all hosts see a file that one of them wrote. ``blind``: those that do not."""
+    """Whether all hosts see a file that one of them has written. ``blind``: the hosts that do not."""
     if blind:
         return fail(
             f"{', '.join(blind)} cannot see in {directory} what rank 0 wrote there {PATIENCE_S:g} s before",
@@ -98,9 +98,9 @@ def _blind(member: exchange.Member, directory: Path) -> list[str]:
     return list(dict.fromkeys(host for host in blind if host is not None))
 
 
-def _strangers(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str, str]]:
-    """Of the hosts, those whose names mean nothing here, or something else."""
-    here, strangers = socket.gethostname(), []
+def _unresolved(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str, str]]:
+    """The hosts whose names do not resolve here, or resolve to another machine: this host, the name, and why."""
+    here, unresolved = socket.gethostname(), []
     for host, addresses in hosts:
         if host == here:
             continue
@@ -108,15 +108,15 @@ def _strangers(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, st
         if not error and not any(address in addresses and not is_loopback(address) for address in resolved):
             error = f"it resolves to {', '.join(resolved)}, which is no address of it"
         if error:
-            strangers.append((here, host, error))
-    return strangers
+            unresolved.append((here, host, error))
+    return unresolved
 
 
-def meet(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], int]:
-    """Meet the other processes, and compare; returns all findings, and this process's rank.
+def compare_hosts(situation: Situation, here: Sequence[Finding]) -> tuple[list[Finding], int]:
+    """Open a process group and compare the hosts. Returns all findings, and this process's rank.
 
     Raises:
-        LockstepError: they did not meet, or one was lost meanwhile.
+        LockstepError: a process did not arrive, or was lost meanwhile.
     """
     with exchange.join(min(situation.config.timeout_s, _RENDEZVOUS_S)) as member:
         situation = replace(situation, world=member.world)
@@ -128,7 +128,7 @@ def main(path: Path) -> None:
     environment = read_environment()
     config = RunConfig.merge(environment.settings, {})
     here = [Finding(**fields) for fields in json.loads(path.read_text())]
-    findings, rank = meet(Situation(num_processes=environment.world.local_world_size, config=config), here)
+    findings, rank = compare_hosts(Situation(num_processes=environment.world.local_world_size, config=config), here)
     if environment.world.local_rank == 0:
         path.write_text(json.dumps({"rank": rank, "findings": [asdict(finding) for finding in findings]}))
 

@@ -1,4 +1,4 @@
-"""The all-reduce between processes of this machine: started, measured, judged."""
+"""The check of all-reduces between processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ NAME = "all-reduce"
 QUESTION = "how fast do processes exchange gradients?"
 GROUP_TIMEOUT_S = 20.0
 _FAILED = re.compile(r"rank \d+ of ")
-"""How the line about the first rank that failed begins."""
+"""The beginning of the line about the first rank that failed."""
 _SETTINGS = ("backend", "device")
 _SLOW_BYTES_S = {"gloo": 100e6, "nccl": 1e9}
 _SLOW_S = {"gloo": 0.01, "nccl": 0.002}
 
 
 def look(situation: Situation) -> dict[str, Any]:
-    """Start processes, and have them measure. (Only ``launch`` imports torch, and not in this process.)"""
+    """Start processes that measure. (They import torch; this process does not.)"""
     config = situation.config
     settings = {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) != "auto"}
     try:
         num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
         return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
-        lines = str(error).splitlines() or ["no word"]
+        lines = str(error).splitlines() or ["no message"]
         return {"error": next((line for line in lines if _FAILED.match(line)), lines[0])}
 
 
 def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured: Any) -> Finding:
-    """Whether latency and bandwidth are such as this kind of communication has.
+    """Whether processes communicate, and at a normal speed.
 
     Args:
-        error: why nothing could be measured; empty: it was.
-        num_gpus: that the driver shows, and are meant to be used.
-        torch_gpus: that PyTorch saw in the processes.
+        error: why nothing could be measured; empty: nothing failed.
+        num_gpus: to use, according to the driver.
+        torch_gpus: that PyTorch sees in the processes.
         measured: see ``exchange.measure``.
     """
     if error:
@@ -57,7 +57,7 @@ def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured
 def judge_speed(
     *, backend: str, interface: str, world_size: int, latency_s: float, bandwidth_bytes_s: float, **_: Any
 ) -> Finding:
-    """The same, of numbers. ``bandwidth_bytes_s``: the bytes of a tensor by the time of its all-reduce."""
+    """Whether latency and bandwidth are normal. ``bandwidth_bytes_s``: a tensor's size by the time of its all-reduce."""
     speed = f"{bandwidth_bytes_s / 1e6:,.3g} MB/s" if bandwidth_bytes_s < 1e9 else f"{bandwidth_bytes_s / 1e9:,.3g} GB/s"
     found = f"{1e3 * latency_s:.2f} ms latency, {speed} ({world_size} processes, {backend} on {interface})"
     if bandwidth_bytes_s < _SLOW_BYTES_S[backend]:
@@ -74,7 +74,7 @@ def judge_speed(
 
 
 def _measure() -> Mapping[str, Any]:
-    """In a worker."""
+    """Runs in a worker."""
     from lockstep.doctor.exchange import join, measure
 
     with join(GROUP_TIMEOUT_S) as member:

@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions, GPUs with their driver, NCCL."""
+"""Checks of installed software: versions, GPU driver, NCCL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)$")
 _QUERY = ("index", "name", "driver_version", "memory.total", "memory.used")
 _NVIDIA_SMI_S = 4.0
 _DRIVERS = {"11": (450, 80), "12": (525, 60), "13": (580, 0)}
-"""The oldest driver for each CUDA (its release notes, table "minor version compatibility")."""
+"""The oldest driver for each major version of CUDA (release notes, table "minor version compatibility")."""
 _TAKEN = 0.1
-"""The share of a GPU's memory from which on somebody else uses it."""
+"""If more than this share of a GPU's memory is taken, other processes use it."""
 _SLOWING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
 
 
 def look_at_versions(situation: Situation) -> dict[str, Any]:
-    """Versions of what lockstep needs, and what it requires of them."""
+    """Installed versions of lockstep's requirements, and the oldest that it supports."""
     lines = [_TORCH]
     with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout
         lines += metadata.requires(_DISTRIBUTION) or []
@@ -39,7 +39,7 @@ def look_at_versions(situation: Situation) -> dict[str, Any]:
 
 
 def judge_versions(*, python: str, installed: Mapping[str, str | None], least: Mapping[str, str]) -> Finding:
-    """Whether they are there, and new enough."""
+    """Whether all are installed and new enough."""
     missing = [name for name in least if installed[name] is None]
     old = [
         f"{name} {have} (needs {least[name]})" for name in least if (have := installed[name]) and _older(have, least[name])
@@ -82,7 +82,7 @@ def _older(version: str, least: str) -> bool:
 
 
 def look_at_gpus(situation: Situation) -> dict[str, Any]:
-    """What the driver says of GPUs, without CUDA being touched."""
+    """What the driver reports about GPUs, without initializing CUDA."""
     present, rows, error = gpus.num_present(), list[list[str]](), ""
     program = shutil.which("nvidia-smi")
     if program is not None:
@@ -91,8 +91,8 @@ def look_at_gpus(situation: Situation) -> dict[str, Any]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=False)
             error = "" if done.returncode == 0 else (done.stdout + done.stderr).strip().splitlines()[-1]
             rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-        except (OSError, subprocess.TimeoutExpired) as failed:
-            error = str(failed)
+        except (OSError, subprocess.TimeoutExpired) as raised:
+            error = str(raised)
     return {
         "present": present,
         "visible": gpus.num_visible(present, situation.environ.get("CUDA_VISIBLE_DEVICES")),
@@ -157,7 +157,7 @@ def judge_gpus(
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA that the installed torch was built for, read off its version file."""
+    """The CUDA version that the installed torch was built for, from its version file; None: built without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -167,7 +167,7 @@ def _torch_cuda() -> str | None:
 
 
 def look_at_nccl(situation: Situation) -> dict[str, Any]:
-    """NCCL's package, and its variables."""
+    """NCCL's packages and environment variables."""
     names = sorted(_distributions("nvidia-nccl-cu"))
     return {
         "num_gpus": gpus.num_gpus(situation.environ),
@@ -180,7 +180,7 @@ def look_at_nccl(situation: Situation) -> dict[str, Any]:
 def judge_nccl(
     *, num_gpus: int, packages: Mapping[str, str], variables: Mapping[str, str], interfaces: Sequence[str]
 ) -> Finding:
-    """Whether its variables name what is here, and leave it its fast ways."""
+    """Whether its variables name existing interfaces, and do not disable its fast transports."""
     wanted = variables.get("NCCL_SOCKET_IFNAME", "")
     if wanted and wanted[0] not in "^=":  # else a list of what not to take, or of whole names
         missing = [name for name in wanted.split(",") if not any(here.startswith(name) for here in interfaces)]
@@ -191,7 +191,7 @@ def judge_nccl(
             )
     slowing = [f"{name}={variables[name]}" for name in _SLOWING if variables.get(name, "0") != "0"]
     if slowing:
-        return warn(f"{', '.join(slowing)}: NCCL may not use its fast ways", f"unset {slowing[0].partition('=')[0]}")
+        return warn(f"{', '.join(slowing)}: NCCL may not use its fast transports", f"unset {slowing[0].partition('=')[0]}")
     brought = ", ".join(f"{name} {version}" for name, version in packages.items())
     return ok((brought or "within torch") if num_gpus else "not used: no GPU")
 

@@ -1,4 +1,4 @@
-"""The checks of one machine, and running them."""
+"""The checks of one machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKS = (
     Check("run directory", "can a run be written there?", disk.look_at_run_dir, disk.judge_run_dir),
     Check("disk", "has it room for checkpoints, and speed?", disk.look_at_disk, disk.judge_disk),
 )
-"""Together they take about half a second, of which the disk's speed is most."""
+"""All of them take about half a second, mostly to measure the disk's speed."""
 
 
 def examine(
@@ -38,12 +38,12 @@ def examine(
     waiting: Callable[[str], None] = lambda name: None,
     checks: Sequence[Check] = CHECKS,
 ) -> list[Finding]:
-    """Run the checks of this machine, all at once; they may hang (a dead file server), and then have no answer.
+    """Run the checks of this machine in parallel. One that hangs (on a dead file server, say) is abandoned.
 
     Args:
-        situation: what is to be started.
-        limit_s: how long all of them together may take.
-        waiting: told the name of the check that is waited for.
+        situation: the run that is to be started.
+        limit_s: the time limit for all of them together, in seconds.
+        waiting: called with the name of each check before waiting for it.
         checks: in the order of the results.
     """
     deadline = time.monotonic() + limit_s

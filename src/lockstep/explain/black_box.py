@@ -1,9 +1,8 @@
-"""What a rank is doing, in a file of fixed size that outlives it: whoever was killed can still be asked.
+"""A file of fixed size with what a process is doing, which outlives the process.
 
-What was written is with the kernel, so it is there even if the process gets SIGKILL in the next moment. (It is not mapped
-into memory: there a full disk or a file that has vanished would kill the process. And it is not kept open: a script may close
-all files, as daemons do, and get the number for one of its own.) The file has two places, written in turn: a reader always
-finds one that is whole.
+A record is handed to the kernel as it is written, so it survives a SIGKILL in the next moment. The file is not memory-mapped,
+since a full disk or a removed file would then kill the process; and it is not kept open, since a script may close all files, as
+daemons do, and reuse the descriptor. Records alternate between two slots, so that a reader always finds a complete one.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 SLOT_BYTES = 1 << 14
-"""Of each of the two places."""
 _HEADER = struct.Struct("<8sQII")
-"""A mark, the number of the record, its length, and its checksum."""
-_MARK = b"lckstp1\n"
+"""A magic number, the number of the record, its length in bytes, and its CRC-32."""
+_MAGIC = b"lckstp1\n"
 _MOST_BYTES = SLOT_BYTES - _HEADER.size
 
 
 class BlackBox:
-    """The box of one process. Only one may write into it.
+    """The black box of one process, its only writer.
 
     Args:
         path: of the file.
-        is_shared: whether other machines read it: then each record is brought to the file's server at once.
+        is_shared: whether other machines read it: each record is then sent to the file server at once.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
@@ -41,24 +39,24 @@ class BlackBox:
         self._put(bytes(2 * SLOT_BYTES), 0, os.O_CREAT)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Put a record of JSON values in the place of the last but one.
+        """Write a record of JSON values over the one before the last.
 
         Raises:
-            OSError: it could not be written; the one before can still be read.
+            OSError: it could not be written; the last one can still be read.
             ValueError: it is too long.
         """
         data = json.dumps(record).encode()
         if len(data) > _MOST_BYTES:
-            raise ValueError(f"a record of {len(data)} bytes")
+            raise ValueError(f"a record of {len(data)} bytes does not fit into {_MOST_BYTES}")
         self._number += 1
-        header = _HEADER.pack(_MARK, self._number, len(data), zlib.crc32(data))
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+        header = _HEADER.pack(_MAGIC, self._number, len(data), zlib.crc32(data))
+        with contextlib.suppress(FileNotFoundError):  # it was removed
             self._put(header + data, self._number % 2 * SLOT_BYTES)
 
-    def _put(self, data: bytes, at: int, flags: int = 0) -> None:
+    def _put(self, data: bytes, offset: int, flags: int = 0) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
         try:
-            os.pwrite(fd, data, at)
+            os.pwrite(fd, data, offset)
             if self._is_shared:
                 os.fdatasync(fd)
         finally:
@@ -66,22 +64,24 @@ class BlackBox:
 
 
 def fits(record: Mapping[str, Any]) -> bool:
-    """Whether a record of JSON values is short enough for a box."""
+    """Whether a record of JSON values is short enough for a black box."""
     return len(json.dumps(record)) <= _MOST_BYTES
 
 
 def read_box(path: Path) -> dict[str, Any] | None:
-    """The newest record of a box; None: there is none."""
+    """The newest record of a black box; None: there is none."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    newest: tuple[int, dict[str, Any]] | None = None
-    for start in (0, SLOT_BYTES):
-        if len(content) < start + SLOT_BYTES:
-            continue
-        mark, number, length, checksum = _HEADER.unpack_from(content, start)
-        data = content[start + _HEADER.size : start + _HEADER.size + length]
-        if mark == _MARK and zlib.crc32(data) == checksum and (newest is None or number > newest[0]):
-            newest = number, json.loads(data)
-    return None if newest is None else newest[1]
+    records: dict[int, bytes] = {}
+    for slot in (content[:SLOT_BYTES], content[SLOT_BYTES : 2 * SLOT_BYTES]):
+        if len(slot) == SLOT_BYTES:
+            magic, number, length, checksum = _HEADER.unpack_from(slot)
+            data = slot[_HEADER.size : _HEADER.size + length]
+            if magic == _MAGIC and zlib.crc32(data) == checksum:
+                records[number] = data
+    if not records:
+        return None
+    newest: dict[str, Any] = json.loads(records[max(records)])
+    return newest

@@ -1,4 +1,4 @@
-"""The time of each part of a step by the clock of a GPU, which runs behind the script: nothing in a step waits for it."""
+"""Times the parts of a step on a GPU, which runs asynchronously, without making the script wait for it."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import torch
 
 
 class DeviceClock:
-    """Marks the GPU's current stream at the end of each part, and reads the marks once the GPU has come by.
+    """Records an event in the GPU's current stream at the end of each part, and reads the events that the GPU has reached.
 
-    A part is as long as the stream took from the mark before to its own. So what the GPU still had to do while the script
-    waited for data counts as what it did, and only the rest as waiting: the parts add up to the time of the stream.
+    A part lasts from the previous event to its own. While the script waits for data, the GPU may still be working: that time
+    counts as work, and only the rest as waiting. So the parts add up to the time of the stream.
 
     Args:
         device: the GPU.
-        num_parts: how many there are.
+        num_parts: how many parts there are.
     """
 
     def __init__(self, device: torch.device, num_parts: int) -> None:
         self.seconds = [0.0] * num_parts
-        """Of each part, as far as they were read."""
+        """By part, up to the last event read."""
         self._device = device
         self._last: Any = None
-        self._marks: deque[tuple[int, Any]] = deque()
+        self._pending: deque[tuple[int, Any]] = deque()
         self._free: list[Any] = []
 
     def begin(self) -> None:
-        """A pass begins: count anew."""
-        self._free += [event for _, event in self._marks]
-        self._marks.clear()
+        """Restart at 0, at the beginning of a pass."""
+        self._free += [event for _, event in self._pending]
+        self._pending.clear()
         self.seconds = [0.0] * len(self.seconds)
         self._last = self._record()
 
-    def spent_on(self, part: int) -> None:
-        """What the stream was given since the mark before belongs to this part."""
-        if not self._is_capturing():  # the time that a captured graph takes counts where it is replayed
-            self._marks.append((part, self._record()))
+    def charge(self, part: int) -> None:
+        """Count what was submitted to the stream since the previous event as this part."""
+        if not self._is_capturing():  # a captured graph is timed when it is replayed
+            self._pending.append((part, self._record()))
 
     def read(self, *, wait: bool = False) -> None:
-        """Count the marks that the GPU has come by; all of them with ``wait``."""
-        if wait and self._marks:
-            self._marks[-1][1].synchronize()
-        while self._marks and self._marks[0][1].query():
-            part, event = self._marks.popleft()
+        """Add the parts whose events the GPU has reached; with ``wait``, wait for it to reach all of them."""
+        if wait and self._pending:
+            self._pending[-1][1].synchronize()
+        while self._pending and self._pending[0][1].query():
+            part, event = self._pending.popleft()
             self.seconds[part] += self._last.elapsed_time(event) / 1e3
             self._free.append(self._last)
             self._last = event
@@ -54,7 +54,7 @@ class DeviceClock:
         event.record(self._stream())
         return event
 
-    # What is asked of CUDA
+    # Calls of CUDA
 
     def _make_event(self) -> Any:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

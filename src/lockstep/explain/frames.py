@@ -1,4 +1,4 @@
-"""The stack of a thread, as it is kept and shown."""
+"""A thread's stack as it is recorded and shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Frame = tuple[str, int, str]
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
-    """The frames of a thread from its innermost on, innermost first."""
+    """A thread's stack from its innermost ``frame`` on, innermost first; the outermost frames of a deep one are left out."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < MOST_FRAMES:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))

@@ -1,7 +1,7 @@
-"""What the loader workers of a rank do, when the rank waits for them.
+"""What a rank's loader workers are doing while the rank waits for them.
 
-They are forks of the rank, so they answer as it does (``asking``). Workers started in another way (``spawn``) do not: of them
-there is what the kernel tells.
+Workers that are forks of the rank answer requests for their stack as it does. Of those started otherwise (``spawn``) only the
+kernel's facts are known.
 """
 
 from __future__ import annotations
@@ -9,47 +9,45 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
-from lockstep.explain.asking import ask_for, can_answer
 from lockstep.explain.frames import Frame
-from lockstep.explain.process import Facts, facts_of
+from lockstep.explain.process import ProcessFacts, facts_of
+from lockstep.explain.stack_request import can_answer, request_stack
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
-_WORKER, _WORKS = "/torch/utils/data/_utils/worker.py", "_worker_loop"
-_IDLE = "/multiprocessing/queues.py"
+_WORKER_ROOM = "/torch/utils/data/_utils/"
+_WORKER, _WORKER_LOOP = f"{_WORKER_ROOM}worker.py", "_worker_loop"
+_QUEUE = "/multiprocessing/queues.py"
 _MOST_ASKED = 16
 
 
 @dataclass(frozen=True)
 class LoaderWorker:
-    """One that may be what its rank waits for."""
+    """A worker that its rank may be waiting for."""
 
     pid: int
-    facts: Facts
+    facts: ProcessFacts
     frames: Sequence[Frame]
-    """Innermost first; empty: it does not answer."""
+    """Its stack, innermost frame first, without PyTorch's worker loop; empty: it does not answer."""
 
     def describe(self) -> str:
-        """What it does, in words; its stack is not in them."""
+        """What it does, in words, to be followed by its stack."""
         if self.facts.state == "T":
-            return f"which is stopped by a signal: `kill -CONT {self.pid}` lets it run on"
-        if self.facts.state == "D":
-            held_in = f" (in {self.facts.held_in})" if self.facts.held_in else ""
-            return f"which the kernel holds{held_in}: a file system or a driver that does not answer"
-        return "at:" if self.frames else "which does not answer"
+            return f"stopped by a signal: `kill -CONT {self.pid}` resumes it"
+        return self.facts.why_blocked() or ("at:" if self.frames else "which does not answer")
 
 
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
-    """Whether a thread with these frames waits for loader workers."""
+    """Whether a thread with this stack waits for loader workers."""
     return any(str(file).endswith(_LOADER) and name in _WAITING for file, _, name in stack)
 
 
 def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:
-    """The loader workers of the process of a record, one of this machine, that have something to do."""
-    import psutil  # only here: it would delay the start of every process
+    """The loader workers of a process of this machine, given its record, that are fetching a batch or do not answer."""
+    import psutil  # imported here, since it would delay the start of every process
 
     children = []
     with contextlib.suppress(psutil.Error):
@@ -59,24 +57,16 @@ def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:
         facts = facts_of(child.pid)
         if facts is None or facts.state in "ZX" or not can_answer(record, child.pid):
             continue
-        frames = [] if facts.state == "T" else ask_for(record, child.pid) or []
-        if facts.state == "T" or not frames or _is_busy(frames):
-            workers.append(LoaderWorker(child.pid, facts, _of_script(frames)))
+        frames = [] if facts.state == "T" else request_stack(record, child.pid) or []
+        if not frames or _is_busy(frames):
+            shown = list(takewhile(lambda frame: _WORKER_ROOM not in frame[0], frames))
+            workers.append(LoaderWorker(child.pid, facts, shown))
     return workers
 
 
 def _is_busy(frames: Sequence[Frame]) -> bool:
-    for called, (file, _, name) in pairwise(frames):
-        if file.endswith(_WORKER) and name == _WORKS:
-            return _IDLE not in called[0]
-    return False  # no loader worker
-
-
-def _of_script(frames: Sequence[Frame]) -> list[Frame]:
-    """Without how it was started."""
-    shown: list[Frame] = []
-    for frame in frames:
-        if "/torch/utils/data/_utils/" in frame[0]:
-            break
-        shown.append(frame)
-    return shown
+    """Whether it is a loader worker that does not wait for its next task."""
+    for callee, (file, _, name) in pairwise(frames):
+        if file.endswith(_WORKER) and name == _WORKER_LOOP:
+            return _QUEUE not in callee[0]
+    return False

@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: whether it is held, swaps, reads and writes, and what memory is left. (Linux.)"""
+"""What the kernel knows about a process: its state, memory, and what it has read and written. (Linux.)"""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SWAPS_BYTES = 1 << 26
-"""More than this in swap is worth telling."""
+"""Less than this in swap is not worth reporting."""
+_CLOCK_S = 1.0
+"""The kernel knows creation times only to within a clock tick."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Of one process, now."""
+class ProcessFacts:
+    """The current state of one process."""
 
     state: str
-    """A letter: ``R`` and ``S``: it runs, or could; ``D``: the kernel holds it; ``T``: stopped; ``t``: a debugger has it."""
+    """The kernel's letter: ``R`` and ``S``: running or sleeping; ``D``: blocked in the kernel; ``T``: stopped by a signal;
+    ``t``: stopped by a debugger; ``Z`` and ``X``: dead."""
     rss_bytes: int
     swap_bytes: int
     io_bytes: int
-    """Read and written since it began."""
+    """Read and written since it started."""
     held_in: str
-    """Where in the kernel it waits, if it tells."""
+    """The kernel function in which it is blocked; empty: unknown."""
 
     @property
     def swaps(self) -> bool:
-        """Whether so much of its memory is on disk that this may be what it waits for."""
+        """Whether so much of its memory is in swap that it may be waiting for the disk."""
         return self.swap_bytes > max(_SWAPS_BYTES, self.rss_bytes // 10)
 
+    def why_blocked(self) -> str:
+        """Why it is blocked in the kernel, in words; empty: it is not."""
+        if self.state != "D":
+            return ""
+        where = f", in {self.held_in}" if self.held_in else ""
+        return f"blocked in the kernel{where}: a slow disk, or a file system or driver that hangs"
 
-def facts_of(pid: int | str = "self") -> Facts | None:
-    """The facts of a process of this machine; None: it is gone."""
+
+def facts_of(pid: int | str = "self") -> ProcessFacts | None:
+    """The facts of a process on this machine; None: it has exited."""
     proc = Path("/proc", str(pid))
     try:
         status = (proc / "status").read_text(errors="replace")
@@ -43,18 +53,17 @@ def facts_of(pid: int | str = "self") -> Facts | None:
     if fields.get("State") == "D":
         with contextlib.suppress(OSError):
             held_in = (proc / "wchan").read_text(errors="replace").strip("0 \n")
-    kib = 1024
-    return Facts(
+    return ProcessFacts(
         state=fields.get("State", "R"),
-        rss_bytes=int(fields.get("VmRSS", 0)) * kib,
-        swap_bytes=int(fields.get("VmSwap", 0)) * kib,
+        rss_bytes=int(fields.get("VmRSS", 0)) * 1024,
+        swap_bytes=int(fields.get("VmSwap", 0)) * 1024,
         io_bytes=io_bytes(pid),
         held_in=held_in,
     )
 
 
 def io_bytes(pid: int | str = "self") -> int:
-    """What a process has read and written since it began; 0: it is not known."""
+    """How much a process has read and written since it started, in bytes; 0: unknown."""
     with contextlib.suppress(OSError, ValueError):
         text = Path("/proc", str(pid), "io").read_text()
         return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("rchar", "wchar")))
@@ -62,7 +71,7 @@ def io_bytes(pid: int | str = "self") -> int:
 
 
 def own_memory() -> dict[str, int]:
-    """What this process has of the machine's memory, and what the machine has left: ``rss_bytes``, ``available_bytes``."""
+    """This process's resident memory, ``rss_bytes``, and what is free on this machine, ``available_bytes``; none if unknown."""
     memory = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         memory["rss_bytes"] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -70,3 +79,21 @@ def own_memory() -> dict[str, int]:
         if free is not None:
             memory["available_bytes"] = int(free[1]) * 1024
     return memory
+
+
+def state_of(pid: int, reported_s: float) -> str:
+    """Whether a process of this machine is ``running``, ``stopped`` or ``gone``.
+
+    Args:
+        pid: of the process.
+        reported_s: when it last reported, in seconds since 1970. A process created later has reused the id.
+    """
+    import psutil  # imported here, since it would delay the start of every process
+
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() > reported_s + _CLOCK_S or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return "gone"
+        return "stopped" if process.status() == psutil.STATUS_STOPPED else "running"
+    except psutil.Error:
+        return "gone"

@@ -10,18 +10,18 @@ from lockstep.stopping import say
 
 
 def profile_path(run_dir: Path, rank: int) -> Path:
-    """Where the trace of a rank goes."""
+    """The path of a rank's trace."""
     return run_dir / "profile" / f"rank-{rank}.json"
 
 
 class StepProfiler(Listener):
-    """Profiles a process from the beginning of one step to the end of another.
+    """Profiles this process from the beginning of step ``first`` to the end of step ``last``.
 
     Args:
-        first: the step to begin with; a run that resumes later begins with its first step.
-        last: the step to end with.
-        path: where the trace goes, in the format of Chrome and Perfetto.
-        is_main: whether this process says where it is.
+        first: a run that resumes after it begins with the step at which it resumes.
+        last: may be later than the run's last step.
+        path: of the trace, in the format of Chrome and Perfetto.
+        is_main: whether this process prints where the traces are.
     """
 
     def __init__(self, first: int, last: int, path: Path, *, is_main: bool) -> None:
@@ -34,7 +34,7 @@ class StepProfiler(Listener):
     def begin_step(self, step: int) -> None:
         """See Listener."""
         if self._profile is None and self._first <= step <= self._last:
-            from torch import profiler  # slow: imported where a run is profiled
+            from torch import profiler  # slow: imported only if a run is profiled
 
             self._profile = profiler.profile(record_shapes=True)
             self._profile.start()

@@ -1,143 +1,145 @@
-"""What the ranks of a run are doing, from their black boxes: who waits, who is missing, and ranks that do the same together."""
+"""What the ranks of a run are doing, from their black boxes: which ones wait, which ones keep the others waiting."""
 
 from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.asking import SIGNAL
 from lockstep.explain.black_box import read_box
+from lockstep.explain.frames import Frame
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
-from lockstep.explain.process import Facts, facts_of
+from lockstep.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
+from lockstep.explain.stack_request import SIGNAL, request_stack
 from lockstep.machine.identity import shared_by
-from lockstep.machine.sizes import size
+from lockstep.machine.sizes import counted, size
 from lockstep.stopping import catches
 
 DIRECTORY = "blackbox"
 _LATE_S = 6 * EVERY_S
-"""A record older than this is from before its process stopped reporting."""
+"""A process whose record is older than this has stopped reporting."""
 _PACKAGE = Path(__file__).parents[1]
 _LAUNCH = f"{_PACKAGE}/launch/"
-_BELOW = ("/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
-"""What a script waits in."""
+_WAITING_CODE = (f"{_PACKAGE}/", "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
+"""Code in which a script waits."""
 ENDING = "in its exit handlers"
 _STILL_S = 2.0
-"""Of a rank that has not moved for so long it is asked what it waits for."""
+"""A rank that has not moved for this long is examined more closely."""
 _MOST_LOADERS = 3
 _OUTERMOST, _INNERMOST = 4, 6
-"""Lines of a stack in a report."""
+"""Lines of a deep stack that a report shows."""
+_ALIVE = ("running", "late")
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
-    """Where a rank's black box is."""
+    """The path of a rank's black box."""
     return run_dir / DIRECTORY / f"rank-{rank}.box"
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank was doing when it was looked at last."""
+    """What one rank was last seen doing."""
 
     record: Mapping[str, Any]
+    """The newest of its black box."""
     state: str
-    """``running``; ``late``: it has not reported for some seconds; ``stopped`` by a signal; ``gone``; or how it ended."""
+    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``replaced`` by another program; ``gone``; or
+    how it ended."""
     late_s: float
-    """For how long it has not reported."""
+    """How long ago it should have reported."""
     is_here: bool = True
-    """Whether its process is one of this machine."""
-    facts: Facts | None = None
-    """What the kernel knows of it, if it is here and does not move."""
+    """Whether it is a process of this machine."""
+    facts: ProcessFacts | None = None
+    """Known if it is here and does not move."""
     loaders: Sequence[LoaderWorker] = ()
-    """Its loader workers that have something to do, if it waits for them."""
+    """Its busy loader workers, if it waits for them."""
     is_behind: bool = False
-    """It has begun a collective, and not come to the one that others wait in."""
+    """Whether it has begun a collective, but has not reached the one that others wait in."""
 
     def as_json(self) -> dict[str, Any]:
-        """For a launcher of another machine."""
+        """As JSON values, for a launcher on another machine."""
         return asdict(self)
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> RankReport:
-        """What ``as_json`` made."""
-        facts = None if content["facts"] is None else Facts(**content["facts"])
-        loaders = [LoaderWorker(worker["pid"], Facts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]]
+        """The inverse of ``as_json``."""
+        facts = None if content["facts"] is None else ProcessFacts(**content["facts"])
+        loaders = [
+            LoaderWorker(worker["pid"], ProcessFacts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]
+        ]
         return RankReport(**{**content, "facts": facts, "loaders": loaders})
 
     @property
     def rank(self) -> int:
-        """Of the process."""
+        """The rank of the process."""
         return int(self.record["rank"])
 
     @property
-    def frames(self) -> list[tuple[str, int, str]]:
-        """Of the main thread, innermost first."""
+    def frames(self) -> list[Frame]:
+        """The main thread's stack, innermost frame first."""
         return [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for other ranks."""
-        if self.state not in ("running", "late") or self.is_behind:
-            return False
-        return waits_at(self.frames, self.record["collective"])
+        return self.state in _ALIVE and not self.is_behind and waits_at(self.frames, self.record["collective"])
 
     @property
     def still_s(self) -> float:
-        """For how long its main thread had not moved when it was looked at last, and since."""
-        return float(self.record["time_s"]) - float(self.record["since_s"]) + self.late_s
+        """How long its main thread has not moved."""
+        return self._since("since_s")
 
     @property
     def idle_s(self) -> float:
-        """The same, less the time since it has read or written much: a checkpoint, say, at one line for minutes."""
-        record = self.record
-        if self.facts is not None and self.facts.io_bytes - record.get("io_bytes", math.inf) > BUSY_BYTES * (
-            1 + self.late_s
-        ):
+        """How long its main thread has neither moved nor read or written much: saving a checkpoint may take minutes at one
+        line."""
+        most_bytes = self.record.get("io_bytes", math.inf) + BUSY_BYTES * (1 + self.late_s)
+        if self.facts is not None and self.facts.io_bytes > most_bytes:
             return 0.0
-        return min(self.still_s, float(record["time_s"]) - float(record.get("worked_s", 0.0)) + self.late_s)
+        return min(self.still_s, self._since("worked_s"))
 
     @property
     def asleep_s(self) -> float:
-        """For how long its main thread has not used the processor: one that polls does, at one line for minutes."""
-        record = self.record
-        return float(record["time_s"]) - float(record.get("awake_s", 0.0)) + self.late_s
+        """How long its main thread has used no processor time: a thread that polls uses some, even at one line for minutes."""
+        return self._since("awake_s")
+
+    def _since(self, event: str) -> float:
+        return float(self.record["time_s"]) - float(self.record.get(event, 0.0)) + self.late_s
 
     def describe(self) -> str:
         """What it does, in words."""
-        doing = self.record["doing"]
-        at, of = _where(self.record)
+        at, of = _step_words(self.record)
         if self.state == "gone":
             return (
-                f"its process is gone, without a word: it was killed {at}, by the launcher after another rank had failed, or "
-                "because memory ran out (see dmesg)"
+                f"its process is gone: it was killed {at}, by the launcher after another rank had failed, or because memory "
+                "ran out (see dmesg)"
             )
         if self.state == "replaced":
-            return f"has put another program in its place {at} (exec), which tells nothing"
+            return f"replaced by another program {at} (exec), which does not report"
         if self.state == "stopped":
-            return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` lets it run on"
-        if self.state not in ("running", "late"):
+            return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` resumes it"
+        if self.state not in _ALIVE:
             return f"{self.state} {at}"
-        how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        how_long += self._silence()
+        activity = str(self.record["doing"]["activity"])
         if self.is_waiting:
             collective = self.record["collective"]
-            what = "for the other ranks" if collective is None else f"in {collective['text']}"
-            return f"waiting {what}{of}, {how_long}"
-        if waits_for_loader(self.frames):
-            workers = f"its loader worker{'s' if len(self.loaders) > 1 else ''}"
-            return f"waiting for {workers}{''.join(f' {worker.pid}' for worker in self.loaders[:1])}{of}, {how_long}"
-        return f"{doing['activity']}{of}, {how_long}"
+            activity = f"waiting {'for the other ranks' if collective is None else 'in ' + collective['text']}"
+        elif waits_for_loader(self.frames):
+            pid = f" {self.loaders[0].pid}" if self.loaders else ""
+            activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
+        how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
+        return f"{activity}{of}, {how_long}{self._why_silent()}"
 
-    def _silence(self) -> str:
-        """Why it does not report, or move, as far as the kernel knows."""
+    def _why_silent(self) -> str:
+        """Why it does not report or move, as far as the kernel knows."""
         if self.facts is not None and self.facts.swaps:
-            return f" (it swaps: {size(self.facts.swap_bytes)} of its memory are on disk)"
-        if self.facts is not None and self.facts.state == "D":
-            held_in = f", in {self.facts.held_in}" if self.facts.held_in else ""
-            return f" (the kernel holds it{held_in}: a file system or a driver that does not answer, or a slow disk)"
+            return f" (swapping: {size(self.facts.swap_bytes)} of its memory are on disk)"
+        if self.facts is not None and (why := self.facts.why_blocked()):
+            return f" ({why})"
         if self.state != "late":
             return ""
         if self.is_here:
@@ -145,45 +147,41 @@ class RankReport:
         return f" (it has not reported for {self.late_s:.0f} s)"
 
     def stack(self) -> list[str]:
-        """The lines to show, outermost first: from the script's own first line on.
-
-        Of a rank that waits only the script's, and then what its loader workers do, if it waits for those.
-        """
+        """The lines of its stack to show, outermost first, from the script's first line on. For a rank that waits: only the
+        script's own frames, and those of the loader workers that it waits for."""
         lines: list[str] = []
-        hides_torch = self.is_waiting or waits_for_loader(self.frames)
-        for file, line, name in reversed(self.frames):
-            if file.startswith(_LAUNCH):  # what has started the script
+        waits = self.is_waiting or waits_for_loader(self.frames)
+        for frame in reversed(self.frames):
+            if frame[0].startswith(_LAUNCH):  # it started the script
                 lines = []
-                continue
-            if hides_torch and (file.startswith(f"{_PACKAGE}/") or any(part in file for part in _BELOW)):
-                continue
-            lines += _shown(file, line, name)
+            elif not (waits and any(part in frame[0] for part in _WAITING_CODE)):
+                lines += _shown(*frame)
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
-            for frame in reversed(worker.frames):
-                lines += [f"  {text}" for text in _shown(*frame)]
+            lines += [f"  {text}" for frame in reversed(worker.frames) for text in _shown(*frame)]
         return lines
 
 
 def brief(lines: Sequence[str]) -> list[str]:
-    """A stack for a report: of a deep one where it begins, in the script, and where it ends."""
+    """A stack's outermost and innermost lines, for a report."""
     if len(lines) <= _OUTERMOST + 1 + _INNERMOST:
         return list(lines)
     return [*lines[:_OUTERMOST], "...", *lines[-_INNERMOST:]]
 
 
-def _where(record: Mapping[str, Any]) -> tuple[str, str]:
-    """In which step that was, in words: to stand alone, and to stand behind something."""
+def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
+    """The step in which a record was made: as an adverbial, and as an attribute of what was being done."""
     doing = record["doing"]
-    if "num_done" in doing:  # a script that knows no steps
-        done = doing["num_done"]
-        at = f"after {done} collective{'s' if done > 1 else ''}" if done else "before its first collective"
-        if step := doing.get("step", 0):  # its optimizers tell
-            at = f"after step {step} ({done} collective{'' if done == 1 else 's'})"
-        return at, f", {at}"
     step = doing.get("step", 0)
-    at = f"in step {step}" if doing.get("in_step") else (f"after step {step}" if step else "before the first step")
-    return at, f" of step {step}" if doing.get("in_step") else f", {at}"
+    if doing.get("in_step"):
+        return f"in step {step}", f" of step {step}"
+    at = f"after step {step}" if step else "before the first step"
+    if "num_done" in doing:  # a script that does not use lockstep
+        collectives = counted(doing["num_done"], "collective") if doing["num_done"] else ""
+        at = f"after {collectives}" if collectives else "before its first collective"
+        if step:
+            at = f"after step {step} ({collectives or '0 collectives'})"
+    return at, f", {at}"
 
 
 def _shown(file: str, line: int, name: str) -> list[str]:
@@ -191,65 +189,63 @@ def _shown(file: str, line: int, name: str) -> list[str]:
     return [f"{file}:{line} in {name}", *([f"    {source}"] if source else [])]
 
 
-LookUp = Callable[[int, float], str]
-"""What has become of a process of this machine, from its id and when it last reported: ``running``, ``stopped`` or ``gone``."""
-Ask = Callable[[Mapping[str, Any]], Sequence[tuple[str, int, str]] | None]
-"""The stack of a process of this machine that has not reported for a while, from its record (``asking.ask``)."""
-
-
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
-    """The newest record of each rank of the newest launch of a run, by rank.
+    """The newest record of each rank of a run's latest launch, in rank order.
 
-    ``run_dir`` may be a launch's private directory as well; ranks that have joined a run have a new box there.
+    ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then looked up in the run's.
     """
     records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := read_box(path)) is not None]
     if any("program" in record for record in records):
         records = [(read_box(Path(record["joined"])) or record) if "joined" in record else record for record in records]
     elif records:
-        launch = max(records, key=lambda record: float(record["began_s"]))["launch"]  # of an earlier one more may be left
+        launch = max(records, key=lambda record: float(record["began_s"]))[
+            "launch"
+        ]  # an earlier one may have had more ranks
         records = [record for record in records if record["launch"] == launch]
     return sorted(records, key=lambda record: int(record["rank"]))
 
 
 def run_joined(private_dir: Path) -> Path | None:
-    """The directory of the run that the ranks of a launch have joined; None: not all of them have, or not the same."""
+    """The directory of the run that a launch's ranks have joined; None: some have not, or they have joined several."""
     records = [read_box(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
     joined = {str(Path(record["joined"]).parents[1]) if "joined" in record else "" for record in records}
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
 
 
-def read_reports(run_dir: Path, now_s: float, look_up: LookUp, ask: Ask) -> list[RankReport]:
-    """What the ranks of the newest launch of a run were doing, by rank. ``now_s``: seconds since 1970."""
-    return [_report(record, now_s, look_up, ask) for record in read_records(run_dir)]
+def read_reports(run_dir: Path, now_s: float, *, asks: bool = True) -> list[RankReport]:
+    """What the ranks of a run's latest launch are doing, in rank order.
+
+    Args:
+        run_dir: of the run, or a launch's private directory.
+        now_s: seconds since 1970.
+        asks: whether to request the stacks of this machine's processes that have stopped reporting.
+    """
+    return [_report(record, now_s, asks=asks) for record in read_records(run_dir)]
 
 
-def _report(record: Mapping[str, Any], now_s: float, look_up: LookUp, ask: Ask) -> RankReport:
+def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
-    state = record["ended"]
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
-    if state is not None:
-        return RankReport(record, state, late_s, is_here)
-    if not is_here:
-        return RankReport(record, "late" if late_s > _LATE_S else "running", late_s, is_here)
+    if record["ended"] is not None:
+        return RankReport(record, record["ended"], late_s, is_here)
     pid = int(record["pid"])
-    state = look_up(pid, float(record["time_s"]))
+    state = state_of(pid, float(record["time_s"])) if is_here else "running"
     if state == "gone" and record["doing"]["activity"] == ENDING:
         state = "finished"
     if state == "running" and late_s > _LATE_S:
         state = "late"
-        if stack := ask(record):
+        if is_here and asks and (stack := request_stack(record)):
             record = {**record, "stack": stack, "collective": None}
-        elif "stack_fd" in record and not catches(pid, SIGNAL):
+        elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
             state = "replaced"
     report = RankReport(record, state, late_s, is_here)
-    if state not in ("running", "late") or report.still_s < _STILL_S or report.is_waiting:
+    if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    loaders = busy_workers(record) if waits_for_loader(report.frames) else ()
-    return replace(report, facts=facts_of(pid), loaders=loaders)
+    return replace(report, facts=facts_of(pid), loaders=busy_workers(record) if waits_for_loader(report.frames) else ())
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
-    """Ranks that do the same, at the same line, together: those that are missing first, then the smaller groups."""
+    """Reports grouped by state and line of code: ranks that do not wait first, smaller groups before larger ones."""
     groups: dict[Any, list[RankReport]] = {}
     for report in reports:
         collective = report.record["collective"]

@@ -5,9 +5,9 @@ of DistributedDataParallel, or the script's own. The rest of the time it is busy
 for longer than they are, and waits for less time; no clocks of different machines are compared. What a rank is busy with is
 known from samples of its stack, taken by the sampler's thread.
 
-Which gradient is the last of a backward pass is learned in the first step of each optimizer. On a GPU the times are those of
-the script, which runs ahead of the GPU until something makes it wait: then the wait before ``optimizer.step()`` may be for its
-own GPU (``scaler.step``, ``loss.item()``), and not for other ranks.
+Which gradient is the last of a backward pass is determined in the first step of each optimizer. On a GPU the times are those of
+the script, which runs ahead of the GPU until something makes it wait: the wait before ``optimizer.step()`` may then be for its
+own GPU (``scaler.step``, ``loss.item()``) rather than for other ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ScriptClock:
         self._windows: tuple[list[Any], ...] = ()
         self._seen: Counter[str] = Counter()
         self._places: deque[tuple[str, str]] = deque(maxlen=_MOST_PLACES)
-        self._lessons: weakref.WeakKeyDictionary[Any, _Lesson | None] = weakref.WeakKeyDictionary()
+        self._finders: weakref.WeakKeyDictionary[Any, _LastGradient | None] = weakref.WeakKeyDictionary()
         """By optimizer; None once its last gradient is known."""
         self._hooks: list[Any] = []
         optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
@@ -76,7 +76,7 @@ class ScriptClock:
 
     def close(self) -> None:
         """Remove all hooks. Called by the main thread."""
-        for hook in (*self._hooks, *(hook for lesson in self._lessons.values() if lesson for hook in lesson.hooks)):
+        for hook in (*self._hooks, *(hook for finder in self._finders.values() if finder for hook in finder.hooks)):
             hook.remove()
         self._hooks = []
 
@@ -115,9 +115,9 @@ class ScriptClock:
         if self._is_compiling():  # the hooks must not be compiled into the script's graph
             return
         self._began_s = perf_counter()
-        if self._lessons.get(optimizer, _NEW) is not None:
+        if self._finders.get(optimizer, _NEW) is not None:
             with contextlib.suppress(Exception):
-                self._learn(optimizer)
+                self._find_last_gradient(optimizer)
 
     def after_optimizer(self, *_: Any) -> None:
         """An optimizer step has ended."""
@@ -151,28 +151,28 @@ class ScriptClock:
         numbers = [float(f"{number:.3g}") for number in (busy[len(busy) // 5], busy[len(busy) // 2], *means)]
         self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen)])
 
-    def _learn(self, optimizer: Any) -> None:
+    def _find_last_gradient(self, optimizer: Any) -> None:
         """Before an optimizer's first step, hook the gradients of all its parameters; before its second, only the last one."""
-        lesson = self._lessons.get(optimizer)
-        if lesson is None:
-            if len(self._lessons) >= _MOST_OPTIMIZERS:
-                self._lessons[optimizer] = None
+        finder = self._finders.get(optimizer)
+        if finder is None:
+            if len(self._finders) >= _MOST_OPTIMIZERS:
+                self._finders[optimizer] = None
                 return
-            lesson = self._lessons[optimizer] = _Lesson()
+            finder = self._finders[optimizer] = _LastGradient()
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.requires_grad:
-                    lesson.hooks.append(parameter.register_post_accumulate_grad_hook(lesson.note))
+                    finder.hooks.append(parameter.register_post_accumulate_grad_hook(finder.note))
             return
-        self._lessons[optimizer] = None
-        for hook in lesson.hooks:
+        self._finders[optimizer] = None
+        for hook in finder.hooks:
             hook.remove()
-        if lesson.last is not None:
-            self._ready_s = max(self._ready_s, lesson.ready_s)
-            self._hooks.append(lesson.last.register_post_accumulate_grad_hook(self.note_gradient))
+        if finder.last is not None:
+            self._ready_s = max(self._ready_s, finder.ready_s)
+            self._hooks.append(finder.last.register_post_accumulate_grad_hook(self.note_gradient))
 
 
-class _Lesson:
-    """Finds out which parameter of an optimizer gets its gradient last."""
+class _LastGradient:
+    """Determines which parameter of an optimizer receives its gradient last."""
 
     def __init__(self) -> None:
         self.hooks: list[Any] = []
@@ -180,11 +180,11 @@ class _Lesson:
         self.ready_s = 0.0
 
     def note(self, parameter: Any) -> None:
-        """A parameter has got its gradient."""
+        """A parameter has received its gradient."""
         self.last, self.ready_s = parameter, perf_counter()
 
 
-_NEW = _Lesson()
+_NEW = _LastGradient()
 
 
 def _uses_gpu() -> bool:

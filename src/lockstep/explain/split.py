@@ -17,7 +17,7 @@ PARTS = {
     "checkpoint": "saving checkpoints",
     "script": "the script's other code in the loop",
 }
-"""What each part is spent on. Every moment of a pass belongs to one of them."""
+"""What each part is spent on. They add up to the duration of a pass."""
 
 ACTIVITIES = {
     "data": "waiting for the loader",
@@ -36,24 +36,24 @@ _REMEDIES = {
     "checkpoint": "a longer --checkpoint-every helps",
 }
 _NOTABLE = 0.15
-"""The share of the time from which on a part that does not compute is what the run is bound by."""
+"""A run is bound by a part other than computing if that takes at least this share of the time."""
 
 
 def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The share of each part in the time of all ranks, from their seconds. They sum to 1, unless no time has passed."""
+    """Each part's share of the time of all ranks, whose seconds are given. The shares add up to 1, or to 0 if all are 0."""
     totals = {part: math.fsum(split.get(part, 0.0) for split in splits) for part in PARTS}
     whole = math.fsum(totals.values())
     return {part: total / whole if whole else 0.0 for part, total in totals.items()}
 
 
 def bound_of(shares: Mapping[str, float]) -> str:
-    """What limits the speed: the largest part that is not computing, if it is notable; else ``compute``."""
+    """What limits the speed: the largest part other than computing if it is notable, else ``compute``."""
     part = max((part for part in PARTS if part not in _COMPUTE), key=lambda part: shares[part])
     return part if shares[part] >= _NOTABLE else "compute"
 
 
 def sentence(shares: Mapping[str, float]) -> str:
-    """What limits the speed, for the user."""
+    """What limits the speed, and a remedy, for the user."""
     bound = bound_of(shares)
     if bound == "compute":
         share = sum(shares[part] for part in _COMPUTE)

@@ -1,7 +1,7 @@
-"""The black box that each worker of ``lockstep run`` has from its start, in the launch's private directory.
+"""The black box of each worker of ``lockstep run``, from its start, in the launch's private directory.
 
-It is for scripts that never call ``lockstep.join``, and for what comes before that. Of steps only that is known there which
-PyTorch tells of optimizers (``script_clock``); how far a process is, is told by the collectives that it has finished, too.
+It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
+that PyTorch's hooks report (``script_clock``), and from the collectives that they have finished.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.flight import counts
+from lockstep.explain.flight_recorder import counts
 from lockstep.explain.rank_reports import ENDING, box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.script_clock import ScriptClock
@@ -23,7 +23,7 @@ _REMEMBERED = 20
 
 
 class Pace:
-    """How far apart the moments are, usually, at which a process finishes collectives, to half a second."""
+    """The usual time between two moments at which a process finishes collectives, to within half a second."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -31,7 +31,7 @@ class Pace:
         self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
 
     def note(self, count: int, now_s: float) -> None:
-        """So many were finished up to now."""
+        """Record how many collectives are finished by now."""
         if count != self._count:
             if self._changed_s is not None:
                 self._gaps.append(now_s - self._changed_s)
@@ -39,12 +39,12 @@ class Pace:
 
     @property
     def usual_s(self) -> float:
-        """The median of the newest."""
+        """The median of the latest, in seconds; 0 until there are two."""
         return sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
 
 
 class WorkerBox:
-    """Of this process, from now on: to be made by its main thread.
+    """Starts the black box of this process. Must be created by the main thread.
 
     Args:
         private_dir: of the launch.
@@ -69,11 +69,11 @@ class WorkerBox:
         }
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, clock=self._clock)
-        except OSError:  # the script can do without
+        except OSError:  # the script runs without a black box
             self._clock.close()
 
     def ends(self) -> None:
-        """The program has come to its end, and exit handlers follow."""
+        """The program has ended; exit handlers follow."""
         self._is_ending = True
 
     def _doing(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from lockstep.stopping import say
 
 if TYPE_CHECKING:
     from lockstep.explain.rank_reports import RankReport
-    from lockstep.explain.slow_script import SlowScriptRanks
+    from lockstep.explain.slow_script_ranks import SlowScriptRanks
 
 _LOOK_S = 1.0
 _FIRST_S = 2.0
@@ -75,9 +75,9 @@ class Watching:
     def last_seen(self, rank: int) -> str:
         """What an exited worker was last seen doing; empty: unknown."""
         with contextlib.suppress(Exception):
-            from lockstep.explain.testimony import testimony
+            from lockstep.explain.last_seen import last_seen
 
-            return testimony(self._where(), rank)
+            return last_seen(self._where(), rank)
         return ""
 
     def _where(self) -> Path:
@@ -126,7 +126,7 @@ class Watching:
         self._look_for_stuck(waited)
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
-        from lockstep.explain.slow_script import SlowScriptRanks
+        from lockstep.explain.slow_script_ranks import SlowScriptRanks
 
         self._slow = self._slow or SlowScriptRanks()
         slow = self._slow.look(records)
@@ -156,11 +156,10 @@ class Watching:
 
         ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
-        from lockstep.explain.asking import ask, look_up
         from lockstep.explain.rank_reports import RankReport, read_reports
 
         with self._lock:
-            reports = read_reports(self._where(), time.time(), look_up, ask)
+            reports = read_reports(self._where(), time.time())
         messages = self._exchange.received if self._speaks else {}
         reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
@@ -177,8 +176,8 @@ class Watching:
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ``slow_script.judge`` needs, for the first machine's launcher."""
-    from lockstep.explain.slow_script import newest_steps
+    """The fields that ``slow_script_ranks.judge`` needs, for the first machine's launcher."""
+    from lockstep.explain.slow_script_ranks import newest_steps
 
     return {**{name: record[name] for name in ("rank", "host", "world_size")}, "steps": newest_steps(record.get("steps"))}
 

@@ -61,14 +61,14 @@ class _Foreseen:
 class Clock(Protocol):
     """Measures how long this rank was busy, and learns how long the others were."""
 
-    def computed(self) -> None:
-        """This rank has waited until its device had computed the values of the phase."""
+    def device_finished(self) -> None:
+        """This rank has waited for its device to compute the values of the phase."""
 
     def report(self, num_samples: int) -> list[float]:
         """The measurements of this rank, which is about to wait for the others: equally many numbers on every rank.
         ``num_samples``: its samples in the phase so far."""
 
-    def reported(self, rows: Sequence[Sequence[float]]) -> None:
+    def receive(self, rows: Sequence[Sequence[float]]) -> None:
         """Take the measurements of all ranks, by rank."""
 
 
@@ -184,7 +184,7 @@ class Ledger:
         for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
             self._note(key, number.item(), weight)
         if self._on_device:
-            self._clock.computed()
+            self._clock.device_finished()
         page, form = self._page, self._form
         page.unforeseen = tuple(sync.unforeseen())
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen
@@ -232,7 +232,7 @@ class Ledger:
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
         first = 3 + len(busy)
-        self._clock.reported([row[3:first] for row in lines])
+        self._clock.receive([row[3:first] for row in lines])
         samples = [int(row[2]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.audit.aside import Accounts, Course, Engine
 from lockstep.audit.auditor import Auditor
+from lockstep.audit.recomputation import Course
 from lockstep.data.batch import Batch, Shards
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
-from lockstep.listener import Listener, Listeners
+from lockstep.listener import Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.contents import parameters_of
@@ -23,14 +23,6 @@ from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
-
-
-class _Main(NamedTuple):
-    """The course of the micro-steps that count."""
-
-    accounts: Accounts
-    engine: Engine
-    listeners: Listener
 
 
 class Phases:
@@ -74,8 +66,9 @@ class Phases:
         self._has_streams = num_shards > 1
         """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
         simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
-        self._main: Course = _Main(ledger, sync, listeners)
-        self._course: Course = self._main
+        self._main = Course(ledger, sync, listeners)
+        """What the micro-steps that count run on."""
+        self._course = self._main
         """That of the running micro-step."""
         self._plan: StepPlan | None = None
         """That of the current step."""
@@ -236,7 +229,7 @@ class Phases:
         self.micro = micro
         course = self._course
         if micro.is_again and self.auditor is not None:
-            course = self._course = self.auditor
+            course = self._course = self.auditor.course
             if micro.begins_shard:
                 self._watched.begin_again()
         course.accounts.begin_shard(micro)

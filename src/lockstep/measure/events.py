@@ -1,19 +1,19 @@
-"""The run's journal: JSON lines, the one seam between running and reading.
+"""The run's journal: JSON lines, the only interface between training and analysis.
 
-``<run directory>/events.jsonl`` is written by rank 0. Each line is one JSON object with ``event`` (its kind), ``time_s``
+Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object with ``event`` (its kind), ``time_s``
 (seconds since 1970) and the fields of the kind:
 
 =====================  =================================================================================================
-``start``              ``script``, ``args``, ``module`` (null: it was none), ``cwd``, ``script_sha256``, ``launcher``,
+``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``, ``script_sha256``, ``launcher``,
                        ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``, ``shards``,
                        ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
-                       ``num_cores`` (all that this machine lets the run use), ``torch``, ``python``, ``lockstep``
+                       ``num_cores`` (available to the run on this machine), ``torch``, ``python``, ``lockstep``
                        (versions)
-``resume``             ``step``, ``checkpoint`` (its name, or null): the run goes on after that step, and what was
-                       written of later ones will be written again
-``step``               ``epoch``, ``step``, ``values``: what ``team.log`` was given in that step, averaged over all shards
+``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
+                       later steps will be written again
+``step``               ``epoch``, ``step``, ``values``: the values logged in that step, averaged over all shards
 ``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
-                       training loader, as far as this launch made it (it may be asked to stop in the middle); the same
+                       training loader, as far as this launch took it (it may be asked to stop in the middle); the same
                        without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank:
                        CPU seconds of the process and its loader workers over ``steady_s``), ``peak_rss_bytes`` and
                        ``peak_gpu_bytes`` (lists, by rank; the latter null without a GPU), ``gpu_utilisation`` (a list,
@@ -21,22 +21,22 @@
                        seconds of ``wall_s`` in each part of ``explain.split.PARTS``), ``bound`` (what the speed is
                        limited by: one of these parts, or ``compute``)
 ``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``, ``backward`` or ``script``), ``times``
-                       (as long as the median of the other ranks), ``cost`` (the share of everybody's time): the others wait
-                       for that rank
+                       (how many times as long as the median of the others), ``cost`` (the share of all time): the others
+                       wait for that rank
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
-                       training stood still for it), ``wall_s`` (how long it took to write)
-``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training went on
-``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that it came to), ``saved``: the run was asked to
+                       it held up training), ``wall_s`` (how long it took to write)
+``checkpoint_failed``  ``step``, ``error``: rank 0 could not write its part, and training continued
+``preempted``          ``step``, ``signal`` (its name), ``rank`` (the lowest that received it), ``saved``: the run was asked to
                        stop, and this launch ends after that step; if ``saved``, with a checkpoint
-``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (those that are wrong: one, two if it is one of
-                       them, or none), ``where`` (their hosts and devices), ``text``: an audit has found a wrong result, and
-                       this launch ends
-``end``                ``step``, ``wall_s`` since ``start``: the script came to its end
+``audit``              ``step``, ``phase``, ``shard``, ``parameter``, ``ranks`` (that are wrong: one, two if it is one of them,
+                       or none), ``where`` (their hosts and devices), ``text``: an audit has found a wrong result, and this
+                       launch ends
+``end``                ``step``, ``wall_s`` since ``start``: the script has ended
 =====================  =================================================================================================
 
-``epoch`` counts from 0, ``step`` from 1 (the number of steps taken so far in the run, this one included).
-A reader must pass over kinds and fields that it does not know. A number that is not finite is written as null.
+``epoch`` counts from 0, ``step`` from 1 (the number of steps of the run up to and including this one). A reader must ignore
+kinds and fields that it does not know. Numbers that are not finite are written as null.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FILE_NAME = "events.jsonl"
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no word for it, and most readers refuse Python's
+        return None  # JSON cannot represent it, and most readers reject Python's extension
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,9 +65,9 @@ def _finite(value: Any) -> Any:
 
 
 class EventWriter:
-    """Appends events to the journal of a run directory. Lines reach the file as they are written.
+    """Appends events to the journal of a run directory, each at once.
 
-    Where the disk is full they wait in memory, and training goes on.
+    While the disk is full, lines are kept in memory, and training continues.
 
     Args:
         run_dir: of the run.
@@ -115,17 +115,17 @@ class EventWriter:
 
 
 def _warn(what: str) -> None:
-    # Not one of Python's warnings: those can be turned into errors, and a full disk must not end the training.
-    with contextlib.suppress(OSError):  # what is printed may go to a file on that disk
+    # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
+    with contextlib.suppress(OSError):  # standard error may be a file on that disk
         print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
 def read_events(run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order. A line cut short (a launch was killed while it wrote) or damaged is left out.
+    """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
 
     Args:
         run_dir: of the run.
-        damaged: the numbers of such lines, from 1, are appended to it; not that of a last line that is still being written.
+        damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
         name: of the file in it.
 
     Raises:
@@ -140,7 +140,7 @@ def read_events(run_dir: Path, damaged: list[int] | None = None, name: str = FIL
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
-    """The event in a line; None: it was cut short, or is damaged."""
+    """The event in a line; None: it is truncated or damaged."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def read_event(line: str | bytes) -> dict[str, Any] | None:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """The events of a run as if nobody had interrupted it: see ``history_of``.
+    """The events of a run as if it had never been interrupted: see ``history_of``.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
@@ -158,7 +158,7 @@ def read_history(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events without what was done again after a ``resume``. Pure."""
+    """The events without those that were repeated after a ``resume``. Pure."""
     history: list[dict[str, Any]] = []
     for event in events:
         history = add_to_history(history, event)
@@ -166,7 +166,7 @@ def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_to_history(history: list[dict[str, Any]], event: dict[str, Any]) -> list[dict[str, Any]]:
-    """The history with one more event, without what will be done again if that is a ``resume``. It may change the list."""
+    """The history with one more event, and after a ``resume`` without the events that will be repeated. May modify the list."""
     if event["event"] == "resume" and (until := number_in(event, "step")) is not None:
         history = [old for old in history if old["event"] not in _REPEATED or (number_in(old, "step") or 0) <= until]
     history.append(event)
@@ -177,7 +177,7 @@ _REPEATED = ("step", "epoch", "evaluate", "end")
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:
-    """A finite number that an event, or its ``values``, has under this name; None: it is absent, or something else."""
+    """The finite number with this name in an event or its ``values``; None: it is absent, or not a finite number."""
     value = fields.get(name)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if is_number else None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where rank 0 writes what was measured: the journal of the run directory, and the run's trackers."""
+"""Rank 0's measurements: written to the journal of the run directory, and to the run's trackers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.measure.events import EventWriter
-from lockstep.measure.tracking import Trackers
+from lockstep.measure.trackers import Trackers
 
 
 class Journal:
-    """The outlets of one process; on ranks other than 0 there are none.
+    """The journal of one process; ranks other than 0 write nothing.
 
     Args:
-        run_dir: the run's directory; None: write nothing (ranks other than 0).
-        trackers: told of averages; None: none are.
+        run_dir: the run's directory; None: write nothing.
+        trackers: for averages; None: there are none.
     """
 
     def __init__(self, run_dir: Path | None, trackers: Trackers | None = None) -> None:
@@ -27,17 +27,17 @@ class Journal:
             self._events.write(event, **fields)
 
     def scalars(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Write averages: as an event of that kind (``step`` or ``evaluate``), and for trackers."""
+        """Write averages, as an event of this kind (``step`` or ``evaluate``) and to trackers."""
         if self._events is None or not values:
             return
         self._events.write(kind, epoch=epoch, step=step, values=values)
         if kind == "evaluate":
-            self._trackers.tested(step, values)
+            self._trackers.write_evaluation(step, values)
         else:
-            self._trackers.trained(step, values)
+            self._trackers.write_step(step, values)
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the files, and leave the trackers. May be called again."""
+        """Close the files and the trackers. May be called again."""
         if self._events is not None:
             self._events.close()
         self._trackers.close(failed=failed)

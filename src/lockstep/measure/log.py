@@ -1,9 +1,8 @@
-"""Logged values, averaged over all shards of all ranks, without a step ever waiting for it.
+"""Averages logged values over all shards of all ranks, without making a step wait.
 
-Values are kept on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks
-exchange its sums: first, asynchronously, whether all logged the same names; a window later the sums themselves;
-a window later they are read. So by the time anything is waited for, it has long been there. ``flush`` ends what is
-under way.
+Values stay on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks exchange its sums
+asynchronously: first they check whether all have logged the same names; one window later they exchange the sums; another window
+later they read them. Each result has then long arrived. ``flush`` completes all exchanges.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Step:
     sums: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     common: dict[str, Value] = field(default_factory=dict)
-    """Logged outside of ``batch.shards``, and so the same on every rank."""
+    """Values logged outside of ``batch.shards``, which are the same on every rank."""
 
 
 @dataclass
@@ -42,12 +41,12 @@ class _Window:
     steps: list[tuple[int, int]]
     """Epoch and step."""
     common: list[dict[str, float]]
-    """For each step, what is the same on every rank."""
+    """The common values of each step."""
     names: list[str]
     table: Tensor
     """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
     copied: Any = None
-    """An event after which ``table`` is filled; None: it is."""
+    """The copy from a GPU that completes ``table``; None: it is complete."""
     agreement: Tensor | None = None
     work: Any = None
     complete: bool = False
@@ -61,7 +60,7 @@ class MetricLog(Listener):
     """The log of one process.
 
     Args:
-        world_size: with one process there is nobody to exchange with.
+        world_size: number of processes.
         every: steps in a window.
         write: called with each finished step's averages, in order, on every rank.
     """
@@ -73,23 +72,23 @@ class MetricLog(Listener):
         self._names: list[str] = []
         self._current: _Step | None = None
         self._closed: list[_Step] = []
-        self._under_way: deque[_Window] = deque()
+        self._pending: deque[_Window] = deque()
         self._has_begun = False
-        """Whether a step has ended: until then all values are common, and nobody is waited for."""
+        """Whether a step has ended. Until then all values are common, and need no exchange."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether values of steps that are over have not been written yet."""
-        return bool(self._closed or self._under_way)
+        """Whether values of past steps have not been written yet."""
+        return bool(self._closed or self._pending)
 
     def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
-        """Note values. Local; a value on a GPU stays there.
+        """Record values. Local; a value on a GPU stays there.
 
         Args:
-            epoch: at hand.
-            step: at hand.
-            weight: of the shard that runs; None: no shard runs, and the values are the same on every rank.
-            values: by name. None is left out.
+            epoch: the current epoch.
+            step: the current step.
+            weight: of the running shard; None: no shard is running, and the values are the same on every rank.
+            values: by name. Those that are None are ignored.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor with one element, or the weight is not a count.
@@ -107,7 +106,7 @@ class MetricLog(Listener):
             if weight is None:
                 current.common[name] = number
                 continue
-            if weight == 0:  # absent: it may be a mean over nothing, and 0 x NaN is NaN
+            if weight == 0:  # a mean over no samples may be NaN, and 0 x NaN is NaN
                 continue
             number = number * weight
             if name not in self._names:
@@ -134,8 +133,8 @@ class MetricLog(Listener):
         self._current = None
 
     def tick(self, step: int) -> None:
-        """See Listener. Exchanges, if it is time, and does not wait."""
-        if self._world_size == 1 and not self._closed and not self._under_way:
+        """See Listener. Starts or continues exchanges if that is due, without waiting."""
+        if self._world_size == 1 and not self._closed and not self._pending:
             return
         if self._world_size == 1 and self._on_cpu():
             self._write_alone()
@@ -150,7 +149,7 @@ class MetricLog(Listener):
             self._write_alone()
             return
         self._close_window()
-        while self._under_way:
+        while self._pending:
             self._advance()
 
     def _write_alone(self) -> None:
@@ -160,7 +159,7 @@ class MetricLog(Listener):
             self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
 
     def _on_cpu(self) -> bool:
-        if self._under_way:
+        if self._pending:
             return False
         return all(
             not isinstance(value, Tensor) for step in self._closed for value in (*step.sums.values(), *step.common.values())
@@ -177,14 +176,14 @@ class MetricLog(Listener):
             signature = window.signature()
             window.agreement = torch.tensor([signature, -signature])
             window.work = dist.all_reduce(window.agreement, op=dist.ReduceOp.MAX, async_op=True)
-        self._under_way.append(window)
+        self._pending.append(window)
 
     def _advance(self) -> None:
-        """Take every window one stage on, in the order in which they were closed: the same order on every rank."""
-        for window in self._under_way:
+        """Advance every window by one stage, oldest first: the same order on every rank."""
+        for window in self._pending:
             self._next_stage(window)
-        while self._under_way and self._under_way[0].complete:
-            for row in _rows(self._under_way.popleft()):
+        while self._pending and self._pending[0].complete:
+            for row in _rows(self._pending.popleft()):
                 self._write(row)
 
     def _next_stage(self, window: _Window) -> None:
@@ -200,14 +199,14 @@ class MetricLog(Listener):
         highest, lowest = window.agreement.tolist()
         window.agreement = None
         if highest != -lowest:
-            self._merge_unlike(window)
+            self._merge_by_name(window)
         elif window.table.numel() > 0:
             window.work = dist.all_reduce(window.table, async_op=True)
-        else:  # on every rank
+        else:  # the same on every rank
             window.complete = True
 
-    def _merge_unlike(self, window: _Window) -> None:
-        """Ranks logged different names or steps (one had no samples, say): exchange everything by name."""
+    def _merge_by_name(self, window: _Window) -> None:
+        """Exchange everything by name, since ranks have logged different names or steps (one had no samples, say)."""
         windows: list[Any] = [None] * self._world_size
         dist.all_gather_object(windows, (window.steps, window.common, window.names, window.table))
         steps = sorted({step for steps, _, _, _ in windows for step in steps}, key=lambda key: key[1])
@@ -229,10 +228,10 @@ class MetricLog(Listener):
 
 
 def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step: int) -> None:
-    """Values logged outside of batch.shards must be the same on all ranks.
+    """Check that common values are the same on all ranks.
 
     Raises:
-        UsageError: a rank has another one.
+        UsageError: a rank has another value.
     """
     for name, value in theirs.items():
         expected = known.setdefault(name, value)
@@ -262,7 +261,7 @@ def _number(name: str, value: Any) -> Value:
 
 
 def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
-    """Sums and weights as a table on the CPU; and, if some come from a GPU, the event after which they are there."""
+    """Sums and weights as a table on the CPU, and the copy that completes it if some are on a GPU."""
     table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
     cells: list[tuple[int, int]] = []
     on_gpu: list[Tensor] = []
@@ -282,7 +281,7 @@ def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
 
 
 class _Copy:
-    """Numbers on their way from a GPU into a table."""
+    """Copies numbers from a GPU into a table."""
 
     def __init__(self, table: Tensor, cells: list[tuple[int, int]], values: Tensor) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""A loss that is not a number, found without making a GPU wait."""
+"""Detects NaN losses without making a GPU wait."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lockstep.listener import Listener
 
 
 class NanWatch(Listener):
-    """Looks at every loss: at once on the CPU; on a GPU every ``every`` steps, when the numbers have long arrived.
+    """Checks every loss: on the CPU at once; on a GPU every ``every`` steps, once the values have been copied.
 
     Args:
         policy: ``stop`` (raise), ``warn``, or ``ignore``.
         rank: of this process, for the message.
-        every: steps between two looks at losses on a GPU.
-        position: the step and shard at hand.
+        every: steps between two checks of losses on a GPU.
+        position: returns the current step and shard.
     """
 
     def __init__(self, policy: str, rank: int, every: int, position: Callable[[], tuple[int, int]]) -> None:
@@ -37,7 +37,7 @@ class NanWatch(Listener):
         Raises:
             LossError: it is NaN, and the policy is ``stop``.
         """
-        if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and counts for nothing
+        if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and has no weight
             return
         if not loss.is_cpu:
             step, shard = self._position()
@@ -46,10 +46,10 @@ class NanWatch(Listener):
                 self._copy()
             self._waiting.append((step, shard, loss.detach().reshape(())))
         elif (number := loss.item()) != number:
-            self._found(*self._position())
+            self._report(*self._position())
 
     def flush(self) -> None:
-        """Look at all that is left, and wait for it."""
+        """See Listener. Checks all remaining losses, and waits for them."""
         self._read()
         if self._waiting:
             self._copy()
@@ -57,12 +57,12 @@ class NanWatch(Listener):
 
     def _copy(self) -> None:
         waiting, self._waiting = self._waiting, []
-        gpu = waiting[0][2].device  # losses may come from several: models that are spread over them
+        gpu = waiting[0][2].device  # a model may be spread over several GPUs
         bad = torch.stack([loss.to(gpu) for _, _, loss in waiting]).isnan()
-        there = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
-        there.copy_(bad, non_blocking=True)
+        on_cpu = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
+        on_cpu.copy_(bad, non_blocking=True)
         event = torch.cuda.current_stream(gpu).record_event()
-        self._copied = ([(step, shard) for step, shard, _ in waiting], there, event)
+        self._copied = ([(step, shard) for step, shard, _ in waiting], on_cpu, event)
 
     def _read(self) -> None:
         if self._copied is None:
@@ -71,13 +71,13 @@ class NanWatch(Listener):
         event.synchronize()
         for (step, shard), is_bad in zip(positions, bad.tolist(), strict=True):
             if is_bad:
-                self._found(step, shard)
+                self._report(step, shard)
 
-    def _found(self, step: int, shard: int) -> None:
-        what = f"the loss is NaN in step {step}, shard {shard}, on rank {self._rank}"
+    def _report(self, step: int, shard: int) -> None:
+        message = f"the loss is NaN in step {step}, shard {shard}, on rank {self._rank}"
         if self._policy == "stop":
             raise LossError(
-                f"{what}: the weights would be NaN from then on. Look at the data of that step and the learning rate; "
+                f"{message}: the weights would be NaN from then on. Look at the data of that step and the learning rate; "
                 "to continue regardless, join(on_nan='warn') or --on-nan warn."
             )
-        warnings.warn(f"lockstep: {what}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"lockstep: {message}", RuntimeWarning, stacklevel=2)

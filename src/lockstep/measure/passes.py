@@ -1,4 +1,4 @@
-"""One pass over a training loader, timed and metered without its warm-up."""
+"""Times passes over training loaders and measures their use of resources, without warm-up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lockstep.measure.journal import Journal
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
 
 _WARM_UP_STEPS = 10
-_SPOKEN_OF_S = 1.0
-"""Shorter passes are over before anybody asks what they were bound by."""
+_PRINTED_S = 1.0
+"""For shorter passes, what bounds their speed is not printed."""
 
 
 class Pass:
@@ -26,8 +26,8 @@ class Pass:
     Args:
         epoch: number of the pass.
         num_steps: its length, if known.
-        warm_up: leave out the first steps (10, or half of a shorter pass), in which libraries choose their kernels,
-            buffers are made and loader workers start.
+        warm_up: exclude the first steps (10, or half of a shorter pass), in which libraries choose their kernels,
+            buffers are allocated and loader workers start.
     """
 
     def __init__(self, epoch: int, num_steps: int | None, *, warm_up: bool) -> None:
@@ -46,7 +46,7 @@ class Pass:
         self._meter.start()
 
     def count(self, num_samples: int) -> None:
-        """A step of that many samples has ended."""
+        """A step with this many samples has ended."""
         self.num_steps += 1
         self._num_samples += num_samples
         if self.num_steps == self._warm_up:
@@ -55,7 +55,7 @@ class Pass:
             self._meter.start()
 
     def end(self, step: int, split: Callable[[], dict[str, float]]) -> None:
-        """The pass is over, after this step of the run. ``split`` tells how its time was spent."""
+        """The pass has ended, after this step of the run. ``split`` returns how its time was spent."""
         self._step = step
         _wait_for_gpu()
         self._usage = self._meter.stop()
@@ -84,13 +84,13 @@ class Pass:
 
 
 class Meter(Listener):
-    """Times and meters every pass of this process, and writes what all ranks have measured to the journal.
+    """Measures every pass of this process, and writes the measurements of all ranks to the journal.
 
     Args:
         journal: of the run.
         collectives: of all ranks.
-        split: the seconds of each part of the pass at hand (``explain.split``).
-        speaks: whether what the speed is bound by is printed: after the first pass, and where it changes.
+        split: returns the seconds of each part of the current pass (``explain.split``).
+        speaks: whether to print what bounds the speed, after the first pass and when that changes.
     """
 
     def __init__(
@@ -130,20 +130,20 @@ class Meter(Listener):
             shares = shares_of(event["split"])
             event["bound"] = bound_of(shares)
             self._journal.write("epoch", **event)
-            if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _SPOKEN_OF_S:
+            if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _PRINTED_S:
                 self._bound = event["bound"]
-                # Not among what the script prints, which may be compared.
+                # On standard error: the script's own output may be compared with that of another run.
                 print(f"lockstep: epoch {event['epoch'] + 1} is {sentence(shares)}", file=sys.stderr, flush=True)
 
 
 def _wait_for_gpu() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for gpu in gpus_in_use(torch.cuda):
-            torch.cuda.synchronize(gpu)  # kernels run on after the loop has issued them
+            torch.cuda.synchronize(gpu)  # kernels run asynchronously
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same pass of all ranks as one event: times are rank 0's, what was used is a list by rank."""
+    """Merge the measurements of all ranks into one event: rank 0's times, and the use of resources as lists by rank."""
     merged = dict(by_rank[0])
     for name in ("cpu_s", "peak_rss_bytes", "peak_gpu_bytes", "gpu_utilisation", "split"):
         values = [fields[name] for fields in by_rank]

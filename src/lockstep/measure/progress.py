@@ -1,4 +1,4 @@
-"""What rank 0 shows while the run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""What rank 0 shows during the run: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from lockstep.listener import Listener
-from lockstep.measure.headway import Headway, bar_line, clock, time_left
+from lockstep.measure.pass_progress import PassProgress, bar_line, clock, time_left
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -17,19 +17,19 @@ _PLAIN_EVERY_S = 10.0
 
 
 class Display(Protocol):
-    """Something that shows how far a pass over the training loader has come."""
+    """Shows the progress of a pass over the training loader."""
 
     def begin(self, title: str, num_steps: int | None) -> None:
         """A pass begins."""
 
     def step(self, done: int) -> None:
-        """Steps done in this pass. Called after each step, so it must be quick."""
+        """So many steps of this pass are done. Called after each step, so it must be fast."""
 
     def values(self, values: Mapping[str, float]) -> None:
-        """The newest logged averages."""
+        """The latest logged averages."""
 
     def end(self) -> None:
-        """The pass is over."""
+        """The pass has ended."""
 
 
 class Lines:
@@ -62,7 +62,7 @@ class Lines:
         """See Display."""
         if self._running:
             self._running = False
-            if self._done:  # a pass that failed in its first step has no rate
+            if self._done:  # a pass that failed in its first step has no speed
                 self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
@@ -75,16 +75,16 @@ class Bar:
     """A progress bar with the time left. What the program prints meanwhile appears above it.
 
     Args:
-        headway: how far the run has come; may return None: show no time.
+        progress: returns that of the latest pass; None: show no time.
     """
 
-    def __init__(self, headway: Callable[[], Headway | None] = lambda: None) -> None:
-        self._headway = headway
+    def __init__(self, progress: Callable[[], PassProgress | None] = lambda: None) -> None:
+        self._headway = progress
         self._live: Live | None = None
 
     def begin(self, title: str, num_steps: int | None) -> None:
         """See Display."""
-        # Imported where there is a terminal: it would delay the start of every process by some 50 ms.
+        # Imported here, since it would delay the start of every process by some 50 ms.
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -121,13 +121,13 @@ class Bar:
         if self._over_s is not None:
             times = [clock(self._over_s)]
         else:
-            headway = self._headway()
-            times = [] if headway is None else time_left(headway, time.time())
+            progress = self._headway()
+            times = [] if progress is None else time_left(progress, time.time())
         return bar_line(self._title, self._done, self._num_steps, times, self._values, width)
 
 
-class Shown(Listener):
-    """Tells a display how far the run has come."""
+class ProgressUpdater(Listener):
+    """Updates a display."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -153,14 +153,11 @@ def _words(values: Mapping[str, float]) -> list[str]:
 
 
 def choose_display(
-    style: str, *, is_main: bool, on_terminal: bool, headway: Callable[[], Headway | None] = lambda: None
+    style: str, *, is_main: bool, on_terminal: bool, progress: Callable[[], PassProgress | None] = lambda: None
 ) -> Display | None:
-    """The display for a progress style of RunConfig; None: nothing is shown, as on all ranks but rank 0.
-
-    ``headway`` tells how far the run has come.
-    """
+    """The display for ``RunConfig.progress``, given as ``style``; None: nothing is shown, as on all ranks but rank 0."""
     if not is_main or style == "off":
         return None
     if style == "bar" or (style == "auto" and on_terminal):
-        return Bar(headway)
+        return Bar(progress)
     return Lines()

@@ -1,4 +1,4 @@
-"""A shard taken again sample by sample: which of them made its loss NaN, or so large."""
+"""Replays a shard sample by sample, to find out which of them made its loss NaN, or so large."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lockstep.plan.shards import MicroStep
 
 
 class SampleBySample:
-    """Puts single samples in the place of one of a step's shards: the loop's body runs once for each.
+    """Splits one shard of a step into single samples, so that the loop's body runs once for each.
 
-    All have the shard's random stream, and the weights at the beginning of the step. Nothing is fetched again: what is cut is
-    the shard's own batch, as its samples were augmented.
+    Each has the shard's random stream, and the weights from the beginning of the step. Nothing is fetched again: the
+    shard's own batch is split, with its samples as they were augmented.
 
     Args:
-        step: the step, as the run counts it.
-        shard: the shard whose samples they are.
+        step: its number in the run.
+        shard: to split.
     """
 
     def __init__(self, step: int, shard: int) -> None:
@@ -26,13 +26,13 @@ class SampleBySample:
         self._shard = shard
 
     def __call__(self, deal: Deal) -> Deal:
-        """The deal of a step, changed if it is the one."""
+        """The deal of a step, with its shard split if it is that step."""
         plan, data = deal
         if plan.number != self._step:
             return deal
         micro_steps, batches = list[MicroStep](), list[Any]()
         for micro, batch in zip(plan.micro_steps, data, strict=True):
-            if micro.shard != self._shard:  # so that all the rest is as in any step
+            if micro.shard != self._shard:  # the rest of the step stays as it is
                 micro_steps.append(micro)
                 batches.append(batch)
                 continue

@@ -1,4 +1,4 @@
-"""A debugger in the body of the loop over ``batch.shards``, in the step that is replayed."""
+"""Starts the debugger in the body of the loop over ``batch.shards``, in the step that is replayed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class Breakpoint(Listener):
-    """Stops once, in the first micro-step of the first step that it is told of.
+    """Stops once, in the first step that it is notified of.
 
     Args:
-        shard: in that of this shard; None: whichever comes first.
+        shard: the shard to stop in; None: the first one.
     """
 
     def __init__(self, shard: int | None) -> None:
@@ -33,7 +33,7 @@ class Breakpoint(Listener):
 
 
 class _Debugger(pdb.Pdb):
-    """Stops at the next line of the frame that it is given: the first of the loop's body, where the batch has its names."""
+    """Stops at the next line of a given frame: the first of the loop's body, where the batch has been assigned."""
 
     def set_trace(self, frame: FrameType | None = None) -> None:
         """See pdb."""
@@ -41,17 +41,17 @@ class _Debugger(pdb.Pdb):
         super().set_trace(frame)
 
     def set_step(self) -> None:
-        """See bdb: it would stop in whatever is called next, here in lockstep."""
+        """See bdb, which would stop in the next function called, here in lockstep."""
         frame, self._begins_in = self._begins_in, None
         if frame is None:
             super().set_step()
         else:
             self.set_next(frame)
 
-    set_stepinstr = set_step  # what Python 3.13 begins with
+    set_stepinstr = set_step  # Python 3.13 calls this one
 
     def set_quit(self) -> None:
-        """See bdb: to have seen enough is no failure."""
+        """See bdb. Quitting the debugger is not a failure."""
         raise SystemExit(0)
 
 

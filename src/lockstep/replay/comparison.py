@@ -1,14 +1,14 @@
-"""The first step in which two digest journals differ, and what was compared. Pure.
+"""The first difference between two digest journals. Pure.
 
-Samples and losses stand there for every step, what samples hold, gradients and state for some. So the step of a difference is
-exact if it shows in a loss, and else lies between two steps whose state is known.
+A journal has the samples and losses of every step, and the content of samples, gradients and state of some. So the step of a
+difference is exact if it shows in a loss; otherwise it lies between two steps whose state is known.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.replay.digests import NOTHING, Digests, Shard
@@ -19,14 +19,14 @@ from lockstep.trace.traced_run import ShardKey
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What came of it."""
+    """The result of a comparison."""
 
     steps: tuple[int, ...]
-    """Those whose samples and losses were compared, up to the first difference."""
+    """Steps whose samples and losses were compared, up to the first difference."""
     states: tuple[int, ...]
-    """Those after which the state was compared, and equal."""
+    """Steps after which the state was compared, and is equal."""
     difference: Difference | None
-    """None: none was found in them."""
+    """The first difference; None: there is none in these steps."""
 
     @property
     def is_empty(self) -> bool:
@@ -38,67 +38,61 @@ def compare(first: Digests, second: Digests, steps: range | None = None, toleran
     """Compare two journals step by step.
 
     Args:
-        one: a journal.
-        two: another.
-        steps: only these; None: all that both know.
-        tolerance: losses are equal up to this, relatively, and gradients and states are not compared; None: to the bit.
+        first: a journal.
+        second: another.
+        steps: the steps to compare; None: all that both have.
+        tolerance: the relative difference up to which losses count as equal; gradients and states are then not compared. None:
+            they must be equal to the bit.
     """
-    known = sorted(set(first.steps) & set(second.steps))
-    shards: tuple[dict[int, dict[ShardKey, Shard]], ...] = tuple({step: {} for step in known} for _ in range(2))
-    for by_step, digests in zip(shards, (first, second), strict=True):
-        for key, shard in sorted(digests.shards.items()):
-            if key.step in by_step:
-                by_step[key.step][key] = shard
-    compared: list[int] = []
-    states: list[int] = []
-    for step in known:
+    by_step = first.shards_by_step(), second.shards_by_step()
+    compared, states = list[int](), list[int]()
+    difference = None
+    for step in sorted({*first.steps} & {*second.steps}):
         if steps is not None and step not in steps:
             continue
-        mine, theirs = (by_step[step] for by_step in shards)
+        mine, theirs = (shards.get(step, {}) for shards in by_step)
         compared += [step] if mine.keys() & theirs.keys() else []
-        differences = _in_shards(mine, theirs, tolerance)
-        if (difference := next(differences, None)) is not None:
-            return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
-        if tolerance is None and step in first.states and step in second.states:
-            if (difference := next(_after(first, second, step), None)) is not None:
-                return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
-            states.append(step)
-    return Comparison(steps=tuple(compared), states=tuple(states), difference=None)
+        difference = next(_in_shards(mine, theirs, tolerance), None)
+        if difference is None and tolerance is None and step in first.states and step in second.states:
+            difference = next(_after(first, second, step), None)
+            states += [step] if difference is None else []
+        if difference is not None:
+            break
+    return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
 
 
-def _in_shards(mine: dict[ShardKey, Shard], theirs: dict[ShardKey, Shard], tolerance: float | None) -> Iterator[Difference]:
-    """Differences between the micro-steps that both have. (Of a rank that was killed the last lines are missing.)"""
+def _in_shards(
+    mine: Mapping[ShardKey, Shard], theirs: Mapping[ShardKey, Shard], tolerance: float | None
+) -> Iterator[Difference]:
+    """Differences between the micro-steps that both have. (The last lines of a rank that was killed are missing.)"""
     for key in [key for key in mine if key in theirs]:
-        ours, counterpart = mine[key], theirs[key]
+        left, right = mine[key], theirs[key]
         at = functools.partial(Difference, step=key.step, phase=key.phase, shard=key.shard)
-        if ours.samples != counterpart.samples:
-            yield at(stage="samples", values=(f"digest {ours.samples}", f"digest {counterpart.samples}"))
-        elif NOTHING not in (ours.content, counterpart.content) and ours.content != counterpart.content:
-            yield at(stage="content", values=(f"digest {ours.content}", f"digest {counterpart.content}"))
-        elif not _are_equal(ours.losses, counterpart.losses, tolerance):
-            yield at(stage="loss", values=(_decimals(ours.losses), _decimals(counterpart.losses)))
+        if left.samples != right.samples:
+            yield at(stage="samples", values=(f"digest {left.samples}", f"digest {right.samples}"))
+        elif NOTHING not in (left.content, right.content) and left.content != right.content:
+            yield at(stage="content", values=(f"digest {left.content}", f"digest {right.content}"))
+        elif not _are_equal(left.losses, right.losses, tolerance):
+            yield at(stage="loss", values=(_decimals(left.losses), _decimals(right.losses)))
 
 
 def _after(first: Digests, second: Digests, step: int) -> Iterator[Difference]:
+    """Differences in the gradients of a step, and in the state after it."""
     pairs = zip(first.gradients.get(step, ()), second.gradients.get(step, ()), strict=False)
-    for phase, (mine, theirs) in enumerate(pairs):
-        if mine.digest != theirs.digest:
-            values = tuple(f"digest {g.digest}, norm {number(g.norm):.6g}" for g in (mine, theirs))
-            yield Difference(step=step, phase=phase, stage="gradient", values=(values[0], values[1]))
-    states = first.states[step], second.states[step]
-    for owner in [owner for owner in states[0] if owner in states[1]]:
-        if states[0][owner] != states[1][owner]:
-            values = tuple(f"digest {state[owner]}" for state in states)
-            yield Difference(step=step, stage="state", name=owner, values=(values[0], values[1]))
+    for phase, (left, right) in enumerate(pairs):
+        if left.digest != right.digest:
+            words = [f"digest {gradient.digest}, norm {number(gradient.norm):.6g}" for gradient in (left, right)]
+            yield Difference(step=step, phase=phase, stage="gradient", values=(words[0], words[1]))
+    mine, theirs = first.states[step], second.states[step]
+    for name in [name for name in mine if name in theirs and mine[name] != theirs[name]]:
+        yield Difference(step=step, stage="state", name=name, values=(f"digest {mine[name]}", f"digest {theirs[name]}"))
 
 
-def _are_equal(ours: tuple[str, ...], theirs: tuple[str, ...], tolerance: float | None) -> bool:
-    if ours == theirs or tolerance is None:
-        return ours == theirs
-    pairs = [(number(a), number(b)) for a, b in zip(ours, theirs, strict=False)]
-    return len(ours) == len(theirs) and all(
-        math.isclose(a, b, rel_tol=tolerance) or a == b or (a != a and b != b) for a, b in pairs
-    )
+def _are_equal(first: tuple[str, ...], second: tuple[str, ...], tolerance: float | None) -> bool:
+    if first == second or tolerance is None or len(first) != len(second):
+        return first == second
+    pairs = [(number(a), number(b)) for a, b in zip(first, second, strict=True)]
+    return all(math.isclose(a, b, rel_tol=tolerance) or (a != a and b != b) for a, b in pairs)
 
 
 def _decimals(losses: tuple[str, ...]) -> str:

@@ -1,21 +1,21 @@
-"""The digest journal of a run: what every shard had and lost, and every so many steps what the step did to the state.
+"""The digest journal of a run: digests of every shard's samples and its losses, and at intervals digests of the state.
 
-``<run directory>/digests/rank-<r>.jsonl`` is appended to by every rank, without a word to the others. Each line is one JSON
-object with ``event`` (its kind), ``time_s`` and the fields of the kind:
+Each rank appends to ``<run directory>/digests/rank-<r>.jsonl``, without communication. Each line is one JSON object with
+``event`` (its kind), ``time_s`` and the fields of the kind:
 
 ===============  =======================================================================================================
 ``start``        a launch begins: ``launch`` (its token, the same on every rank), ``rank``, ``world_size``, ``after`` (the step
-                 after which the run goes on), ``every``, ``shards`` (V), ``exact`` (whether bits are promised)
-``steps``        ``shards``: a text with semicolons between the micro-steps of this rank since the line before, each ``<step>
-                 <phase> <shard> <part> <samples> <content> <losses>``: the digest of the samples' identities, that of what they
-                 hold (only in the steps below; else ``-``), and the losses with commas between them. On rank 0, if ``last`` is
-                 a step of which more is written (see ``is_due``): ``gradients``, for each phase the digest of all gradients
-                 after the exchange and their norm, and ``state``, a digest of each object of the run (``model``,
-                 ``optimizer``, ...) after the step
+                 after which the run resumes), ``every``, ``shards`` (V), ``exact`` (whether results are bit-exact)
+``steps``        ``shards``: a text, with the micro-steps of this rank since the last line separated by semicolons, each
+                 ``<step> <phase> <shard> <part> <samples> <content> <losses>``: the digest of the samples' identities, that of
+                 their content (in the steps below only, else ``-``), and the losses separated by commas. On rank 0, if ``last``
+                 is a step with more (see ``is_due``): ``gradients``, for each phase the digest of all gradients after the
+                 exchange and their norm; and ``state``, a digest of each object of the run (``model``, ``optimizer``, ...)
+                 after the step
 ===============  =======================================================================================================
 
-Where the run's strategy promises bits, all of it is the same for every number of processes. Numbers are written as in a trace:
-``float.hex()``. A reader must pass over kinds and fields that it does not know.
+If the run is bit-exact, all of this is the same for every number of processes. Numbers are written as in a trace, by
+``float.hex()``. A reader must ignore kinds and fields that it does not know.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PhaseGradient(NamedTuple):
 
 @dataclass(kw_only=True)
 class Digests:
-    """The digest journal of a run, as if nobody had interrupted it."""
+    """The digest journal of a run, as if it had never been interrupted."""
 
     every: int = 0
     num_shards: int = 0
@@ -67,21 +67,24 @@ class Digests:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which anything is known, in order."""
+        """All steps with an entry, in order."""
         return sorted({*(key.step for key in self.shards), *self.states})
 
-    def of_step(self, step: int) -> dict[ShardKey, Shard]:
-        """The micro-steps of a step, in order."""
-        return {key: self.shards[key] for key in sorted(self.shards) if key.step == step}
+    def shards_by_step(self) -> dict[int, dict[ShardKey, Shard]]:
+        """The micro-steps of each step, in order."""
+        by_step: dict[int, dict[ShardKey, Shard]] = {}
+        for key, shard in sorted(self.shards.items()):
+            by_step.setdefault(key.step, {})[key] = shard
+        return by_step
 
-    def go_back(self, step: int) -> None:
-        """Forget later steps: a launch goes on after this one."""
+    def resume(self, step: int) -> None:
+        """Discard the steps after this one, since a launch resumes there."""
         self.shards = {key: shard for key, shard in self.shards.items() if key.step <= step}
         self.gradients = {number: value for number, value in self.gradients.items() if number <= step}
         self.states = {number: value for number, value in self.states.items() if number <= step}
 
     def add(self, line: Line) -> None:
-        """Take in a line of a rank."""
+        """Add a line of a rank."""
         for text in filter(None, line["shards"].split(";")):
             key, shard = _parse(text)
             self.shards[key] = shard
@@ -92,13 +95,13 @@ class Digests:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether a line is written after a step, and gradients and state are digested: after every so many steps, and before that
-    after steps 1, 2, 4, 8, ..., so that a short run has some too."""
+    """Whether a line is written after a step, with gradients and state: every ``every`` steps, and before the first of these
+    after steps 1, 2, 4, 8, ..., so that short runs have some, too."""
     return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
 def row(key: ShardKey, shard: Shard) -> str:
-    """The text of a micro-step."""
+    """The text for a micro-step."""
     step, phase, number, part = key
     return f"{step} {phase} {number} {part} {shard.samples} {shard.content} {','.join(shard.losses) or NOTHING}"
 
@@ -109,7 +112,7 @@ def _parse(text: str) -> tuple[ShardKey, Shard]:
 
 
 def file_of(rank: int) -> str:
-    """A rank's file, within the run directory."""
+    """The path of a rank's file, relative to the run directory."""
     return f"{DIRECTORY}/rank-{rank}.jsonl"
 
 
@@ -123,10 +126,12 @@ def read_digests(run_dir: Path) -> Digests:
         ranks = [list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}")) for path in _files(run_dir)]
         digests = gather(ranks)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the digest journal of {run_dir} cannot be read ({error!r}): is it of another version?") from error
+        raise UsageError(
+            f"the digest journal of {run_dir} cannot be read ({error!r}): was it written by another version?"
+        ) from error
     if not ranks or not digests.shards:
         raise UsageError(
-            f"{run_dir} has no digest journal ({DIRECTORY}/): it took no step, or was trained with --journal-every 0 or an "
+            f"{run_dir} has no digest journal ({DIRECTORY}/): it took no step, or was trained with --journal-every 0 or by an "
             "older lockstep"
         )
     return digests
@@ -134,13 +139,13 @@ def read_digests(run_dir: Path) -> Digests:
 
 def _files(run_dir: Path) -> Iterator[Path]:
     rank = 0
-    while (path := run_dir / file_of(rank)).is_file():  # rank 0 is in every launch, rank 1 in all with several, ...
+    while (path := run_dir / file_of(rank)).is_file():  # every launch has a rank 0, and all ranks below its highest
         yield path
         rank += 1
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
-    """The lines of all ranks, rank 0 first, as one journal. Pure."""
+    """Merge the lines of all ranks, rank 0 first. Pure."""
     launches: dict[str, list[Line]] = {}
     starts: list[Line] = []
     for rank, lines in enumerate(ranks):
@@ -153,7 +158,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
                 launches.setdefault(launch, []).append(line)
     digests = Digests()
     for start in starts:
-        digests.go_back(start["after"])
+        digests.resume(start["after"])
         digests.every, digests.num_shards, digests.exact = start["every"], start["shards"], start["exact"]
         for line in launches.get(start["launch"], ()):
             digests.add(line)

@@ -1,4 +1,4 @@
-"""The directory of a replay: a run's birth, a request, and one of its checkpoints, by links. The run is only read."""
+"""The directory of a replay: the run's birth, a request, and links to one of its checkpoints. The run is only read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lockstep.errors import CheckpointError, ConfigError
 from lockstep.replay.request import Request
 
 _NEAR = 1000
-"""Steps that are taken again from the beginning without being asked for."""
+"""A step up to this one is replayed from the beginning without --from-start."""
 _BIRTH = "birth.json"
 
 
 def checkpoint_before(
     run_dir: Path, step: int, say: Callable[[str], None], *, from_start: bool = False
 ) -> tuple[Path, Manifest] | None:
-    """The newest sound checkpoint from which a step can be reached; None: the beginning of the run.
+    """The newest intact checkpoint before a step; None: replay from the beginning of the run.
 
     Args:
-        run_dir: the run's.
-        step: the first step to look at.
+        run_dir: of the run.
+        step: the first step to show.
         say: called with a line about each damaged checkpoint.
-        from_start: the beginning, even if there are checkpoints.
+        from_start: ignore all checkpoints.
 
     Raises:
-        ConfigError: the step can only be reached from the beginning, which is far.
+        ConfigError: there is none, and the beginning is far away.
     """
     checkpoints = Store(run_dir).all()
     for path in [path for path in checkpoints if step_of(path) < step] if not from_start else ():
@@ -49,12 +49,12 @@ def checkpoint_before(
 
 
 def make_directory(directory: Path, request: Request, checkpoint: Path | None) -> None:
-    """Fill a new, empty directory."""
+    """Fill a new, empty directory; ``checkpoint`` None: without one."""
     run_dir = Path(request.run)
     shutil.copyfile(run_dir / _BIRTH, directory / _BIRTH)
     request.write(directory)
     if checkpoint is not None:
-        place = Store(directory).directory / checkpoint.name
-        place.mkdir(parents=True)
+        target = Store(directory).directory / checkpoint.name
+        target.mkdir(parents=True)
         for file in checkpoint.resolve().iterdir():
-            (place / file.name).symlink_to(file)
+            (target / file.name).symlink_to(file)

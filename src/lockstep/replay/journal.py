@@ -1,7 +1,7 @@
-"""Writes a process's part of the digest journal while it trains: see ``replay.digests`` for what is written.
+"""Writes a process's part of the digest journal during training: see ``replay.digests`` for its format.
 
-In most steps it only notes the samples' identities and the losses, of which a text is made every so many steps. It draws no
-random number, changes no tensor and sends nothing. The state's digests are those that the ranks compare.
+In most steps it only records the samples' identities and the losses, which are formatted every so many steps. It draws no
+random numbers, changes no tensors and does not communicate. The state's digests are those that the ranks compare.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from lockstep.trace.lines import exact
 from lockstep.trace.subjects import Subjects
 
 _FIELDS = 7
-"""What is noted of a micro-step: its step, phase, shard and part, the digest of its identities, that of what its samples hold,
-and its losses (a number, a tensor on a GPU, or a tuple of several)."""
+"""Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of their content, and its losses
+(a number, a tensor on a GPU, or a tuple of several)."""
 
 
 class DigestJournal(Listener):
@@ -37,11 +37,11 @@ class DigestJournal(Listener):
 
     Args:
         writer: of the process's file.
-        every: steps between lines (see ``digests.is_due``); 0: there are only those of ``always``.
+        every: steps between lines (see ``digests.is_due``); 0: only for those in ``always``.
         fingerprint: of the run's state.
-        subjects: what is trained.
-        is_main: whether this is rank 0, which also writes what is the same on all.
-        always: steps of which all is written, besides.
+        subjects: the prepared objects.
+        is_main: whether this is rank 0, which also writes what is the same on all ranks.
+        always: further steps that are written in full.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class DigestJournal(Listener):
         self._always = always
         self._step = self._phase = 0
         self._is_due = False
-        """Whether the step at hand ends with a line."""
+        """Whether the current step ends with a line."""
         self._micro: MicroStep | None = None
         self._samples = 0
-        """The digest of the micro-step's identities so far."""
+        """The digest of the identities of the micro-step's samples so far."""
         self._contents: list[str] = []
-        """Of what its samples hold, one for each loader that went along."""
+        """Digests of its samples, one for each loader."""
         self._losses: list[Any] = []
         """Numbers, or tensors on a GPU."""
         self._noted: list[Any] = []
-        """The fields of all micro-steps since the last line. Text is made of them together, which takes a fraction of the time.
-        (One list, since thousands of containers that live so long would keep Python's collector busy.)"""
+        """The fields of all micro-steps since the last line, which are faster to format together. (In one list, since thousands
+        of long-lived containers would keep Python's garbage collector busy.)"""
         self._num_safe = 0
-        """How many fields are of earlier steps. Those of the step at hand may yet be discarded."""
+        """How many fields are of earlier steps. The current step may yet be discarded."""
         self._gradients: list[PhaseGradient] = []
         self._has_seen_nan = False
 
@@ -96,12 +96,12 @@ class DigestJournal(Listener):
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener."""
         if not loss.is_cpu:
-            self._losses.append(loss.detach())  # to be read when the GPU has long computed it
+            self._losses.append(loss.detach())  # read when the GPU has long computed it
             return
         number = loss.item()
         self._losses.append(number)
         if number != number and not self._has_seen_nan and self._micro is not None:
-            self._has_seen_nan = True  # this step may be the last that the process lives to see
+            self._has_seen_nan = True  # this step may be the last of the process
             self._write([*self._noted, *self._entry(self._micro)], self._step)
 
     def end_shard(self) -> None:
@@ -111,7 +111,7 @@ class DigestJournal(Listener):
             self._micro = None
 
     def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
-        """The fields of the micro-step at hand."""
+        """The fields of the current micro-step."""
         losses = self._losses[0] if len(self._losses) == 1 else tuple(self._losses)
         content = digest(self._contents)[:16] if self._contents else NOTHING
         return self._step, self._phase, micro.shard, micro.part, self._samples, content, losses
@@ -167,17 +167,17 @@ class DigestJournal(Listener):
 def _as_bytes(identities: Sequence[Any]) -> bytes:
     if type(identities) is list:
         try:
-            return marshal.dumps(identities, 2)  # a third of the time; later formats depend on how often an object is used
-        except ValueError:  # of other types than Python's own
+            return marshal.dumps(identities, 2)  # three times as fast; later formats depend on reference counts
+        except ValueError:  # not built-in types
             pass
     try:
         return array("q", identities).tobytes()
-    except (TypeError, OverflowError):  # keys of a table, say
+    except (TypeError, OverflowError):  # not integers: keys of a table, say
         return repr([item.tolist() if isinstance(item, Tensor) else item for item in identities]).encode()
 
 
 def _read(losses: Sequence[Any]) -> list[float]:
-    """The numbers of losses, some of which are on GPUs: read all at once."""
+    """The values of losses; those on GPUs are read together."""
     gpu = next((loss.device for loss in losses if isinstance(loss, Tensor)), None)
     if gpu is None:
         return list(losses)
@@ -187,7 +187,7 @@ def _read(losses: Sequence[Any]) -> list[float]:
 
 
 def norm_of(gradients: Iterable[Tensor]) -> float:
-    """The norm of all gradients together, for people to read: its last bits mean nothing."""
+    """The norm of all gradients together. For display: its last bits are not reproducible."""
     norms = [torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else g)) for g in gradients]
     if not norms:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a run, or a replay of it, writes for ``lockstep diff`` and ``lockstep replay``."""
+"""Opens the listeners that record a run, or a replay of it, for ``lockstep diff`` and ``lockstep replay``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.measure.events import EventWriter
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.replay.breakpoint import Breakpoint
 from lockstep.replay.digests import DIRECTORY, file_of
-from lockstep.replay.exhibit import Exhibit
 from lockstep.replay.journal import DigestJournal
 from lockstep.replay.request import SHOWN, Request
-from lockstep.replay.window import Window
+from lockstep.replay.step_details import StepDetails
+from lockstep.replay.step_filter import FromStep
 from lockstep.rundir.birth import Birth
 from lockstep.trace.lines import TraceWriter
 from lockstep.trace.recorder import Recorder
@@ -32,15 +32,15 @@ def open_digests(
     fingerprint: Fingerprint,
     request: Request | None,
 ) -> list[Listener]:
-    """Begin this process's part of the digest journal: what is to be told of the run, in this order.
+    """Open this process's part of the digest journal. Returns its listeners, to be notified in this order.
 
     Args:
-        config: the settings, with the run's directory and the steps between lines.
-        world: which process this is.
-        birth: the run's.
-        launch: its token, and the step after which the run goes on.
+        config: with the run's directory and ``journal_every``.
+        world: this process's place among all processes.
+        birth: of the run.
+        launch: its token, and the step after which the run resumes.
         fingerprint: of the run's state.
-        request: of a replay, whose steps are all written; None: this is a run.
+        request: of a replay, whose steps are written in full; None: this is a run.
     """
     if config.journal_every == 0 and request is None:
         return []
@@ -64,14 +64,14 @@ def open_digests(
 
 
 def open_replay(request: Request, config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
-    """Begin to record a replay's steps: what is to be told of it, in this order. The last one ends the script."""
+    """Open the recording of a replay's steps. Returns the listeners, to be notified in this order; the last ends the script."""
     subjects = Subjects()
     out = None if request.out is None or request.blames else Path(request.out)
     if out is not None and world.world_size > 1:
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
-    shown = Exhibit(TraceWriter(run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
+    details = StepDetails(TraceWriter(run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
     recorder = Recorder(begin_trace(config, world, device, run_dir, "steps"), subjects, request.last, None)
-    told: list[Listener] = [Window(shown, request.first)]
+    listeners: list[Listener] = [FromStep(details, request.first)]
     if request.debugs:
-        told.append(Window(Breakpoint(request.shard), request.first))
-    return [subjects, *told, Window(recorder, request.first)]
+        listeners.append(FromStep(Breakpoint(request.shard), request.first))
+    return [subjects, *listeners, FromStep(recorder, request.first)]

@@ -1,4 +1,4 @@
-"""What the files of a run tell of its script, its launches and the machines that it ran on; and how two runs differ in that."""
+"""A run's script, launches and machines, as recorded in its files; and how two runs differ in these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.rundir.birth import Birth, Command, read_birth
 Fields = Mapping[str, Any]
 
 OF_BITS = ("torch", "device", "device_name", "threads")
-"""Fields of a launch on which bits may depend, although the run's birth is the same."""
+"""Fields of a launch that may change bits although the run's birth is the same."""
 _OF_MACHINES = ("launcher", "world_size", "num_nodes", "hosts", "num_cores", "python", "lockstep", "strategy")
 _OF_SCRIPTS = ("args", "script_sha256", "cwd")
 
@@ -25,38 +25,38 @@ class Launch:
     """One launch of a run."""
 
     after: int
-    """The step after which it went on; 0: it began at the beginning."""
+    """The step after which it resumed; 0: it started from the beginning."""
     start: Fields
     """The journal's event ``start``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is known of a run without its checkpoints."""
+    """What the files of a run record, apart from its checkpoints."""
 
     path: Path
     birth: Birth
     command: Command
     launches: tuple[Launch, ...]
     last_step: int
-    """The last step that is known to have been taken."""
+    """The last step known to have been taken."""
 
     def launch_of(self, step: int) -> Launch:
-        """The launch that took a step for good."""
+        """The last launch that took a step, whose result counts."""
         taken = [launch for launch in self.launches if launch.after < step]
         return taken[-1] if taken else Launch(after=0, start={})
 
 
 def read_record(run_dir: Path) -> RunRecord:
-    """What the files of a run tell.
+    """Read the record of a run.
 
     Raises:
-        UsageError: it is no run.
+        UsageError: it is not a run.
         ConfigError: its birth is damaged.
     """
     contents = read_birth(run_dir)
     if contents is None:
-        raise UsageError(f"{run_dir} is no run: it has no birth.json (lockstep runs DIR lists the runs in a directory)")
+        raise UsageError(f"{run_dir} is not a run: it has no birth.json (lockstep runs DIR lists the runs in a directory)")
     launches: list[Launch] = []
     last = max((step_of(path) for path in Store(run_dir).all()), default=0)
     try:
@@ -74,16 +74,16 @@ def read_record(run_dir: Path) -> RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Unlike:
-    """Something that two runs do not have in common."""
+    """A setting, or a property of the script or machine, in which two runs differ."""
 
     what: str
     values: tuple[str, str]
     changes_answer: bool
-    """Whether another answer is expected of it."""
+    """Whether it may change the answer."""
 
 
 def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[Unlike]:
-    """What differs between two runs as they took a step: births and scripts, then machines."""
+    """In what two runs differ in a step: births and scripts, then machines."""
     births = first.birth.as_json(), second.birth.as_json()
     yield from _unlike(births[0], births[1], births[0], changes_answer=True)
     scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (first, second))

@@ -1,4 +1,4 @@
-"""What is asked of a replay: a file in its directory, which the processes read that take the steps again."""
+"""What to replay: a file in the replay's directory, read by its processes."""
 
 from __future__ import annotations
 
@@ -12,53 +12,52 @@ from lockstep.config import RunConfig
 
 _FILE_NAME = "replay.json"
 SHOWN = "shown"
-"""Begins the names of the files in the trace's directory that hold what is shown: one a rank."""
+"""Prefix of the files, one per rank, in the trace's directory with what is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The steps that are taken again, and what is to be shown of them."""
+    """The steps to replay, and what to show of them."""
 
     run: str
     """The run's directory."""
     after: int
-    """The step of the checkpoint that it goes on from; 0: it begins at the beginning."""
+    """The step of the checkpoint to resume from; 0: start from the beginning."""
     first: int
     """The first step to show."""
     last: int
-    """The step after which it ends."""
+    """The last step to show, after which the replay ends."""
     shard: int | None = None
     """The shard to show; None: all."""
     every: int = 0
-    """Steps between lines of the run's digest journal; 0: it has none."""
+    """The run's ``journal_every``; 0: it has no digest journal."""
     device: str = "auto"
-    """The run's."""
+    """Of the run."""
     strategy: str = "auto"
-    """What the run's command line gave."""
+    """As given on the run's command line."""
     out: str | None = None
-    """The file for the batches."""
+    """The file for the batches; None: they are not saved."""
     debugs: bool = False
     """Whether to stop in the body of the loop over ``batch.shards``."""
     blames: bool = False
-    """Whether to run that shard of the first step sample by sample."""
+    """Whether to run ``shard`` of the first step sample by sample."""
 
     @property
     def steps(self) -> range:
-        """Those to show."""
+        """The steps to show."""
         return range(self.first, self.last + 1)
 
     def write(self, directory: Path) -> None:
-        """Save it in the replay's directory."""
+        """Save the request in the replay's directory."""
         write_atomic(directory / _FILE_NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @staticmethod
     def read(directory: Path) -> Request:
-        """What ``write`` saved there."""
+        """The request that ``write`` has saved there."""
         return Request(**json.loads((directory / _FILE_NAME).read_text()))
 
     def settings(self, config: RunConfig, directory: str) -> RunConfig:
-        """The script's settings for a replay, whatever it has asked for: in a directory of its own, without checkpoints, and
-        not stopped by what is to be looked at."""
+        """The settings for a replay: in its own directory, without checkpoints, and not stopped by what it is to show."""
         return dataclasses.replace(
             config,
             run_dir=directory,

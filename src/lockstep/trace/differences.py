@@ -1,13 +1,14 @@
 """Whether two traced runs computed the same, and if not, what differed first. Pure.
 
-Within a step, things are compared in the order in which one causes the next: in each phase which samples, what was in their
-batch, each shard's loss, each shard's gradients, the gradients after the exchange; then weights, buffers, the state of
-optimizers. So the first difference is where to look for the cause.
+Within a step, values are compared in causal order: in each phase the samples, the content of their batch, each shard's loss and
+gradients, and the gradients after the exchange; then weights, buffers, and the state of optimizers. So the first difference is
+where to look for the cause.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,19 +32,20 @@ STAGES = (
     "evaluation",
 )
 """What can differ, in causal order."""
-_SHOWN = 12  # hexadecimal digits of a digest that a person is shown
+_SHOWN = 12
+"""Hexadecimal digits of a digest that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first thing in which two runs, or the ranks of one, differ."""
+    """The first difference between two runs, or between the ranks of one."""
 
     step: int
     """From 1; 0: before the first step."""
     stage: str
     """One of ``STAGES``."""
     phase: int | None = None
-    """Which of the step's passes over its shards, from 0; None: it is about the step as a whole."""
+    """The phase of the step, from 0; None: it concerns the step as a whole."""
     shard: int | None = None
     epoch: int | None = None
     """From 0."""
@@ -52,23 +54,23 @@ class Difference:
     samples: tuple[Any, ...] = ()
     """The identities of the shard's samples."""
     values: tuple[str, str] = ("", "")
-    """What it was in the one and in the other."""
+    """The value in the first and in the second run."""
     among: tuple[str, str] | None = None
-    """Which ranks of one run differ; None: two runs do."""
+    """The ranks of one run that differ; None: two runs differ."""
     detail: str = ""
 
     @property
     def order(self) -> tuple[float, ...]:
-        """A sort key: what comes first in a run."""
+        """A sort key: earlier in a run is smaller."""
         phase = math.inf if self.phase is None else self.phase
         return self.step, phase, STAGES.index(self.stage), self.shard or 0
 
 
-# One run by itself
+# A single run
 
 
 def first_fault(run: TracedRun) -> Difference | None:
-    """What is first wrong with a run by itself; None: each shard was run once, no sample came twice, all ranks agree."""
+    """The first fault of a single run; None: each shard ran once, no sample was used twice, and all ranks agree."""
     faults = [*_shared_work(run), *_samples_used_twice(run), *_ranks_that_differ(run)]
     return min(faults, key=lambda difference: difference.order, default=None)
 
@@ -82,7 +84,7 @@ def _shared_work(run: TracedRun) -> Iterator[Difference]:
 
 
 def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
-    """Only where the sampler says that it draws without replacement."""
+    """Only if all samplers are known to draw without replacement."""
     if any(line["replacement"] is not False for line in run.loaders):
         return
     for key, line, sample, before in _repeated(run):
@@ -92,7 +94,7 @@ def _samples_used_twice(run: TracedRun) -> Iterator[Difference]:
 
 
 def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
-    """Samples that come twice in a pass, and where they came before. Of one loader: a second may begin anew in the middle
+    """Samples used twice in a pass, with their earlier use. Only for a single loader, since a second may restart in the middle
     of a pass over the first."""
     seen: dict[tuple[int, str], ShardKey] = {}
     for key, owners in sorted(run.shards.items()) if len(run.loaders) == 1 else ():
@@ -106,20 +108,19 @@ def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
 def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
     for lines in (run.initial, *run.steps.values()):
         for rank, line in enumerate(lines[1:], start=1):
-            difference = _first_of_step(lines[0], line)
-            if difference is not None:
+            for difference in _in_step(lines[0], line):
                 among = ("rank 0", f"rank {rank}")
                 yield dataclasses.replace(difference, stage="ranks", among=among, detail=difference.stage)
                 return
 
 
 def uses_each_sample_once(run: TracedRun) -> bool | None:
-    """Whether no pass used a sample twice; None: not known, as there are several loaders."""
+    """Whether no pass used a sample twice; None: unknown, since there are several loaders."""
     return next(_repeated(run), None) is None if len(run.loaders) == 1 else None
 
 
 def learned(run: TracedRun) -> bool:
-    """Whether any weight moved."""
+    """Whether any weight changed."""
     return not run.initial or dict(run.initial[0]["weights"]) != dict(run.last["weights"])
 
 
@@ -133,11 +134,11 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None = None) -> Difference | None:
     """The first difference between two runs, up to a step; None: they computed the same, to the bit.
 
-    ``run`` may have begun in a later step, as it resumed where an earlier launch was killed.
+    ``run`` may begin with a later step, at which it resumed an earlier launch.
     """
     first = min(run.steps)
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
-    if before and run.initial and (difference := _first_of_step({**before[0], "gradients": ()}, run.initial[0])):
+    if before and run.initial and (difference := next(_in_step({**before[0], "gradients": ()}, run.initial[0]), None)):
         return difference
     for step in sorted({*reference.steps, *run.steps}):
         if step < first:
@@ -147,107 +148,87 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
         if step not in reference.steps or step not in run.steps:
             counts = (f"{reference.num_steps} steps", f"{run.num_steps} steps")
             return Difference(step=step, phase=0, stage="steps", values=counts)
-        difference = min(
-            filter(None, (_compare_shards(reference, run, step), _compare_step(reference, run, step))),
-            key=lambda difference: difference.order,
-            default=None,
-        )
-        difference = difference or _compare_evaluations(reference, run, step)
-        if difference is not None:
-            return difference
+        mine, theirs = reference.steps[step][0], run.steps[step][0]
+        in_step = (_with_norms(difference, mine, theirs) for difference in _in_step(mine, theirs))
+        differences = [*_in_shards(reference, run, step), *in_step] or [*_in_evaluations(reference, run, step)]
+        if differences:
+            return min(differences, key=lambda difference: difference.order)
     return None
 
 
-def _compare_shards(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
+Pair = tuple[str, str]
+"""A value in the first and in the second run, in words."""
+
+
+def _in_shards(reference: TracedRun, run: TracedRun, step: int) -> Iterator[Difference]:
     mine = {key: owners[0][1] for key, owners in reference.shards_of(step)}
     theirs = {key: owners[0][1] for key, owners in run.shards_of(step)}
-    differences = []
     if mine.keys() != theirs.keys():
         key = min(mine.keys() ^ theirs.keys())
-        values = tuple("ran" if key in lines else "did not run" for lines in (mine, theirs))
-        differences.append(_at(key, "samples", values=values))
-    for key, line in mine.items():
-        for stage, first_of in _OF_A_SHARD.items() if key in theirs else ():
-            if (pair := first_of(line, theirs[key])) is not None:
-                name, both = pair
-                samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
-                differences.append(_at(key, stage, epoch=line["epoch"], name=name, values=both, samples=samples))
-                break
-    return min(differences, key=lambda difference: difference.order, default=None)
+        words = ["ran" if key in lines else "did not run" for lines in (mine, theirs)]
+        yield _at(key, "samples", values=(words[0], words[1]))
+    for key in [key for key in mine if key in theirs]:
+        line = mine[key]
+        samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
+        for stage, name, values in _in_shard(line, theirs[key]):
+            yield _at(key, stage, epoch=line["epoch"], name=name, values=values, samples=samples)
 
 
-Pair = tuple[str | None, tuple[str, str]]
-"""The name of what differs, and both values."""
-
-
-def _samples(mine: Line, theirs: Line) -> Pair | None:
-    pairs = zip(mine["batches"], theirs["batches"], strict=False)
+def _in_shard(mine: Line, theirs: Line) -> Iterator[tuple[str, str | None, Pair]]:
+    """What differs between two lines of a shard: the stage, the parameter's name, and both values."""
     if len(mine["batches"]) != len(theirs["batches"]):
-        return None, (f"{len(mine['batches'])} batches", f"{len(theirs['batches'])} batches")
-    for batch, counterpart in pairs:
-        if batch["samples"] != counterpart["samples"]:
-            return None, (_list(batch["samples"]), _list(counterpart["samples"]))
-    return None
+        yield "samples", None, (f"{len(mine['batches'])} batches", f"{len(theirs['batches'])} batches")
+    for left, right in zip(mine["batches"], theirs["batches"], strict=False):
+        if left["samples"] != right["samples"]:
+            yield "samples", None, (_list(left["samples"]), _list(right["samples"]))
+        if left["content"] != right["content"]:
+            yield "content", None, (_shown(left["content"]), _shown(right["content"]))
+    for stage, field in (("loss", "losses"), ("weight of a loss", "weights")):
+        if mine[field] != theirs[field]:
+            yield stage, None, (_decimals(mine[field]), _decimals(theirs[field]))
+    for name, values in _in_digests(mine["gradients"], theirs["gradients"]):
+        yield "gradient of a shard", name, values
 
 
-def _content(mine: Line, theirs: Line) -> Pair | None:
-    for batch, counterpart in zip(mine["batches"], theirs["batches"], strict=False):
-        if batch["content"] != counterpart["content"]:
-            return None, (f"digest {batch['content'][:_SHOWN]}", f"digest {counterpart['content'][:_SHOWN]}")
-    return None
+def _in_step(mine: Line, theirs: Line) -> Iterator[Difference]:
+    """Differences between two lines of one step, or of the beginning, in causal order."""
+    at = functools.partial(Difference, step=mine.get("step", 0), epoch=mine.get("epoch"))
+    for phase, (left, right) in enumerate(zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False)):
+        for name, values in _in_digests(left, right):
+            yield at(phase=phase, stage="gradient", name=name, values=values)
+    for stage in ("weights", "buffers", "state"):
+        for name, values in _in_digests(mine[stage], theirs[stage]):
+            yield at(stage=stage, name=name, values=values)
 
 
-def _numbers(field: str, mine: Line, theirs: Line) -> Pair | None:
-    if mine[field] == theirs[field]:
-        return None
-    texts = [" and ".join(_decimal(text) for text in line[field]) or "none" for line in (mine, theirs)]
-    return None, (texts[0], texts[1])
+def _with_norms(difference: Difference, mine: Line, theirs: Line) -> Difference:
+    """A difference between gradients, with their norms if these differ, too."""
+    if difference.phase is None:
+        return difference
+    norms = [line["norms"][difference.phase] for line in (mine, theirs)]
+    if norms[0] == norms[1]:
+        return difference
+    values = [f"{value}, norm of all {_decimal(norm)}" for value, norm in zip(difference.values, norms, strict=True)]
+    return dataclasses.replace(difference, values=(values[0], values[1]))
 
 
-def _shard_gradients(mine: Line, theirs: Line) -> Pair | None:
-    return _first_digest(mine["gradients"], theirs["gradients"])
-
-
-_OF_A_SHARD = {
-    "samples": _samples,
-    "content": _content,
-    "loss": lambda mine, theirs: _numbers("losses", mine, theirs),
-    "weight of a loss": lambda mine, theirs: _numbers("weights", mine, theirs),
-    "gradient of a shard": _shard_gradients,
-}
-
-
-def _compare_step(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
-    mine, theirs = reference.steps[step][0], run.steps[step][0]
-    difference = _first_of_step(mine, theirs)
-    if difference is not None and difference.stage == "gradient":
-        norms = [line["norms"][difference.phase] for line in (mine, theirs)]
-        if norms[0] != norms[1]:
-            values = [f"{value}, norm of all {_decimal(norm)}" for value, norm in zip(difference.values, norms, strict=True)]
-            return dataclasses.replace(difference, values=(values[0], values[1]))
-    return difference
-
-
-def _first_of_step(mine: Line, theirs: Line) -> Difference | None:
-    """The first difference between two lines of one step, or of the beginning."""
-    gradients = zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False)
-    digests: list[tuple[str, int | None, Mapping[str, str], Mapping[str, str]]] = [
-        *(("gradient", phase, left, right) for phase, (left, right) in enumerate(gradients)),
-        *((stage, None, mine[stage], theirs[stage]) for stage in ("weights", "buffers", "state")),
-    ]
-    for stage, phase, left, right in digests:
-        if (pair := _first_digest(left, right)) is not None:
-            return Difference(
-                step=mine.get("step", 0), phase=phase, stage=stage, epoch=mine.get("epoch"), name=pair[0], values=pair[1]
-            )
-    return None
-
-
-def _first_digest(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Pair | None:
-    for name in (*mine, *(name for name in theirs if name not in mine)):
+def _in_digests(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, Pair]]:
+    for name in dict.fromkeys((*mine, *theirs)):
         if mine.get(name) != theirs.get(name):
-            return name, (_shown(mine.get(name)), _shown(theirs.get(name)))
-    return None
+            yield name, (_shown(mine.get(name)), _shown(theirs.get(name)))
+
+
+def _in_evaluations(reference: TracedRun, run: TracedRun, step: int) -> Iterator[Difference]:
+    mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
+    at = functools.partial(Difference, step=step, stage="evaluation")
+    if len(mine) != len(theirs):
+        if step not in (max(reference.steps), max(run.steps)):  # a run that ended after this step had no time to evaluate
+            yield at(values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
+        return
+    for left, right in zip(mine, theirs, strict=True):
+        for name, first in left["values"].items():
+            if first != (second := right["values"].get(name)):
+                yield at(epoch=left["epoch"], name=name, values=(_decimal(first), _decimal(second) if second else "none"))
 
 
 def _shown(value: str | None) -> str:
@@ -256,81 +237,14 @@ def _shown(value: str | None) -> str:
     return value[1:] if value.startswith("=") else f"digest {value[:_SHOWN]}"
 
 
-def _compare_evaluations(reference: TracedRun, run: TracedRun, step: int) -> Difference | None:
-    mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
-    if len(mine) != len(theirs):
-        # A run that was ended after this step had no time to evaluate.
-        if step == max(reference.steps) or step == max(run.steps):
-            return None
-        return Difference(step=step, stage="evaluation", values=(f"{len(mine)} evaluations", f"{len(theirs)} evaluations"))
-    for line, counterpart in zip(mine, theirs, strict=True):
-        for name in line["values"]:
-            first, second = line["values"][name], counterpart["values"].get(name)
-            if first != second:
-                values = (_decimal(first), _decimal(second) if second else "none")
-                return Difference(step=step, stage="evaluation", epoch=line["epoch"], name=name, values=values)
-    return None
-
-
 def _decimal(text: str | None) -> str:
     return "by sample count" if text is None else repr(number(text))
+
+
+def _decimals(texts: Sequence[str | None]) -> str:
+    return " and ".join(map(_decimal, texts)) or "none"
 
 
 def _list(samples: Sequence[Any]) -> str:
     shown = ", ".join(str(sample) for sample in samples[:8])
     return f"{shown}, ... ({len(samples)} in all)" if len(samples) > 8 else shown or "none"
-
-
-# Where in the step it arose
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """In which part of the computation a difference arose, from runs that recorded their layers."""
-
-    where: str
-    """``data``, ``before the model``, ``layer``, ``after the model``, ``backward``, ``exchange``, ``update``, ``beginning``,
-    ``evaluation``, ``samples`` or ``unknown``."""
-    layer: str | None = None
-    kind: str | None = None
-    """The class of the layer."""
-
-
-def origin(difference: Difference, reference: TracedRun | None, run: TracedRun | None) -> Origin:
-    """Where the difference arose. The runs are those with layers; None, or equal: what the difference itself tells."""
-    by_stage = {
-        "ranks": "update",
-        "steps": "samples",
-        "samples": "samples",
-        "content": "data",
-        "loss": "unknown",
-        "weight of a loss": "after the model",
-        "gradient of a shard": "backward",
-        "gradient": "exchange",
-        "evaluation": "evaluation",
-    }
-    where = "beginning" if difference.step == 0 else by_stage.get(difference.stage, "update")
-    if where != "unknown" or reference is None or run is None:
-        return Origin(where=where)
-    again = first_difference(reference, run)
-    if again is None or again.stage != "loss":
-        return Origin(where="unknown")
-    for key, owners in reference.shards_of(again.step):
-        if (key.phase, key.shard) != (again.phase, again.shard) or key not in run.shards:
-            continue
-        mine, theirs = owners[0][1].get("layers", []), run.shards[key][0][1].get("layers", [])
-        return _first_layer(mine, theirs)
-    return Origin(where="unknown")
-
-
-def _first_layer(mine: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> Origin:
-    if not mine or not theirs:
-        return Origin(where="unknown")
-    if [layer[0] for layer in mine] != [layer[0] for layer in theirs]:
-        return Origin(where="before the model")  # not even the same layers ran
-    # They stand in the order in which they ended: the first that made a difference from equal inputs is the innermost.
-    for layer, counterpart in zip(mine, theirs, strict=True):
-        if layer[2] == counterpart[2] and layer[3] != counterpart[3]:
-            return Origin(where="layer", layer=layer[0], kind=layer[1])
-    is_equal = all(layer[3] == counterpart[3] for layer, counterpart in zip(mine, theirs, strict=True))
-    return Origin(where="after the model" if is_equal else "before the model")

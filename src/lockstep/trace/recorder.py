@@ -1,13 +1,12 @@
-"""Writes a process's trace while it trains: see ``trace.lines`` for what is written.
+"""Writes a process's trace during training: see ``trace.lines`` for its format.
 
-The recorder only looks: it draws no random number, changes no tensor and sends nothing, so that a traced run computes what
-the same run computes without (but for the level ``gradient``, see ``diagnosis.first_gradient``). It is slow all the same:
-every weight is read in every step.
+The recorder draws no random numbers, changes no tensors and does not communicate, so a traced run computes the same as an
+untraced one (except at level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it reads every weight in every
+step.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,13 +23,13 @@ from lockstep.trace.subjects import Subjects
 
 
 class Recorder(Listener):
-    """The trace of one process. It hears of the end of a phase when the gradients have met and are the script's again.
+    """Writes the trace of one process.
 
     Args:
         writer: of the process's file.
-        subjects: what is trained.
-        until: the step after which the script is to end; None: its own end.
-        layers: gives what the layers got and gave in the shard that has ended; None: that is not recorded.
+        subjects: the prepared objects.
+        until: the step after which to end the script; None: let it run to its end.
+        layers: returns the inputs and outputs of the layers in the shard that has just ended; None: these are not recorded.
     """
 
     def __init__(
@@ -52,14 +51,14 @@ class Recorder(Listener):
         self._micro: MicroStep | None = None
         self._shard: dict[str, Any] = {}
         self._shards: list[dict[str, Any]] = []
-        """The lines of the step at hand: written when it ends, as it may yet be discarded."""
+        """The lines of the current step, written when it ends: it may yet be discarded."""
         self._order: dict[str, None] = {}
-        """The parameters in the order in which the phase at hand computed their gradients."""
+        """The parameters in the order in which their gradients were computed in the current phase."""
         self._gradients: list[dict[str, str]] = []
         self._norms: list[str] = []
         self._in_pass = False
         self._is_over = False
-        """Whether the step after which the script is to end has been recorded."""
+        """Whether the last step to trace has been recorded."""
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
         """See Listener."""
@@ -68,7 +67,7 @@ class Recorder(Listener):
         sampler = getattr(batches, "sampler", None)
         replacement = getattr(sampler, "replacement", None)
         if replacement is None and type(sampler).__module__ == "torch.utils.data.sampler":
-            replacement = False  # none of PyTorch's draws twice unless it says so
+            replacement = False  # PyTorch's own samplers say so if they draw with replacement
         self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -93,11 +92,7 @@ class Recorder(Listener):
         """See Listener."""
         self._micro = micro
         self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
-        for parameter, name in self._subjects.parameters.items():
-            if parameter.requires_grad and parameter not in self._hooked:
-                self._hooked.add(parameter)
-                # Called with each of its gradients, before anything else has seen it.
-                parameter.register_hook(functools.partial(self._note_gradient, name))  # type: ignore[no-untyped-call]
+        self._subjects.hook_gradients(self._hooked, self._note_gradient)
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See Listener."""
@@ -107,7 +102,7 @@ class Recorder(Listener):
     def _note_gradient(self, name: str, gradient: Tensor) -> None:
         if self._micro is not None:
             noted, new = self._shard["gradients"], digest(gradient)
-            noted[name] = digest([noted[name], new]) if name in noted else new  # a second backward call
+            noted[name] = digest([noted[name], new]) if name in noted else new  # of a second backward call
             self._order[name] = None
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
@@ -127,7 +122,7 @@ class Recorder(Listener):
     def end_phase(self, phase: int) -> None:
         """See Listener."""
         gradients = self._subjects.gradients()
-        order = [name for name in self._order if name in gradients]  # as the backward pass went
+        order = [name for name in self._order if name in gradients]  # in the order of the backward pass
         order += [name for name in gradients if name not in self._order]
         self._gradients.append({name: digest(gradients[name]) for name in order})
         self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
@@ -155,11 +150,11 @@ class Recorder(Listener):
 
     def tick(self, step: int) -> None:
         """See Listener."""
-        if self._in_pass:  # if the loop was left in the last step, the script may be at its end already
+        if self._in_pass:  # otherwise the loop was left in the last step, and the script may be ending
             self._stop_if_over()
 
     def _stop_if_over(self) -> None:
-        """End the script in order after the last step that is to be traced. All ranks come here after the same step."""
+        """End the script normally after the last step to trace. All ranks call this after the same step."""
         if self._is_over:
             raise SystemExit(0)
 
@@ -180,7 +175,7 @@ class Recorder(Listener):
 
 
 def _plain(sample: Any) -> Any:
-    """The identity of a sample, as JSON has it."""
+    """The identity of a sample, as a JSON value."""
     if isinstance(sample, (bool, int, str)):
         return sample
     if isinstance(sample, Tensor) or hasattr(sample, "__index__"):

@@ -1,8 +1,9 @@
-"""What a traced run trains: by kind, by name, and as digests."""
+"""The objects that a traced run trains: their names and digests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from lockstep.listener import Listener
 
 
 class Subjects(Listener):
-    """The prepared objects. Told of them before the listeners that ask here."""
+    """The prepared objects. Must precede the listeners that use it."""
 
     def __init__(self) -> None:
         self._models: list[tuple[str, nn.Module]] = []
@@ -22,7 +23,7 @@ class Subjects(Listener):
         self._optimizers: list[tuple[str, Optimizer]] = []
         self._others: list[tuple[str, Any]] = []
         self.parameters: dict[Tensor, str] = {}
-        """The names of the models' parameters."""
+        """The models' parameters, with their names."""
 
     def prepared(self, item: Any) -> None:
         """See Listener."""
@@ -33,7 +34,7 @@ class Subjects(Listener):
             (object, self._others),
         ]
         known = next(known for kind, known in kinds if isinstance(item, kind))
-        # Nearly always there is one of a kind, and plain names read best.
+        # There is usually one model and one optimizer, whose names need no prefix.
         plain = known is self._models or known is self._optimizers
         prefix = "" if plain and not known else f"{type(item).__name__} {len(known) + 1}: "
         known.append((prefix, item))
@@ -41,7 +42,7 @@ class Subjects(Listener):
             self.parameters.update((tensor, prefix + name) for name, tensor in item.named_parameters())
 
     def prefix_of(self, item: Any) -> str | None:
-        """What the names of a model's parameters begin with; None: it is not a model."""
+        """The prefix of the names of a model's parameters; None: it is not a model."""
         return next((prefix for prefix, model in self._models if model is item), None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -49,12 +50,22 @@ class Subjects(Listener):
         for prefix, model in self._models:
             yield from ((prefix + name, module) for name, module in model.named_modules())
 
+    def hook_gradients(self, hooked: set[Tensor], note: Callable[[str, Tensor], None]) -> None:
+        """Have ``note`` called with a parameter's name and each of its new gradients, before anything can change these.
+
+        Hooks the parameters that are not in ``hooked``, and adds them to it. Call it in every shard, since parameters may be
+        unfrozen."""
+        for parameter, name in self.parameters.items():
+            if parameter.requires_grad and parameter not in hooked:
+                hooked.add(parameter)
+                parameter.register_hook(functools.partial(note, name))  # type: ignore[no-untyped-call]
+
     def gradients(self) -> dict[str, Tensor]:
         """``.grad`` of the parameters that have one."""
         return {name: parameter.grad for parameter, name in self.parameters.items() if parameter.grad is not None}
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """``weights``, ``buffers`` and ``state``, as a line of the trace has them."""
+        """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace."""
         weights: dict[str, str] = {}
         buffers: dict[str, str] = {}
         state: dict[str, str] = {}
@@ -82,5 +93,5 @@ class Subjects(Listener):
 
 
 def _value(value: Any) -> str:
-    """A plain number as it is, after an equals sign, so that a person can read it; the digest of anything else."""
+    """A number, in readable form after an equals sign; the digest of anything else."""
     return f"={value!r}" if value is None or isinstance(value, (bool, int, float)) else digest(value)

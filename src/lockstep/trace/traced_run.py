@@ -1,4 +1,4 @@
-"""What a traced run did, all of its ranks together. Pure, but for reading the files."""
+"""The traces of all ranks of a run, as one. Pure, except for reading files."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class TracedRun:
     initial: tuple[Line, ...]
     """By rank."""
     shards: Mapping[ShardKey, tuple[tuple[int, Line], ...]]
-    """Who ran each shard: one rank and its line, if all is well."""
+    """By micro-step: the ranks that ran it, with their lines; one, unless something is wrong."""
     steps: Mapping[int, tuple[Line, ...]]
     """By step: the lines of all ranks."""
     evaluations: tuple[Line, ...]
     """Of rank 0."""
     first_gradient: Line | None
-    """Of rank 0, as numbers; None unless it was asked for."""
+    """Of rank 0, as numbers; None unless it was traced."""
     is_complete: bool
-    """Whether every rank came to its end."""
+    """Whether every rank has reached the end."""
 
     @property
     def num_steps(self) -> int:
-        """Steps that were taken."""
+        """The number of steps taken."""
         return len(self.steps)
 
     @property
     def samples_by_rank(self) -> tuple[int, ...]:
-        """How many samples each rank trained on."""
+        """The number of samples that each rank trained on."""
         counts = Counter(dict.fromkeys(range(self.start["world_size"]), 0))
         for key, owners in self.shards.items():
             for rank, line in owners if key.phase == 0 else ():
@@ -58,7 +58,7 @@ class TracedRun:
 
     @property
     def num_samples(self) -> int:
-        """Samples that all ranks trained on together."""
+        """The number of samples that all ranks together trained on."""
         return sum(self.samples_by_rank)
 
     @property
@@ -67,24 +67,19 @@ class TracedRun:
         return self.steps[max(self.steps)][0]
 
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
-        """The shards of a step in order."""
+        """The micro-steps of a step, in order, with their owners."""
         return sorted((key, owners) for key, owners in self.shards.items() if key.step == step)
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
-    """The lines of all ranks as one run.
+    """Merge the lines of all ranks.
 
     Raises:
         UsageError: no step was taken.
     """
     shards: dict[ShardKey, list[tuple[int, Line]]] = {}
     steps: dict[int, list[Line]] = {}
-    start: Line = {}
-    loaders: list[Line] = []
-    initial: list[Line] = []
-    evaluations: list[Line] = []
-    first_gradient: Line | None = None
-    num_ended = 0
+    others: dict[str, list[tuple[int, Line]]] = {}
     for rank, lines in enumerate(ranks):
         for line in lines:
             event = line["event"]
@@ -93,18 +88,13 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
                 shards.setdefault(key, []).append((rank, line))
             elif event == "step":
                 steps.setdefault(line["step"], []).append(line)
-            elif event == "initial":
-                initial.append(line)
-            elif event == "end":
-                num_ended += 1
-            elif rank == 0 and event == "start":
-                start = line
-            elif rank == 0 and event == "loader":
-                loaders.append(line)
-            elif rank == 0 and event == "gradient":
-                first_gradient = line
-            elif rank == 0 and event == "evaluation":
-                evaluations.append(line)
+            else:
+                others.setdefault(event, []).append((rank, line))
+
+    def of_rank_0(event: str) -> tuple[Line, ...]:
+        return tuple(line for rank, line in others.get(event, ()) if rank == 0)
+
+    start: Line = next(iter(of_rank_0("start")), {})
     if not start:
         raise UsageError("the trace has no beginning: was it written by another version?")
     if not steps:
@@ -114,13 +104,13 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
         )
     return TracedRun(
         start=start,
-        loaders=tuple(loaders),
-        initial=tuple(initial),
+        loaders=of_rank_0("loader"),
+        initial=tuple(line for _, line in others.get("initial", ())),
         shards={key: tuple(owners) for key, owners in shards.items()},
         steps={step: tuple(lines) for step, lines in sorted(steps.items())},
-        evaluations=tuple(evaluations),
-        first_gradient=first_gradient,
-        is_complete=num_ended == start["world_size"] == len(ranks),
+        evaluations=of_rank_0("evaluation"),
+        first_gradient=next(iter(of_rank_0("gradient")), None),
+        is_complete=len(others.get("end", ())) == start["world_size"] == len(ranks),
     )
 
 

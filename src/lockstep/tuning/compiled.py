@@ -46,7 +46,7 @@ def compiles(session: Session, _: Windows) -> list[Change]:
 
 
 class Compiled:
-    """A model's forward pass, compiled when it is first run. If that fails, the model goes on as it was.
+    """A model's forward pass, compiled when it is first run. If compiling fails, the model runs as before.
 
     Args:
         model: the user's.

@@ -21,7 +21,7 @@ from lockstep.data.torch_loader import is_torch_loader
 from lockstep.explain.split import sentence, shares_of
 from lockstep.plan.length import length_of
 from lockstep.plan.loading import Loading
-from lockstep.tuning.apart import Apart
+from lockstep.tuning.change_trials import ChangeTrials
 from lockstep.tuning.costliest import find_costliest
 from lockstep.tuning.costs import Costs
 from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
@@ -55,7 +55,7 @@ class Probe:
         self._number = number
         self._session = session
         self._windows = Windows(batches, assignment, session)
-        self._apart = Apart(session, self._windows)
+        self._changes = ChangeTrials(session, self._windows)
         self._known: dict[str, Any] = {}
         """Results so far, kept for a script that leaves its loop early and begins another pass."""
 
@@ -120,7 +120,7 @@ class Probe:
         loading, step_s = present, now.step_s
         if known.get("is_better"):
             loading, step_s = Loading(**known["best"]["loading"]), known["best"]["step_s"]
-        yield from self._apart.run(loading, step_s, num_steps, lambda: self._leave(is_final=False))
+        yield from self._changes.run(loading, step_s, num_steps, lambda: self._leave(is_final=False))
         self._leave(is_final=True)
 
     def _measure_costs(self, now: Window, num_steps: int | None) -> Steps[tuple[Costs, str]]:
@@ -157,7 +157,7 @@ class Probe:
         return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
-        """Try settings, each against the present ones, and the best of them again, in both orders unless it is far quicker."""
+        """Try settings, each against the present ones, and the best of them again: in both orders, unless it is far faster."""
         session, windows, now = self._session, self._windows, self._known["now"]
         search, trials = Search(self._known["costs"], present), self._known["trials"]
         for trial in trials:
@@ -165,17 +165,17 @@ class Probe:
         while (loading := search.next()) is not None:
             left_s = self._left_s(now.step_s, 4 + 2 * (NUM_TRIALS - len(trials)))
             session.say(f"trial {len(trials) + 1}: {loading}", left_s)
-            there = yield from windows.time(loading, now.step_s, num_steps)
-            # How slow the present ones are need not be known well, where these are far quicker.
-            share = _BRIEFLY if _FAR * there.step_s < now.step_s else 1.0
-            here = yield from windows.time(present, now.step_s, num_steps, share)
-            trials.append(_compared(loading, there, here))
+            trial = yield from windows.time(loading, now.step_s, num_steps)
+            # If these are far faster, a short window suffices for the present ones.
+            share = _BRIEFLY if _FAR * trial.step_s < now.step_s else 1.0
+            unchanged = yield from windows.time(present, now.step_s, num_steps, share)
+            trials.append(_compared(loading, trial, unchanged))
             # Relative to the window measured next to it, since the machine's speed may have changed.
             search.note(loading, now.step_s / trials[-1]["speedup"])
         if (best := search.best) is None:
             return
         is_far = now.step_s > _FAR * search.tried[best]
-        if is_far and len(rivals := search.rivals) == 2:  # that they are faster is known, and which of them is not
+        if is_far and len(rivals := search.rivals) == 2:  # both are faster, but it is not clear which one is the fastest
             best = yield from self._faster_of(rivals, num_steps)
         session.say(f"once more: {best}", self._left_s(now.step_s, 4))
         first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
@@ -218,21 +218,21 @@ class Probe:
                 "again": known.get("again", []),
                 "is_better": known.get("is_better", False),
                 "is_searched": known.get("is_searched", False),
-                "apart": self._apart.tried,
-                "left": self._apart.left,
+                "apart": self._changes.tried,
+                "left": self._changes.left,
             },
             is_final=is_final,
         )
 
 
-def _compared(loading: Loading, there: Window, here: Window) -> dict[str, Any]:
+def _compared(loading: Loading, trial: Window, present: Window) -> dict[str, Any]:
     """A trial, compared with the present settings."""
     return {
         "loading": dataclasses.asdict(loading),
-        "step_s": there.step_s,
-        "wait_s": there.wait_s,
-        "present_s": here.step_s,
-        "speedup": here.step_s / there.step_s,
+        "step_s": trial.step_s,
+        "wait_s": trial.wait_s,
+        "present_s": present.step_s,
+        "speedup": present.step_s / trial.step_s,
     }
 
 

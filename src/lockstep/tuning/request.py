@@ -13,7 +13,7 @@ from lockstep.atomic import write_atomic
 from lockstep.config import RunConfig
 
 PROPOSALS = ("threads", "memory-format", "precision", "micro-batch", "compile")
-"""Kinds of changes of the answer that are tried, the quickest first (see ``apart``)."""
+"""Kinds of changes that alter the answer, the quickest to try first (see ``change_trials``)."""
 _REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
 
 
@@ -24,20 +24,20 @@ class TuningRequest:
     window_s: float
     """Minimum time for which steps are timed in one window, in seconds."""
     proposals: Sequence[str] = ()
-    """Those of ``PROPOSALS`` to try once the loader is measured."""
+    """The ``PROPOSALS`` to try after the loader has been measured."""
 
     def write(self, directory: Path) -> None:
-        """Save it, for the processes to read."""
+        """Save the request for the processes."""
         write_atomic(directory / _REQUEST, json.dumps(dataclasses.asdict(self)) + "\n")
 
     @staticmethod
     def read(directory: Path) -> TuningRequest:
-        """What ``write`` saved there."""
+        """The request that ``write`` has saved there."""
         return TuningRequest(**json.loads((directory / _REQUEST).read_text()))
 
     @staticmethod
     def settings(config: RunConfig, directory: Path) -> RunConfig:
-        """The script's settings for a run that is discarded, reduced to what takes time in every run."""
+        """The script's settings for a temporary run, without optional features that take time."""
         return dataclasses.replace(
             config,
             run_dir=str(directory / "run"),

@@ -14,7 +14,7 @@ _INDICES = re.compile(r"Parameter indices which did not receive grad for rank (\
 
 
 def _unused(match: re.Match[str], scene: Scene) -> str:
-    """The names are in the text only with TORCH_DISTRIBUTED_DEBUG; the indices always are."""
+    """The text contains names only with TORCH_DISTRIBUTED_DEBUG, but always indices."""
     indices, named = _INDICES.search(scene.text), _NAMED.search(scene.text)
     known = reduced(scene.ddp) if scene.ddp is not None else []
     rank = f"rank {indices[1]}" if indices else "this rank"
@@ -50,7 +50,7 @@ def _twice(match: re.Match[str], scene: Scene) -> str:
 
 
 def _own_parameters(scene: Scene) -> list[tuple[str, Any]]:
-    """Of the model that is being wrapped."""
+    """The parameters of the model that is being wrapped."""
     module = scene.find("__init__", "module")
     if module is None or not scene.is_module(module):
         return []
@@ -71,7 +71,7 @@ _SAME_MODEL = (
 
 def _other_number(match: re.Match[str], scene: Scene) -> str:
     parameters, num_here, num_there = _own_parameters(scene), int(match["own"]), int(match["other"])
-    if len(parameters) * 2 == num_here:  # it counts sizes and strides of each
+    if len(parameters) * 2 == num_here:  # sizes and strides are counted separately
         num_here, num_there = num_here // 2, num_there // 2
     have = f": {_described(parameters)}" if len(parameters) == num_here else ""
     return (

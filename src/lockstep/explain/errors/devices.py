@@ -1,4 +1,4 @@
-"""Tensors on the wrong device, in the wrong shape, without a gradient or used twice: which layer, and which tensors."""
+"""Tensors on a wrong device, of a wrong shape, without a gradient or used twice: names the layer and the tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _DEVICE = re.compile(r"\b((?:cuda|xpu|mps):\d+|cpu|meta)\b")
 
 
 def _wrong_device(match: re.Match[str], scene: Scene) -> str:
-    """Compares what the failing layer has with what it was given; outside of layers, the tensors of the script's line."""
+    """Compares the devices of the failing layer and its inputs, or else those of the variables in the script's frame."""
     if words := _of_optimizer(scene):
         return words
     frame = scene.failing[1] if scene.failing is not None else scene.user_frame
     if frame is None:
         return ""
-    met = list(scene.tensors({name: value for name, value in frame.f_locals.items() if name != "self"}))
+    involved = list(scene.tensors({name: value for name, value in frame.f_locals.items() if name != "self"}))
     parameters: dict[str, list[str]] = {}
     if scene.failing is not None:
         module = scene.failing[0]
         kept = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers")}
-        met += [(f"self.{name}", tensor) for name, tensor in scene.tensors(kept)]
+        involved += [(f"self.{name}", tensor) for name, tensor in scene.tensors(kept)]
         direct = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         parameters = _by_device(direct or [*module.named_parameters(), *module.named_buffers()])
-    inputs = _by_device(met)
+    inputs = _by_device(involved)
     if len(parameters) > 1:
         rare = min(parameters, key=lambda device: len(parameters[device]))
         return (
@@ -73,7 +73,7 @@ def _by_device(tensors: Any) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for name, tensor in tensors:
         if not tensor.dim() and tensor.device.type == "cpu":
-            continue  # a single number may come from there
+            continue  # single numbers are allowed
         names.setdefault(str(tensor.device), []).append(f"{name} {shape(tensor)}")
     return names
 
@@ -83,19 +83,19 @@ def _placed(by_device: Mapping[str, list[str]]) -> str:
 
 
 def _of_optimizer(scene: Scene) -> str:
-    """A step whose state is elsewhere than the parameters: mostly it was loaded before the model was moved."""
+    """An optimizer's state on another device than the parameters: mostly loaded before the model was moved."""
     optimizer = scene.find("step", "self")
     if not any(optimizer is known for known in scene.optimizers):
         return ""
-    places = {
+    pairs = {
         (str(parameter.device), str(value.device))
         for parameter, state in optimizer.state.items()
         for name, value in scene.tensors(state)
         if name != "step" and value.device != parameter.device
     }
-    if not places:
+    if not pairs:
         return ""
-    (parameters, state), *_ = sorted(places)
+    (parameters, state), *_ = sorted(pairs)
     return (
         f"The state of {type(optimizer).__name__} is on {state}, and the parameters are on {parameters}. A step needs both "
         "in one place. Move the model before the optimizer is made, and load the optimizer's state after that: "
@@ -108,7 +108,7 @@ def _capital(words: str) -> str:
 
 
 def _wrong_shape(match: re.Match[str], scene: Scene) -> str:
-    """Adds the layer's name; without one the error's own words are as good."""
+    """Names the layer; without one the error explains itself."""
     if scene.failing is None:
         return ""
     module, frame = scene.failing

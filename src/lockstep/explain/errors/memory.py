@@ -1,4 +1,4 @@
-"""Memory that could not be had: how much was asked for, what is free, and what took it."""
+"""Failed allocations of memory: how much was requested, how much is free, and what uses the rest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OF_MODEL = (
 
 
 def held(scene: Scene, device: str) -> list[Part]:
-    """What the models and optimizers that can be seen from here hold on a device (``cpu`` or ``cuda:0``)."""
+    """The memory of the models and optimizers that were found, on a device (``cpu`` or ``cuda:0``)."""
     parameters = [p for model in scene.models for p in (*model.parameters(), *model.buffers())]
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts = [("parameters and buffers", _bytes(scene, parameters, device)), ("gradients", _bytes(scene, gradients, device))]
@@ -64,10 +64,10 @@ def _tensors(scene: Scene, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _bytes(scene: Scene, tensors: Iterable[Any], device: str) -> float:
-    """Of all together; what shares memory counts once."""
+    """The size of all storages; shared ones count once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
-        local = getattr(tensor, "_local_tensor", tensor)  # of a tensor that is divided among ranks
+        local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if str(local.device) == device and not scene.torch.nn.parameter.is_lazy(local):
             storage = local.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
@@ -87,11 +87,11 @@ def _of_gpu(match: re.Match[str], scene: Scene) -> str:
         for pattern in (_OTHERS, _MINE, _ALLOCATED, _RESERVED)
     )
     parts = held(scene, f"cuda:{total[1]}")
-    # As many bytes are in no model and no optimizer, of those that PyTorch has handed out.
+    # What PyTorch has allocated, but not for a model or an optimizer.
     parts.append((_ACTIVATIONS, max(0.0, allocated - sum(num for _, num in parts))))
     outside = mine - allocated - reserved
     parts += [(_UNUSED, reserved), ("CUDA itself and other libraries", max(0.0, outside) if mine else 0.0)]
-    if not by_others:  # where PyTorch cannot see them, in a container
+    if not by_others:  # PyTorch cannot see them in a container
         by_others = max(0.0, num_bytes(total[2]) - num_bytes(total[3]) - (mine or allocated + reserved))
     pids = ", ".join(process[1] for process in _OTHERS.finditer(scene.text))
     parts.append((_OTHER_PROCESSES, by_others))
@@ -136,7 +136,7 @@ def _of_cpu(match: re.Match[str], scene: Scene) -> str:
 
 
 def _kilobytes(path: str) -> dict[str, float]:
-    """Lines like ``MemTotal: 16 kB``, in bytes."""
+    """The values of lines like ``MemTotal: 16 kB``, in bytes."""
     fields = re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(encoding="ascii", errors="replace"), flags=re.MULTILINE)
     return {name: float(number) * 1024 for name, number in fields}
 

@@ -1,4 +1,4 @@
-"""NCCL's errors, and those of CUDA: what PyTorch writes is a code; what matters is in the last line, if anywhere."""
+"""Errors of NCCL and CUDA, for which PyTorch reports a code; details, if any, are in NCCL's last line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BY_LAST_LINE = (
     (
         r"shared memory segment (/dev/shm/\S+) \(size (\d+)\)|failed to extend (/dev/shm/\S+)",
         "NCCL could not make the file in /dev/shm by which ranks of one machine talk. {shm} Give it more (docker run "
-        "--shm-size=8g, or --ipc=host), or remove what was left there: /dev/shm/nccl-* and torch_* of runs that are over.",
+        "--shm-size=8g, or --ipc=host), or remove what was left there: /dev/shm/nccl-* and torch_* of runs that have ended.",
     ),
     (
         r"[Cc]uda failure (?:\d+ )?'?out of memory",
@@ -44,36 +44,30 @@ _BY_LAST_LINE = (
 )
 
 _BY_CODE = {
-    "ncclRemoteError": _OTHER_RANK,
-    "remote process exited": _OTHER_RANK,
-    "ncclSystemError": (
+    ("ncclRemoteError", "remote process exited"): _OTHER_RANK,
+    ("ncclSystemError", "unhandled system error"): (
         "A call to the operating system failed inside NCCL: mostly the network between the ranks (another rank has ended, a "
         f"firewall, a wrong NCCL_SOCKET_IFNAME), or a /dev/shm that is full. {_DEBUG}"
     ),
-    "unhandled system error": "",
-    "ncclUnhandledCudaError": (
+    ("ncclUnhandledCudaError", "unhandled cuda error"): (
         "A CUDA call failed inside NCCL: an earlier kernel of this process crashed (its error comes first in the output), the "
         "GPU is out of memory or in use exclusively by another process, or the driver is too old for this NCCL. "
         f"Check the GPU (nvidia-smi), then run with CUDA_LAUNCH_BLOCKING=1. {_DEBUG}"
     ),
-    "unhandled cuda error": "",
-    "ncclInternalError": (
+    ("ncclInternalError", "internal error"): (
         "NCCL gave up for a reason that it does not name; up to NCCL 2.18 broken connections are reported so, too: look at the "
         f"other ranks' errors first. {_DEBUG}"
     ),
-    "internal error": "",
-    "ncclInvalidUsage": (
+    ("ncclInvalidUsage", "invalid usage"): (
         "NCCL was used in a way that it does not allow: mostly two ranks on one GPU, or ranks that called different "
         f"collectives, or with tensors of different sizes or devices. {_DEBUG}"
     ),
-    "invalid usage": "",
-    "ncclInvalidArgument": (
+    ("ncclInvalidArgument", "invalid argument"): (
         "NCCL was given a value that it does not take: a type that it cannot add up, an empty group, a rank that does not "
         f"exist, or sizes that differ between ranks. {_DEBUG}"
     ),
-    "invalid argument": "",
 }
-"""By what the text has: NCCL's name, or PyTorch's, which then means the name before it."""
+"""By NCCL's name for the error, and PyTorch's words for it."""
 
 
 def _of_nccl(match: re.Match[str], scene: Scene) -> str:
@@ -82,12 +76,8 @@ def _of_nccl(match: re.Match[str], scene: Scene) -> str:
         for pattern, words in _BY_LAST_LINE:
             if hit := re.search(pattern, last[1]):
                 return words.format(*hit.groups(), shm=described() if "{shm}" in words else "")
-    known = ""
-    for code, words in _BY_CODE.items():
-        known = words or known
-        if code in scene.text:
-            return known
-    return f"A collective failed inside NCCL. {_DEBUG}"
+    known = (words for names, words in _BY_CODE.items() if any(name in scene.text for name in names))
+    return next(known, f"A collective failed inside NCCL. {_DEBUG}")
 
 
 def _timed_out(match: re.Match[str], scene: Scene) -> str:
@@ -110,7 +100,7 @@ def _assert(match: re.Match[str], scene: Scene) -> str:
     ]
     lookups = f" This model looks up indices in {listed(tables)}." if tables else ""
     return (
-        "A kernel on the GPU met a value that it checks for: nearly always an index out of range, that is a label that is not "
+        "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
         f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU works behind Python, so the line in "
         "the traceback is not the one that asked for it, and this process can use the GPU no more. Run with "
         "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line."

@@ -1,4 +1,4 @@
-"""Processes that cannot join a rendezvous, and loader workers that are gone."""
+"""Processes that cannot join a rendezvous, and loader workers that have died."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LISTENS = "0A"
 def _no_group(match: re.Match[str], scene: Scene) -> str:
     called = "DistributedDataParallel(...)" if scene.called == "__init__" else f"{scene.called or 'a collective'}()"
     return (
-        f"{called} needs the other ranks, and this process has not met them: init_process_group() was not called before it, or "
-        "destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
+        f"{called} needs the other ranks, and this process has not joined them: init_process_group() was not called before it, "
+        "or destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
         "no more arguments; lockstep.join() does it by itself. What should also run without a launcher can ask "
         "torch.distributed.is_initialized() first."
     )
@@ -39,7 +39,7 @@ def _address_in_use(match: re.Match[str], scene: Scene) -> str:
 
 
 def _holder(port: int) -> str:
-    """Who listens there, as far as this user may see it."""
+    """The process that listens on a port, as far as this user may know."""
     try:
         inodes = {
             fields[9]
@@ -57,7 +57,7 @@ def _holder(port: int) -> str:
             if any(_inode(link) in inodes for link in (process / "fd").iterdir()):
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} on {socket.gethostname()} does already ({words[:120]})"
-        except OSError:  # not ours, or gone
+        except OSError:  # another user's, or ended
             continue
     return "another process does already"
 
@@ -88,10 +88,10 @@ _ENDS = {
 
 
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
-    """PyTorch tells of the signal in the error or in the one underneath, or not if the worker was gone early: it is asked."""
+    """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
-    told = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
-    number, status = told[0].groups() if told else _end_of(scene.find("_try_get_data", "failed_workers"))
+    matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
+    number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
     ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
@@ -101,7 +101,7 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
 
 
 def _end_of(workers: Any) -> tuple[str | None, str | None]:
-    """The signal in words, or the status, of the first of these processes."""
+    """The name of the signal that ended the first of these processes, or its exit status."""
     code = workers[0].exitcode if workers else None
     if code is None:
         return None, None

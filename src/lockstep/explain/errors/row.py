@@ -1,4 +1,4 @@
-"""One family of errors that PyTorch raises, and its words."""
+"""A family of errors that PyTorch raises, with its explanation."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from lockstep.explain.errors.scene import Scene
 
 @dataclass(frozen=True)
 class Row:
-    """How a family is recognized, and who explains it."""
+    """How a family of errors is recognized and explained."""
 
     family: str
-    """As the documentation calls it."""
+    """Its name in the documentation."""
     pattern: re.Pattern[str]
-    """Found in the text of the error."""
+    """Searched for in the text of the error."""
     words: Callable[[re.Match[str], Scene], str]
-    """The explanation. Empty: these words would add nothing to the error's own."""
+    """Returns the explanation; empty: it would add nothing to the error's own text."""
     kinds: frozenset[str] = frozenset({"RuntimeError"})
-    """The error's type, or one that it is derived from, has one of these names."""
+    """Names of types, of which the error's type or one of its bases must have one."""
 
 
 def row(
     family: str, pattern: str, words: Callable[[re.Match[str], Scene], str] | str, kinds: tuple[str, ...] = ("RuntimeError",)
 ) -> Row:
-    """A row of the table; ``words`` without anything to find out may be a text, with the pattern's named groups in it."""
-    if isinstance(words, str):
-        text = words
-        return Row(family, re.compile(pattern), lambda match, scene: text.format(**match.groupdict()), frozenset(kinds))
-    return Row(family, re.compile(pattern), words, frozenset(kinds))
+    """A row of the table. ``words`` may be a format string for the pattern's named groups."""
+    explain = words if callable(words) else lambda match, scene: words.format(**match.groupdict())
+    return Row(family, re.compile(pattern), explain, frozenset(kinds))

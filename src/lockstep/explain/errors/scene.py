@@ -1,7 +1,7 @@
-"""What can be found out at the place of an error: the frames of its traceback, and the models and tensors in them.
+"""The circumstances of an error: the frames of its traceback, and the models and tensors in them.
 
-Everything is looked up and nothing changed; no ``repr`` of a user's object is made, and no property of one is asked. What
-may be large is looked at in part only.
+Nothing is changed, and neither ``repr`` nor a property of a user's object is called. Of large collections only a part is
+inspected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _LIMIT_S = 1.0
-"""For the whole search. What has not been found by then stays unnamed."""
+"""Time limit of the search for models and optimizers."""
 _MOST_FRAMES = 200
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 64
@@ -28,14 +28,14 @@ _MOST_NAMES = 8
 
 _LOCKSTEP = f"{Path(__file__).parents[2]}/"
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What DDP, ``torch.compile`` and others put into the names of the user's layers."""
+"""Prefixes that DDP, ``torch.compile`` and others add to the names of the user's layers."""
 
 
 class Scene:
-    """The place of one error.
+    """The circumstances of one error.
 
     Args:
-        error: that was caught.
+        error: caught.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -45,7 +45,7 @@ class Scene:
 
     @property
     def torch(self) -> Any:
-        """The module, which whoever has raised this error has imported."""
+        """The module, which the code that raised the error has imported."""
         return sys.modules["torch"]
 
     @cached_property
@@ -60,32 +60,32 @@ class Scene:
 
     @cached_property
     def user_frame(self) -> FrameType | None:
-        """The innermost one that is neither PyTorch's nor ours."""
+        """The innermost frame that is neither PyTorch's nor lockstep's."""
         ours = (os.path.dirname(self.torch.__file__) + "/", _LOCKSTEP)  # noqa: PTH120
         return next((frame for frame in self.frames if not frame.f_code.co_filename.startswith(ours)), None)
 
     @property
     def called(self) -> str:
-        """Name of the function of PyTorch that the user's line called; empty if that was not Python."""
+        """The name of the PyTorch function that the user's line called; empty: it is not a Python function."""
         at = self.frames.index(self.user_frame) if self.user_frame in self.frames else 0
         return next((frame.f_code.co_name for frame in self.frames[:at][::-1] if frame.f_code.co_name != "wrapper"), "")
 
     def is_module(self, value: object) -> bool:
-        """Whether it is an ``nn.Module``; by its type alone, for proxies may do anything when they are asked."""
+        """Whether it is an ``nn.Module``, judged by its type alone, since proxies may do anything."""
         return issubclass(type(value), self.torch.nn.Module)
 
     def is_tensor(self, value: object) -> bool:
-        """The same of a tensor."""
+        """Whether it is a tensor, judged by its type alone."""
         return issubclass(type(value), self.torch.Tensor)
 
     def find(self, function: str, name: str) -> Any:
-        """A local variable of the innermost frame of this function that has one; None: there is none."""
+        """This local variable of the innermost frame of a function that has it; None: there is none."""
         scopes = [frame.f_locals for frame in self.frames if frame.f_code.co_name == function]
         return next((scope[name] for scope in scopes if name in scope), None)
 
     @cached_property
     def failing(self) -> tuple[Any, FrameType] | None:
-        """The innermost layer in whose forward pass the error arose, and the frame of that."""
+        """The innermost layer in whose forward pass the error arose, and its frame."""
         for frame in self.frames:
             module = frame.f_locals.get("self")
             if frame.f_code.co_name == "forward" and self.is_module(module):
@@ -94,7 +94,7 @@ class Scene:
 
     @property
     def where(self) -> str:
-        """That layer: its name in the model, and its type. Empty: the error arose elsewhere."""
+        """The name and type of the failing layer; empty: the error arose elsewhere."""
         if self.failing is None:
             return ""
         module = self.failing[0]
@@ -104,7 +104,7 @@ class Scene:
 
     @cached_property
     def models(self) -> list[Any]:
-        """The modules that were found, each without those inside of it, and without the wrappers of DDP and the like."""
+        """The outermost modules that were found, without wrappers such as DDP; largest first."""
         modules = [value for value in self._objects if self.is_module(value)]
         inner = {id(part) for value in modules for name, part in value.named_modules() if name}
         roots = {id(root): root for value in modules if id(value) not in inner for root in [_unwrapped(value)]}
@@ -112,7 +112,7 @@ class Scene:
 
     @cached_property
     def ddp(self) -> Any:
-        """The ``DistributedDataParallel`` in whose method the error arose, or the only one; None: not known."""
+        """The ``DistributedDataParallel`` in whose method the error arose, or the only one; None: unknown."""
         receivers = [frame.f_locals.get("self") for frame in self.frames]
         wrapped = [value for value in [*receivers, *self._objects] if _is_ddp(value)]
         if wrapped and (_is_ddp(wrapped[0]) and any(value is wrapped[0] for value in receivers)):
@@ -121,12 +121,12 @@ class Scene:
 
     @property
     def optimizers(self) -> list[Any]:
-        """All that were found."""
+        """The optimizers that were found."""
         return [value for value in self._objects if issubclass(type(value), self.torch.optim.Optimizer)]
 
     @cached_property
     def _objects(self) -> list[Any]:
-        """Modules and optimizers in the frames, in what these hold, and in the script's globals."""
+        """Modules and optimizers in the frames, in the objects there, and in the script's globals."""
         main = sys.modules.get("__main__")
         scopes = [frame.f_locals for frame in self.frames] + [vars(main) if main else {}]
         wanted = (self.torch.nn.Module, self.torch.optim.Optimizer)
@@ -149,7 +149,7 @@ class Scene:
         return list(objects.values())
 
     def tensors(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Those among the variables, by name."""
+        """The tensors among these variables, and in short collections among them, by name."""
         for name, value in list(scope.items())[:_MOST_OBJECTS]:
             for key, part in _parts(value):
                 if self.is_tensor(part):
@@ -157,7 +157,7 @@ class Scene:
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
-    """A value, or what a short collection holds."""
+    """A value, or the items of a short collection."""
     if type(value) in (list, tuple) and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type]
         return [(f"[{number}]", part) for number, part in enumerate(value)]  # type: ignore[arg-type, var-annotated]
     if type(value) is dict and len(value) <= _MOST_ITEMS:
@@ -190,26 +190,26 @@ def _unwrapped(module: Any) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's or layer's name as the user's model has it."""
+    """A parameter's or layer's name in the user's model."""
     for part in _WRAPPERS[1:]:
         name = name.replace(part, "")
     return name
 
 
 def reduced(ddp: Any) -> list[tuple[str, Any]]:
-    """The parameters, with their names, in the order in which DDP counts them."""
+    """The parameters with their names, in the order of DDP's indices."""
     ignored = ddp.__dict__.get("parameters_to_ignore", ())
     module = ddp.__dict__["_modules"].get("module")
     return [] if module is None else learning(module, ignored)
 
 
 def learning(module: Any, ignored: Iterable[str] = ()) -> list[tuple[str, Any]]:
-    """The parameters that get gradients, with their names."""
+    """The parameters that require gradients, with their names."""
     return [(plain_name(name), p) for name, p in module.named_parameters() if p.requires_grad and name not in ignored]
 
 
 def shape(tensor: Any) -> str:
-    """As a list: ``[3, 5]``."""
+    """The shape as a list: ``[3, 5]``."""
     return str(list(tensor.shape))
 
 
@@ -222,12 +222,12 @@ def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """In the unit that fits: ``1.50 GiB``."""
+    """A size in a suitable unit, as PyTorch writes it: ``1.50 GiB``."""
     power = 0 if num_bytes < 1 else min(5, int(math.log(num_bytes, 1024)))
     return f"{num_bytes:.0f} bytes" if power == 0 else f"{num_bytes / 1024**power:.2f} {' KMGTP'[power]}iB"
 
 
 def num_bytes(text: str) -> float:
-    """The other way: what PyTorch writes."""
+    """The inverse of ``size``."""
     number, _, unit = text.strip().partition(" ")
     return float(number) * 1024.0 ** "BKMGTP".index(unit[:1].upper() or "B")

@@ -1,4 +1,4 @@
-"""How much is left of /dev/shm, by which loader workers and NCCL hand over data."""
+"""How much of /dev/shm is free, through which loader workers and NCCL pass data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATH = "/dev/shm"
 
 
 def described() -> str:
-    """One sentence, as of now: whoever filled it may have ended."""
+    """One sentence about the present; what filled it may be gone."""
     try:
         filesystem = os.statvfs(PATH)
     except OSError:

@@ -1,6 +1,6 @@
-"""PyTorch's cryptic errors in words: what happened, with the names that the error lacks, the consequence and the remedy.
+"""Explains PyTorch's cryptic errors: what happened, with the names that the error lacks, the consequence and the remedy.
 
-Asked for by a worker whose script has failed, before it tells its launcher. Nothing here talks to other ranks or to a GPU.
+Called in a worker whose script has failed, before it reports that to its launcher. Nothing here communicates or uses a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lockstep.explain.errors.row import Row
 from lockstep.explain.errors.scene import Scene
 
 ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS)
-"""The first that knows an error explains it."""
+"""The first row that matches an error, and has an explanation, explains it."""
 
 _LIMIT_S, _BEGIN_S = 5.0, 2.0
 _MOST_ERRORS = 20
@@ -23,9 +23,9 @@ _MOST_CHARACTERS = 100_000
 
 
 def in_words(error: BaseException) -> str:
-    """An explanation of an uncaught error, in one paragraph or more; empty: it is not known, or explains itself.
+    """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or needs none.
 
-    Never raises, and takes ``_LIMIT_S`` at most: a thread of its own asks the user's objects, and is left alone if they hang.
+    Never raises, and takes ``_LIMIT_S`` at most: a separate thread inspects the user's objects, and is abandoned if they hang.
     """
     explanations: list[str] = []
     began, done = threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ def in_words(error: BaseException) -> str:
         done.set()
 
     try:
-        # None of ``threading``'s: where memory is short, a thread ends before its first line, and start() waits for ever.
+        # Not ``threading``: if memory is short, a thread may end before its first line, and start() would wait forever.
         _thread.start_new_thread(ask, ())
     except (RuntimeError, MemoryError):
         return _in_words(error)
@@ -49,16 +49,16 @@ def in_words(error: BaseException) -> str:
 def _in_words(error: BaseException) -> str:
     try:
         if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
-            return ""  # Ctrl-C, whatever it has come into
+            return ""  # Ctrl-C, whatever it has interrupted
         errors = list(_related(error))
         if any(isinstance(related, LockstepError) for related in errors):
-            return ""  # in words already
+            return ""  # explained already
         for related in errors:
             if words := _explained(related):
                 return (
                     words if related is error or _explained(error) else f"(The {type(related).__name__} underneath.) {words}"
                 )
-    except Exception:  # whatever a user's classes do here: the error itself is what matters
+    except Exception:  # raised by a user's class: the error itself matters more
         return ""
     return ""
 
@@ -76,7 +76,7 @@ def _explained(error: BaseException) -> str:
 
 
 def _related(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it comes from: the deepest cause first, then what was being handled when that was raised."""
+    """The error and its origins: the deepest cause first, then the errors that were being handled when it was raised."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _MOST_ERRORS:
         causes = [waiting.pop(0)]
@@ -86,7 +86,7 @@ def _related(error: BaseException) -> Iterator[BaseException]:
             if id(cause) not in seen:
                 seen.add(id(cause))
                 yield cause
-                parts = getattr(cause, "exceptions", ())  # of a group
+                parts = getattr(cause, "exceptions", ())  # of an exception group
                 waiting += [part for part in parts if isinstance(part, BaseException)] if isinstance(parts, tuple) else []
         last = causes[-1]
         if last.__context__ is not None and not last.__suppress_context__ and id(last.__context__) not in seen:

@@ -1,4 +1,4 @@
-"""How far a run has come, at what pace, and how long it still takes. Pure; ``steps.Steps`` counts."""
+"""A run's progress, speed and remaining time. Pure; ``StepCounter`` counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _GAP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headway:
-    """What is known of the newest pass over a training loader, and of the epochs before it.
+class PassProgress:
+    """The progress of the latest pass over a training loader, and the time of earlier epochs.
 
-    It changes only where a step or a pass ends, so that it can be told from a run that stands still.
+    It changes only when a step or a pass ends, so that a hanging run can be recognized.
     """
 
     epoch: int
@@ -25,45 +25,45 @@ class Headway:
     done: int
     """Steps of the pass, including those before the run was interrupted."""
     since_s: float | None
-    """When the first step of this pass ended (which may have waited for loader workers to start), in seconds since 1970; None:
-    it has not."""
+    """When the first step of this pass ended (which may have included the start of loader workers), in seconds since 1970;
+    None: it has not."""
     until_s: float | None
-    """When the pass ended; None: it goes on."""
+    """When the pass ended; None: it has not."""
     counted: int
     """Steps since ``since_s``."""
     num_samples: int
-    """Of these steps."""
+    """In these steps."""
     step_s: float | None
-    """A step of the pass before; None: there is none."""
+    """Time of a step in the pass before; None: there was none."""
     epoch_began_s: float
     epoch_s: float | None
-    """Of the newest epoch that was run as a whole, evaluations and checkpoints included."""
+    """Duration of the latest epoch run as a whole, including evaluations and checkpoints."""
     passes: int
-    """Over training loaders in this epoch, with this one."""
+    """Number of passes over training loaders in this epoch so far, including this one."""
 
     def as_json(self) -> dict[str, Any]:
         """For the black box."""
         return asdict(self)
 
     def step_time_s(self, now_s: float) -> float | None:
-        """What a step takes; None: not known yet."""
+        """The time of a step, in seconds; None: not known yet."""
         elapsed_s = self._elapsed_s(now_s)
         return elapsed_s / self.counted if self.counted and elapsed_s > 0 else self.step_s
 
     def samples_per_s(self, now_s: float) -> float | None:
-        """In this pass; None: not known yet."""
+        """Samples per second in this pass; None: not known yet."""
         elapsed_s = self._elapsed_s(now_s)
         return self.num_samples / elapsed_s if self.counted and elapsed_s > 0 else None
 
     def left_s(self, now_s: float) -> float | None:
-        """Of this pass; None: not known."""
+        """Remaining time of this pass, in seconds; None: unknown."""
         if self.until_s is not None:
             return 0.0
         step_s = self.step_time_s(now_s)
         return None if self.num_steps is None or step_s is None else max(0, self.num_steps - self.done) * step_s
 
     def run_left_s(self, now_s: float) -> float | None:
-        """Of all epochs; None: not known. In the first one that is taken for its pass over the training loader alone."""
+        """Remaining time of all epochs, in seconds; None: unknown. During the first, an epoch is assumed to be one pass."""
         if self.num_epochs is None:
             return None
         left_s, num_more = self.left_s(now_s), max(0, self.num_epochs - self.epoch - 1)
@@ -78,11 +78,11 @@ class Headway:
         return 0.0 if self.since_s is None else (now_s if self.until_s is None else self.until_s) - self.since_s
 
 
-def time_left(headway: Headway, now_s: float) -> list[str]:
-    """``0:12 left``, ``3:40 for the run``: what is known, and differs."""
-    left_s, run_s = headway.left_s(now_s), headway.run_left_s(now_s)
+def time_left(progress: PassProgress, now_s: float) -> list[str]:
+    """``0:12 left``, ``3:40 for the run``: as far as these are known, and differ."""
+    left_s, run_s = progress.left_s(now_s), progress.run_left_s(now_s)
     words = [] if left_s is None else [f"{clock(left_s)} left"]
-    more = headway.num_epochs is not None and headway.num_epochs > 1
+    more = progress.num_epochs is not None and progress.num_epochs > 1
     return words if run_s is None or not more else [*words, f"{clock(run_s)} for the run"]
 
 
@@ -98,7 +98,7 @@ def clock(seconds: float) -> str:
 def bar_line(
     title: str, done: int, num_steps: int | None, times: Sequence[str], values: Sequence[str], width: int
 ) -> list[tuple[str, str]]:
-    """A bar in words, each with its style. Where it is too wide the bar gives way first, then the values, then the times."""
+    """A progress bar as pieces of text with their styles. To fit, the bar is shortened first, then values, then times."""
     count = f"{done}/{'?' if num_steps is None else num_steps}"
     room = width - len(title) - len(count) - _GAP
     kept: list[tuple[str, str]] = []

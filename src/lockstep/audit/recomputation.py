@@ -1,10 +1,10 @@
-"""Running a micro-step without side effects: stand-ins for the run's ledger and strategy."""
+"""Runs a micro-step without side effects, in place of the run's ledger and strategy."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,20 +53,15 @@ class Engine(Protocol):
         """End the micro-step."""
 
 
-class Course(Protocol):
+class Course(NamedTuple):
     """What a micro-step runs on."""
 
-    @property
-    def accounts(self) -> Accounts:
-        """Where its values go."""
-
-    @property
-    def engine(self) -> Engine:
-        """Where its gradients and buffer changes go."""
-
-    @property
-    def listeners(self) -> Listener:
-        """Who is notified."""
+    accounts: Accounts
+    """Where its values go."""
+    engine: Engine
+    """Where its gradients and buffer changes go."""
+    listeners: Listener
+    """Who is notified."""
 
 
 class NoAccounts:
@@ -92,7 +87,7 @@ class NoAccounts:
         """See Accounts."""
 
 
-class AsideEngine:
+class UndoingEngine:
     """Discards gradients, and restores buffers and random streams when the shard ends. Implements Engine.
 
     Args:

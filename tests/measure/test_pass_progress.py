@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.measure import steps
-from lockstep.measure.headway import bar_line, clock, time_left
-from lockstep.measure.steps import Steps
+from lockstep.measure import step_counter
+from lockstep.measure.pass_progress import bar_line, clock, time_left
+from lockstep.measure.step_counter import StepCounter
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(20)
 @pytest.fixture
 def at(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(steps.time, "time", lambda: now[0])
+    monkeypatch.setattr(step_counter.time, "time", lambda: now[0])
     return now
 
 
@@ -23,28 +23,28 @@ def take(counter, at, number, step_s):
 
 
 def shown(counter, at):
-    return time_left(counter.headway(), at[0])
+    return time_left(counter.progress(), at[0])
 
 
 def test_before_anything_is_known_nothing_is_said(at):
-    counter = Steps()
-    assert counter.headway() is None
+    counter = StepCounter()
+    assert counter.progress() is None
     counter.begin_pass(0, 3, 100, 0)
     take(counter, at, 1, 30)  # the first step, in which workers start and kernels are chosen
     assert shown(counter, at) == []
 
 
 def test_the_first_step_does_not_count_and_the_run_is_all_its_epochs(at):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(0, 3, 100, 0)
     take(counter, at, 1, 30)
     take(counter, at, 10, 0.5)
     assert shown(counter, at) == ["0:44 left", "2:24 for the run"]  # 89 steps; and 200 more
-    assert counter.headway().samples_per_s(at[0]) == 16
+    assert counter.progress().samples_per_s(at[0]) == 16
 
 
 def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before_with_its_evaluation(at):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(0, 4, 10, 0)
     take(counter, at, 10, 1)
     counter.end_pass(10, exhausted=True)
@@ -58,38 +58,38 @@ def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before_with_its_ev
 
 
 def test_an_epoch_that_was_resumed_in_its_middle_is_no_measure_of_others(at):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(1, 4, 10, 8)
     take(counter, at, 2, 1)
     at[0] += 5
     counter.begin_pass(2, 4, 10, 0)
-    assert counter.headway().epoch_s is None
+    assert counter.progress().epoch_s is None
     take(counter, at, 3, 1)
     assert shown(counter, at) == ["0:07 left", "0:17 for the run"]
 
 
 @pytest.mark.parametrize("num_epochs", [None, 1])
 def test_of_one_epoch_or_of_epochs_that_the_script_counts_only_the_pass_is_told(at, num_epochs):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(0, num_epochs, 100, 40)
     take(counter, at, 11, 1)
     assert shown(counter, at) == ["0:49 left"]
 
 
 def test_a_pass_of_unknown_length_tells_nothing(at):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(0, 5, None, 0)
     take(counter, at, 11, 1)
     assert shown(counter, at) == []
 
 
 def test_where_nothing_moves_what_is_known_does_not_change(at):
-    counter = Steps()
+    counter = StepCounter()
     counter.begin_pass(0, 5, 20, 0)
     take(counter, at, 4, 1)
-    before = counter.headway()
+    before = counter.progress()
     at[0] += 100
-    assert counter.headway() == before
+    assert counter.progress() == before
 
 
 def test_times_are_short():

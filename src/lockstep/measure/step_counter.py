@@ -1,4 +1,4 @@
-"""Counts steps and samples, for whoever shows how far the run has come."""
+"""Counts steps and samples, to show the run's progress."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from dataclasses import replace
 
 from lockstep.listener import Listener
-from lockstep.measure.headway import Headway
+from lockstep.measure.pass_progress import PassProgress
 
 
-class Steps(Listener):
-    """Counts in every process. ``headway`` may be called from another thread."""
+class StepCounter(Listener):
+    """The counter of one process."""
 
     def __init__(self) -> None:
-        self._begun: Headway | None = None
-        """The newest pass as it began."""
+        self._begun: PassProgress | None = None
+        """The latest pass at its beginning."""
         self._done = self._counted = self._num_samples = 0
         self._since_s: float | None = None
         self._until_s: float | None = None
         self._is_whole = False
-        """Whether the epoch at hand was run from its beginning."""
+        """Whether the current epoch was run from its beginning."""
 
-    def headway(self) -> Headway | None:
-        """None: no pass has begun."""
+    def progress(self) -> PassProgress | None:
+        """The progress of the latest pass; None: no pass has begun. May be called from another thread."""
         if self._begun is None:
             return None
         return replace(
@@ -36,7 +36,7 @@ class Steps(Listener):
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """See Listener."""
-        now_s, before = time.time(), self.headway()
+        now_s, before = time.time(), self.progress()
         began_s, epoch_s, passes = now_s, None if before is None else before.epoch_s, 1
         if before is not None and before.epoch == epoch:
             began_s, passes = before.epoch_began_s, before.passes + 1
@@ -44,7 +44,7 @@ class Steps(Listener):
             if before is not None and self._is_whole:
                 epoch_s = now_s - before.epoch_began_s
             self._is_whole = done == 0
-        self._begun = Headway(
+        self._begun = PassProgress(
             epoch=epoch,
             num_epochs=num_epochs,
             num_steps=num_steps,

@@ -1,4 +1,4 @@
-"""A tracker of wandb's shape: Weights & Biases, Trackio, and whatever else has ``init``, ``log`` and ``finish``."""
+"""Trackers with wandb's interface: Weights & Biases, Trackio, and others with ``init``, ``log`` and ``finish``."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ from lockstep.stopping import say
 from lockstep.trackers import OBJECT, TRACKERS, plugins
 
 _FILE_NAME = "trackers.json"
-_TOLD = re.compile(rb'^\{"event": "(step|evaluate)"[^\n]*?"step": (\d+)', re.MULTILINE)
+_WRITTEN = re.compile(rb'^\{"event": "(step|evaluate)"[^\n]*?"step": (\d+)', re.MULTILINE)
 _GROUPS = {b"step": "training", b"evaluate": "evaluation"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """The run, as trackers are told of it."""
+class RunInfo:
+    """What trackers record about the run."""
 
     run_dir: Path
     project: str
-    """By default: the name of the script."""
+    """The default name of the project."""
     config: Callable[[], dict[str, Any]]
-    """Its settings, its birth and what else it depends on; called before the first step."""
+    """Returns its settings, birth and hyperparameters; called before the first step."""
     is_again: bool
     """Whether an earlier launch has used the run directory."""
     aside: Callable[[], AbstractContextManager[None]]
-    """In it random streams may be drawn from, and are put back."""
+    """A context that restores the random streams."""
 
 
-class Shaped:
-    """One of them. Whatever goes wrong in it is said once, and then it is left alone: training goes on.
+class WandbLike:
+    """One such tracker. After its first error, which is reported, it is no longer used, and training continues.
 
     Args:
         name: as in ``RunConfig.track``.
         about: the run.
-        given: the object, where the script has given one.
+        given: the tracker's object, if the script has given one.
     """
 
-    def __init__(self, name: str, about: About, given: Any = None) -> None:
+    def __init__(self, name: str, about: RunInfo, given: Any = None) -> None:
         self._name, _, self._project = (name, "", "") if name.startswith(OBJECT) else name.partition(":")
         self._about = about
         self._given = given
         self._run: Any = None
         self._is_over = False
         self._known = self._read() if about.is_again else {}
-        self._told = last_told(about.run_dir / JOURNAL) if self._name in self._known else {}
-        """The last steps that an earlier launch has told it of, before this one writes any."""
+        self._written = last_written(about.run_dir / JOURNAL) if self._name in self._known else {}
+        """The last steps that an earlier launch has written, by group."""
 
     def open(self) -> None:
-        """See Outlet."""
+        """See Tracker."""
         if self._run is None:
             self._try("cannot be opened", self._open)
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """See Outlet."""
+        """See Tracker."""
         self.open()
-        if self._run is not None and step > self._told.get(group, 0):
+        if self._run is not None and step > self._written.get(group, 0):
             row = {f"{group}/{name}": value for name, value in values.items()}
             self._try("cannot be written to", lambda: self._run.log(row, step=step))
 
     def close(self, *, failed: bool) -> None:
-        """See Outlet."""
+        """See Tracker."""
         if self._run is not None:
             finish = self._run.finish
             self._try("cannot be closed", lambda: finish(**_taken(finish, exit_code=int(failed))))
@@ -110,7 +110,7 @@ class Shaped:
             "resume": "allow",
         }
         taken = _taken(tracker.init, **arguments)
-        if "id" not in taken and "name" in taken:  # it knows a run by its name alone, also those of other directories
+        if "id" not in taken and "name" in taken:  # it identifies runs by name, including those in other directories
             taken["name"] = f"{arguments['name']}-{number}"
         run = tracker.init(**taken)
         self._run = run if callable(getattr(run, "log", None)) and callable(getattr(run, "finish", None)) else tracker
@@ -133,24 +133,24 @@ class Shaped:
 
 
 def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those arguments that a function takes."""
+    """The arguments that a function accepts."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
     return {name: value for name, value in arguments.items() if name in {parameter.name for parameter in parameters}}
 
 
-def last_told(journal: Path) -> dict[str, int]:
-    """The last steps whose values were written, by group. The journal is written in the same moment as the trackers.
+def last_written(journal: Path) -> dict[str, int]:
+    """The last steps whose values were written, by group, from the journal, which is written together with the trackers.
 
-    Steps that a resumed run does again have the same values, so a tracker needs to be told only of those behind. An
-    evaluation counts if its step does.
+    Steps that a resumed run repeats have the same values, so only later ones are written. An evaluation counts if its step
+    does.
     """
     last = {"training": 0, "evaluation": 0}
     try:
         with journal.open("rb") as lines:
             for line in lines:
-                if match := _TOLD.match(line):
+                if match := _WRITTEN.match(line):
                     group = _GROUPS[match[1]]
                     last[group] = max(last[group], int(match[2]))
     except OSError:

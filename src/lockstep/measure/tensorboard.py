@@ -1,4 +1,4 @@
-"""TensorBoard's files in the run directory."""
+"""Writes TensorBoard's files to the run directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from lockstep.stopping import say
 
-_REST_S = 30.0
+_RETRY_S = 30.0
 
 
-class Board:
-    """Writes them, if TensorBoard is installed.
+class TensorBoard:
+    """A tracker for TensorBoard, if that is installed.
 
     Args:
         run_dir: the run's directory.
-        resumed_from: the step from which an interrupted run resumes; None: it is new.
-        must: whether it was asked for, so that its absence is worth a word.
+        resumed_from: the step at which an interrupted run resumes; None: it is new.
+        must: whether to warn if it is not installed, since the user has asked for it.
     """
 
     def __init__(self, run_dir: Path, resumed_from: int | None, *, must: bool = False) -> None:
@@ -28,43 +28,43 @@ class Board:
         self._resumed_from = resumed_from
         self._must = must
         self._board: Any = None
-        self._rests_until = 0.0
+        self._next_try_s = 0.0
 
     def open(self) -> None:
-        """See Outlet. It is opened with the first value: importing it takes about a second."""
+        """See Tracker. Opened with the first value, since importing it takes about a second."""
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """See Outlet."""
+        """See Tracker."""
         try:
             board = self._open()
             for name, value in values.items() if board is not None else ():
                 board.add_scalar(f"{group}/{name}", value, step)
-        except OSError as error:  # a full disk, say: what TensorBoard's own thread runs into comes out here
+        except OSError as error:  # a full disk, say; errors of TensorBoard's own thread are raised here, too
             self.close(failed=False)
-            self._rests_until = time.monotonic() + _REST_S
+            self._next_try_s = time.monotonic() + _RETRY_S
             say(
                 f"WARNING: TensorBoard's files in {self._run_dir} cannot be written: {error}. Training continues; "
-                f"what is measured meanwhile goes to events.jsonl alone, and the next try is in {_REST_S:.0f} s."
+                f"what is measured meanwhile goes to events.jsonl alone, and the next try is in {_RETRY_S:.0f} s."
             )
 
     def _open(self) -> Any:
-        if self._board is None and time.monotonic() >= self._rests_until:
+        if self._board is None and time.monotonic() >= self._next_try_s:
             self._board = False
             if importlib.util.find_spec("tensorboard") is None:
                 if self._must:
                     say("WARNING: --track tensorboard: it is not installed: pip install 'torch-lockstep[tensorboard]'")
             else:
-                with contextlib.suppress(ImportError):  # too old, or broken: the events are written all the same
+                with contextlib.suppress(ImportError):  # too old, or broken; events.jsonl has all values
                     from torch.utils.tensorboard import SummaryWriter
 
-                    # What was written of later steps will be written again.
+                    # Later steps will be written again.
                     purge = None if self._resumed_from is None else self._resumed_from + 1
                     self._resumed_from = None
                     self._board = SummaryWriter(str(self._run_dir), purge_step=purge)
         return self._board or None
 
     def close(self, *, failed: bool) -> None:
-        """See Outlet."""
+        """See Tracker."""
         board, self._board = self._board, None
         if board:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which step somebody means. Pure."""
+"""Looks up steps that are given by a name instead of a number. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from lockstep.replay.comparison import compare, in_words
 from lockstep.replay.digests import Digests
 from lockstep.trace.lines import number
 
-BY_NAME = ("nan", "worst-loss", "first-difference")
+NAMES = ("nan", "worst-loss", "first-difference")
 
 
 def step_with_nan(digests: Digests) -> tuple[int, str]:
-    """The first step with a loss that is NaN, and what is said of it.
+    """The first step with a NaN loss, and a line about it.
 
     Raises:
         UsageError: there is none.
@@ -23,7 +23,7 @@ def step_with_nan(digests: Digests) -> tuple[int, str]:
 
 
 def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
-    """The step in which a shard had the largest loss, and what is said of it.
+    """The step in which a shard had the largest loss, and a line about it.
 
     Raises:
         UsageError: no loss is known.
@@ -36,7 +36,7 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
 
 
 def step_with_first_difference(digests: Digests, against: Digests) -> tuple[int, str]:
-    """The first step in which another run differs, and what is said of it.
+    """The first step in which another run differs, and a line about it.
 
     Raises:
         UsageError: there is none, or nothing to compare.

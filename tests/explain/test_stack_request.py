@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.explain.asking import IN_C_SIGNAL, SIGNAL, Answering, ask
+from lockstep.explain.stack_request import IN_C_SIGNAL, SIGNAL, StackResponder, request_stack
 from lockstep.stopping import catches
 
 BUSY = """
     import os, re, sys, threading, time
     from pathlib import Path
-    from lockstep.explain.asking import Answering
+    from lockstep.explain.stack_request import StackResponder
 
     def deeper(n):
         return n and deeper(n - 1)
@@ -29,7 +29,7 @@ BUSY = """
     def in_c():
         sum(range(10**12))
 
-    answering = Answering(Path("stacks"))
+    answering = StackResponder(Path("stacks"))
     threading.Thread(target=work, daemon=True).start()
     print(answering.where()["stack_fd"], os.getpid(), flush=True)
     {doing}()
@@ -57,20 +57,20 @@ def start(tmp_path):
 
 def test_a_process_answers_each_time_that_it_has_joined_and_lives_on_in_between(tmp_path):
     for name in ("first", "second"):
-        answering = Answering(tmp_path / f"{name}.stacks")
+        answering = StackResponder(tmp_path / f"{name}.stacks")
         record = {**answering.where(), "pid": os.getpid()}
-        frames = ask(record)
+        frames = request_stack(record)
         assert any(file == __file__ for file, _, _ in frames)
         answering.close()
         assert not catches(os.getpid(), SIGNAL)
         assert not catches(os.getpid(), IN_C_SIGNAL)
-        assert ask(record) is None
+        assert request_stack(record) is None
         for number in (SIGNAL, IN_C_SIGNAL):
             os.kill(os.getpid(), number)  # one that was on its way
 
 
 def test_what_is_opened_under_the_number_of_the_closed_file_is_not_written_to(tmp_path):
-    Answering(tmp_path / "stacks").close()
+    StackResponder(tmp_path / "stacks").close()
     with (tmp_path / "mine").open("w"):
         for number in (SIGNAL, IN_C_SIGNAL):
             os.kill(os.getpid(), number)
@@ -79,7 +79,7 @@ def test_what_is_opened_under_the_number_of_the_closed_file_is_not_written_to(tm
 
 def test_one_that_another_thread_has_made_never_answers_for_the_main_thread_would(tmp_path):
     found = []
-    thread = threading.Thread(target=lambda: found.append(Answering(tmp_path / "stacks")))
+    thread = threading.Thread(target=lambda: found.append(StackResponder(tmp_path / "stacks")))
     thread.start()
     thread.join()
     assert found[0].where() == {}
@@ -90,20 +90,20 @@ def test_one_that_another_thread_has_made_never_answers_for_the_main_thread_woul
 def test_a_process_that_runs_python_code_in_two_threads_outlives_a_thousand_questions(start):
     process, record = start("work")
     deadline = time.monotonic() + 60
-    while not {name for _, _, name in ask(record) or ()} >= {"work", "<module>"}:  # it may only just have begun
+    while not {name for _, _, name in request_stack(record) or ()} >= {"work", "<module>"}:  # it may only just have begun
         assert time.monotonic() < deadline
     for _ in range(1000):  # with the stacks of all threads, from the signal's handler, it was gone after a hundred
         os.kill(record["pid"], SIGNAL)
         time.sleep(0.002)
     assert process.poll() is None
-    assert ask(record)
+    assert request_stack(record)
 
 
 @pytest.mark.timeout(120)
 def test_one_in_c_code_that_holds_the_interpreter_lock_answers_as_well(start):
     process, record = start("in_c")
     deadline = time.monotonic() + 60
-    while (frames := ask(record) or [("", 0, "")])[0][2] != "in_c":
+    while (frames := request_stack(record) or [("", 0, "")])[0][2] != "in_c":
         assert time.monotonic() < deadline, frames
     assert process.poll() is None
     assert "Stack (most recent call first)" in Path(record["stack_file"]).read_text()  # Python cannot have answered

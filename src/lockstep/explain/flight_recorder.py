@@ -1,8 +1,8 @@
-"""PyTorch's Flight Recorder: which collective a process has begun and not ended.
+"""PyTorch's Flight Recorder: which collectives this process has begun, and which of them has not ended.
 
-There are two recorders, both on by default: NCCL's own, which builds with CUDA have, and the general one, where Gloo's
-collectives are (from some version on NCCL's, too). Their readers have no public names in Python, so this is the one place that
-calls them. Reading takes milliseconds where thousands of collectives are remembered: only for a process that seems to wait.
+There are two recorders, both on by default: NCCL's own, in builds with CUDA, and the general one, which records Gloo's
+collectives (in newer versions NCCL's, too). Their readers are private in Python, so only this module calls them. Reading takes
+milliseconds if thousands of collectives are recorded, so it is done only for a process that seems to wait.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from typing import Any
 
 _MOST_SHAPES = 3
 _RECENT = 16
-_OF_ALL = "default_pg"
+_DEFAULT_GROUP = "default_pg"
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_UNKNOWN_FORMAT = (RuntimeError, ValueError, KeyError, TypeError, IndexError)
+"""Raised for another version of the recorder."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One that a process has begun."""
+    """A collective that this process has begun."""
 
     number: int
-    """In its process group, counted from 1: equal numbers belong together."""
+    """In its process group, from 1. Calls with equal numbers belong together."""
     name: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     group: str
     """As in ``Counts``."""
     began_s: float
-    """Since 1970."""
+    """Seconds since 1970."""
 
     def __str__(self) -> str:
         return f"{self.name} number {self.number}{self._tensors}".lower()
 
     @property
     def what(self) -> str:
-        """Without its number."""
+        """Its name and tensors, without its number."""
         return f"{self.name}{self._tensors}".lower()
 
     @property
@@ -52,42 +54,40 @@ class Collective:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many collectives this process has begun and ended since its process groups were opened."""
+    """How many collectives this process has begun and ended since its process groups were created."""
 
     num_done: int
-    """In all groups."""
+    """In all groups together."""
     begun: Mapping[str, int]
-    """By group: the number of the newest one that was begun."""
+    """By group: the number of the latest collective that was begun."""
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What the recorder remembers of this process."""
+class Recording:
+    """What the recorders of this process hold."""
 
     pending: Collective | None
-    """The oldest collective that was begun and has not ended."""
+    """The oldest collective that has not ended."""
     recent: tuple[tuple[int, str], ...]
-    """Those that it has begun last in the process group of all ranks, oldest first: their numbers, and what they are."""
+    """The latest collectives of the default process group, oldest first: number, name and tensors."""
 
 
-def recorded() -> Recorded:
-    """What is remembered; nothing where nobody records."""
+def read_recording() -> Recording:
+    """What the recorders hold; nothing if there is none."""
     try:
         dumped = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
         by_identity = {(*entry["process_group"], entry["profiling_name"], _number(entry)): entry for entry in dumped}
         entries = sorted(by_identity.values(), key=lambda entry: int(entry["time_created_ns"]))
-        active = [entry for entry in entries if not entry["retired"]]
-        of_all = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _OF_ALL]
-        recent = map(_collective, of_all[-_RECENT:])
-        return Recorded(
-            _collective(active[0]) if active else None, tuple((collective.number, collective.what) for collective in recent)
-        )
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError):  # another generation of the recorder
-        return Recorded(None, ())
+        pending = next((_collective(entry) for entry in entries if not entry["retired"]), None)
+        default = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _DEFAULT_GROUP]
+        recent = [_collective(entry) for entry in default[-_RECENT:]]
+        return Recording(pending, tuple((collective.number, collective.what) for collective in recent))
+    except _UNKNOWN_FORMAT:
+        return Recording(None, ())
 
 
 def counts() -> Counts:
-    """How far this process is. Takes some 50 µs, however many collectives are remembered."""
+    """How many collectives were begun and ended. Takes about 50 µs, however many are recorded."""
     try:
         done: dict[str, int] = {}
         begun: dict[str, int] = {}
@@ -96,18 +96,18 @@ def counts() -> Counts:
                 done[name] = max(done.get(name, 0), int(group["last_completed_collective"]))
                 begun[name] = max(begun.get(name, -1), int(group["last_enqueued_collective"]))
         return Counts(sum(done.values()), begun)
-    except (RuntimeError, ValueError, KeyError, TypeError):
+    except _UNKNOWN_FORMAT:
         return Counts(0, {})
 
 
 def _read(**options: bool) -> list[dict[str, Any]]:
-    """What each recorder of this process has; empty: there is nothing to read yet.
+    """The content of each recorder of this process.
 
-    None is asked before a group is open: it then takes its size from variables that the script may yet set. And torch is never
-    imported for it.
+    Nothing is read before a process group exists: reading fixes a recorder's size, from variables that the script may yet set.
+    torch is never imported for it.
     """
     distributed = sys.modules.get("torch.distributed")
-    # While it is being imported it has no such names; a build may have none at all.
+    # Missing while it is being imported, and in builds without it.
     is_initialized = getattr(distributed, "is_initialized", None)
     if is_initialized is None or not is_initialized():
         return []

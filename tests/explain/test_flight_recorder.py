@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.explain import flight
+from lockstep.explain import flight_recorder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -44,25 +44,25 @@ def nccl(monkeypatch):
 
 
 def test_nothing_is_read_before_a_group_is_open():
-    assert flight.recorded() == flight.Recorded(None, ())
-    assert flight.counts() == flight.Counts(0, {})
+    assert flight_recorder.read_recording() == flight_recorder.Recording(None, ())
+    assert flight_recorder.counts() == flight_recorder.Counts(0, {})
 
 
 @pytest.mark.usefixtures("group")
 def test_collectives_of_gloo_are_found():
-    before = flight.counts().num_done
+    before = flight_recorder.counts().num_done
     dist.all_reduce(torch.zeros(5))
-    assert flight.counts().num_done == before + 1
-    assert flight.recorded().pending is None
-    assert flight.recorded().recent[-1][1] == "all_reduce (shape [5] of float)"
+    assert flight_recorder.counts().num_done == before + 1
+    assert flight_recorder.read_recording().pending is None
+    assert flight_recorder.read_recording().recent[-1][1] == "all_reduce (shape [5] of float)"
 
 
 @pytest.mark.usefixtures("group", "nccl")
 def test_those_of_nccl_are_found_beside_them_and_each_once(monkeypatch):
-    pending = flight.recorded().pending
+    pending = flight_recorder.read_recording().pending
     assert str(pending) == "all_reduce number 7 (shape [3, 4] of float)"
-    assert flight.counts().begun["0"] == 7
+    assert flight_recorder.counts().begun["0"] == 7
     read_by_nccl = torch._C._distributed_c10d._dump_nccl_trace_json
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", read_by_nccl)  # as newer versions have it
-    assert flight.counts() == flight.Counts(6, {"0": 7})
-    assert flight.recorded().recent == ((7, pending.what),)
+    assert flight_recorder.counts() == flight_recorder.Counts(6, {"0": 7})
+    assert flight_recorder.read_recording().recent == ((7, pending.what),)

@@ -1,6 +1,6 @@
-"""What a replay shows of its steps beyond their trace: norms by parameter, learning rates, and the batches themselves.
+"""What a replay records of its steps in addition to their trace: norms by parameter, learning rates, and the batches.
 
-``trace/shown-<r>.jsonl`` in the replay's directory has, of every rank, JSON lines with ``event`` (their kind) and these fields:
+Each rank writes ``trace/shown-<r>.jsonl`` in the replay's directory: JSON lines with ``event`` (their kind) and these fields:
 
 ===========  ===========================================================================================================
 ``shard``    ``step``, ``phase``, ``shard``, ``part``; ``norms`` by parameter, of the gradient of this shard alone
@@ -14,7 +14,6 @@ Numbers are written as in a trace: ``float.hex()``.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,14 @@ from lockstep.trace.subjects import Subjects
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class Exhibit(Listener):
-    """Writes the lines of one process. It is told only of the steps that are shown.
+class StepDetails(Listener):
+    """Writes the lines of one process. Notified only of the steps to show.
 
     Args:
         writer: of the process's file.
-        subjects: what is trained.
-        shard: the one to show; None: all.
-        out: the file for the batches; None: they are not kept.
+        subjects: the prepared objects.
+        shard: the shard to show; None: all.
+        out: the file for the batches; None: they are not saved.
     """
 
     def __init__(self, writer: TraceWriter, subjects: Subjects, shard: int | None, out: Path | None) -> None:
@@ -51,7 +50,7 @@ class Exhibit(Listener):
         self._micro: MicroStep | None = None
         self._hooked: set[Tensor] = set()
         self._gradients: dict[str, Tensor] = {}
-        """Of the micro-step at hand, by parameter."""
+        """Of the current micro-step, by parameter."""
         self._rates: dict[str, str] = {}
         self._optimizers: list[Optimizer] = []
         self._batches: list[dict[str, Any]] = []
@@ -77,10 +76,7 @@ class Exhibit(Listener):
     def begin_shard(self, micro: MicroStep) -> None:
         """See Listener."""
         self._micro, self._gradients = micro, {}
-        for parameter, name in self._subjects.parameters.items():
-            if parameter.requires_grad and parameter not in self._hooked:
-                self._hooked.add(parameter)
-                parameter.register_hook(functools.partial(self._note, name))  # type: ignore[no-untyped-call]
+        self._subjects.hook_gradients(self._hooked, self._note)
 
     def _note(self, name: str, gradient: Tensor) -> None:
         if self._micro is not None:
@@ -133,5 +129,5 @@ class Exhibit(Listener):
 
 
 def batch_norm_in(subjects: Subjects) -> list[str]:
-    """The names of layers that normalize over the samples of a shard, so that none of these can be taken out."""
+    """The names of layers that normalize over the samples of a shard, so that samples cannot be computed alone."""
     return [name for name, module in subjects.modules() if isinstance(module, _BATCH_NORMS) and module.training]

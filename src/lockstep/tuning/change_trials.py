@@ -1,4 +1,4 @@
-"""Tries what alters the answer, once the loader is measured: each change beside none, in turn."""
+"""Tries changes that alter the answer, after the loader has been measured: each in turn with the unchanged run."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from lockstep.tuning.search import is_clear
 from lockstep.tuning.session import Session
 from lockstep.tuning.windows import Steps, Windows
 
-Row = Callable[[Session, Windows], list[Change]]
-ROWS: dict[str, Row] = {
+Kind = Callable[[Session, Windows], list[Change]]
+KINDS: dict[str, Kind] = {
     "threads": threads,
     "memory-format": memory_formats,
     "precision": precisions,
     "micro-batch": micro_batches,
     "compile": compiles,
 }
-"""The kinds of changes, as ``request.PROPOSALS`` names them: each gives those that make sense for a run."""
+"""By name, as in ``request.PROPOSALS``: returns the changes of that kind that make sense for a run."""
 _COMPARISONS = 3
-"""Comparisons that must all favour a change."""
+"""The number of comparisons, which must all favour a change."""
 _FIRST_STEPS = 3
 
 
-class Apart:
-    """Tries the changes that were asked for. A script may leave its loop meanwhile: the next pass goes on where it stopped.
+class ChangeTrials:
+    """Tries the requested changes. If the script leaves its loop meanwhile, the next pass continues where it stopped.
 
     Args:
         session: of this process.
-        windows: takes the steps.
+        windows: of the loader.
     """
 
     def __init__(self, session: Session, windows: Windows) -> None:
         self.tried: list[dict[str, Any]] = []
-        """What came of each change."""
+        """The result of each change."""
         self.left = list(session.proposals)
-        """The kinds that are not done."""
+        """The kinds that were not tried yet."""
         self._session = session
         self._windows = windows
 
@@ -54,7 +54,7 @@ class Apart:
         """
         while self.left:
             known = {each["name"] for each in self.tried}
-            for change in ROWS[self.left[0]](self._session, self._windows):
+            for change in KINDS[self.left[0]](self._session, self._windows):
                 if change.name not in known:
                     yield from self._try(change, loading, step_s, num_steps)
                     note()
@@ -68,14 +68,14 @@ class Apart:
             self._session.say(f"apart, {candidate.name}")
             speedup, step_s_of_it, more_s = yield from self._compare(candidate, loading, step_s, num_steps)
             if speedups and not is_clear(speedup / speedups[0]):
-                break  # the smaller one is as good
+                break  # no better than the smaller one
             change, speedups, first_s = candidate, [speedup], more_s
             candidate = candidate.larger(step_s_of_it) if is_clear(speedup) else None
         while 0 < len(speedups) < _COMPARISONS and is_clear(*speedups):
-            here = yield from self._windows.time(loading, step_s, num_steps)
+            unchanged = yield from self._windows.time(loading, step_s, num_steps)
             with change.made():
-                there = yield from self._windows.time(loading, step_s, num_steps)
-            speedups.append(here.step_s / there.step_s)
+                changed = yield from self._windows.time(loading, step_s, num_steps)
+            speedups.append(unchanged.step_s / changed.step_s)
         self.tried.append(
             {
                 "name": change.name,
@@ -92,9 +92,9 @@ class Apart:
     def _compare(
         self, change: Change, loading: Loading, step_s: float, num_steps: int | None
     ) -> Steps[tuple[float, float, float]]:
-        """The speedup, the time of a step, and how much longer the first ones took."""
+        """The speedup of a change, the time of a step with it, and how much longer its first steps took, in seconds."""
         with change.made():
             took_s = yield from self._windows.take(_FIRST_STEPS)
-            there = yield from self._windows.time(loading, step_s, num_steps)
-        here = yield from self._windows.time(loading, step_s, num_steps)
-        return here.step_s / there.step_s, there.step_s, max(0.0, took_s - _FIRST_STEPS * there.step_s)
+            changed = yield from self._windows.time(loading, step_s, num_steps)
+        unchanged = yield from self._windows.time(loading, step_s, num_steps)
+        return unchanged.step_s / changed.step_s, changed.step_s, max(0.0, took_s - _FIRST_STEPS * changed.step_s)

@@ -1,4 +1,4 @@
-"""What the black box of a rank tells of it once it is dead."""
+"""What a dead rank was last seen doing, from its black box."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from lockstep.explain.rank_reports import RankReport, brief, read_records
 from lockstep.machine.sizes import size
 
 
-def testimony(where: Path, rank: int) -> str:
-    """What a rank was last seen at, with its stack; empty: it has not reported.
+def last_seen(directory: Path, rank: int) -> str:
+    """What a rank was last seen doing, with its stack; empty: it has never reported.
 
     Args:
-        where: the run directory, or a launch's private directory.
+        directory: of the run, or a launch's private directory.
         rank: of the process.
     """
-    for record in read_records(where):
+    for record in read_records(directory):
         if record["rank"] == rank and record["stack"]:
             report = RankReport(record, "running", 0.0)
-            lines = [f"It was last seen {report.describe()}{memory_of(record)}:"]
+            lines = [f"It was last seen {report.describe()}{_memory_of(record)}:"]
             return "\n".join([*lines, *(f"  {line}" for line in brief(report.stack()))])
     return ""
 
 
-def memory_of(record: Mapping[str, Any]) -> str:
-    """What it had of the memory then, to stand behind something; empty: not known."""
+def _memory_of(record: Mapping[str, Any]) -> str:
     memory = record.get("memory", {})
     if "rss_bytes" not in memory:
         return ""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.explain.slow import SlowRanks, busy_of, judge
+from lockstep.explain.slow_ranks import SlowRanks, busy_of, judge
 
 
 def phases(count, *rows):

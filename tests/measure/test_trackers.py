@@ -9,8 +9,8 @@ import pytest
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.measure.events import EventWriter, read_history
-from lockstep.measure.shaped import last_told
-from lockstep.measure.tracking import Trackers
+from lockstep.measure.trackers import Trackers
+from lockstep.measure.wandb_like import last_written
 from lockstep.trackers import split_track, without_services
 
 pytestmark = pytest.mark.timeout(120)
@@ -189,13 +189,13 @@ class Told:
 def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
     outlet, behind = Told(), [True]
     trackers = Trackers([outlet], lambda: behind[0])
-    trackers.tested(5, {"a": 1})
+    trackers.write_evaluation(5, {"a": 1})
     for step in (4, 5, 6):
-        trackers.trained(step, {"b": 1})
+        trackers.write_step(step, {"b": 1})
     behind[0] = False
-    trackers.tested(6, {"a": 1})
+    trackers.write_evaluation(6, {"a": 1})
     behind[0] = True
-    trackers.tested(9, {"a": 1})
+    trackers.write_evaluation(9, {"a": 1})
     trackers.close(failed=True)
     training, evaluation = "training", "evaluation"
     expected = [(training, 4), (training, 5), (evaluation, 5), (training, 6), (evaluation, 6), (evaluation, 9), True]
@@ -216,8 +216,8 @@ def test_what_was_told_is_read_from_the_journal(tmp_path):
     journal.write("evaluate", epoch=0, step=9, values={"loss": 1})
     journal.write("checkpoint", step=30)
     journal.close()
-    assert last_told(tmp_path / "events.jsonl") == {"training": 7, "evaluation": 7}
-    assert last_told(tmp_path / "nothing") == {}
+    assert last_written(tmp_path / "events.jsonl") == {"training": 7, "evaluation": 7}
+    assert last_written(tmp_path / "nothing") == {}
 
 
 def test_weights_and_biases_offline(train, require, monkeypatch, tmp_path):
