@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.digest import digest, squared_norm
+from lockstep.digest import bit_sums, digest, squared_norm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -13,6 +13,7 @@ SAME = {
     "not a number": (torch.tensor([float("nan")]), torch.tensor([float("nan")])),
     "conjugate view": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
     "a view": (torch.arange(6.0)[::2], torch.tensor([0.0, 2.0, 4.0])),
+    "a column of one row": (torch.ones(1, 5)[:, 0], torch.ones(1)),
     "sets of another order": ({"a", "b", "c"}, {"c", "b", "a"}),
     "containers": ({"x": [1, 2.0, None, "a"]}, {"x": [1, 2.0, None, "a"]}),
 }
@@ -41,6 +42,19 @@ def test_values_that_are_equal_have_equal_digests(name):
 def test_values_that_differ_in_anything_have_other_digests(name):
     one, other = OTHERS[name]
     assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex128])
+def test_the_sum_of_bits_depends_on_the_elements_alone_wherever_they_are_in_memory(dtype):
+    for size in range(20):
+        values = torch.arange(size).to(dtype)
+        padded = b"".join([bytes(values.view(torch.uint8).numpy()), bytes(-values.nbytes % 8)]) if size else b""
+        words, rest = divmod(values.nbytes, 8)
+        numbers = np.frombuffer(padded[: words * 8], dtype=np.int64).tolist() + list(padded[words * 8 :][:rest])
+        expected = (sum(numbers) + 2**63) % 2**64 - 2**63
+        elsewhere = [torch.zeros(9 + size, dtype=dtype)[offset : offset + size].copy_(values) for offset in range(9)]
+        strided = torch.zeros(size, 3, dtype=dtype)[:, 1].copy_(values)
+        assert set(bit_sums([values, strided, *elsewhere])) == {expected}, size
 
 
 def test_an_object_that_holds_itself_has_a_digest():

@@ -49,12 +49,15 @@ def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
 
 def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of one tensor's bits: a scalar on its device, which is not waited for."""
-    flat = tensor.detach()
-    flat = (flat if flat.layout == torch.strided else flat.to_dense()).resolve_conj().contiguous().reshape(-1)
-    data = flat.view(torch.uint8) if flat.numel() else flat.new_zeros(0, dtype=torch.uint8)
-    whole = data.numel() // 8 * 8
+    dense = tensor.detach()
+    flat = _flat(dense if dense.layout == torch.strided else dense.to_dense())
     # The result must not depend on the alignment in memory, which may differ between ranks.
-    wide = (data if data.storage_offset() % 8 == 0 else data.clone())[:whole].view(torch.int64)
+    is_aligned = flat.storage_offset() * flat.itemsize % 8 == 0
+    if is_aligned and flat.nbytes % 8 == 0:
+        return flat.view(torch.int64).sum()
+    data = flat.view(torch.uint8)
+    whole = flat.nbytes // 8 * 8
+    wide = (data if is_aligned else data.clone())[:whole].view(torch.int64)
     return wide.sum() + data[whole:].sum(dtype=torch.int64)
 
 
@@ -127,5 +130,10 @@ def _add_tensor(hasher: Any, tensor: Tensor) -> None:
         _add_tensor(hasher, tensor.int_repr())
         _add_tensor(hasher, tensor.dequantize())
     elif not tensor.is_meta:
-        flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        hasher.update(flat.view(torch.uint8).numpy())
+        hasher.update(_flat(tensor.cpu()).view(torch.uint8).numpy())
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in index order, with stride 1. (``reshape`` keeps the stride of a single element, such as that of a column
+    of one row, and then its bytes cannot be viewed.)"""
+    return tensor.resolve_conj().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))

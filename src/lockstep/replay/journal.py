@@ -154,13 +154,14 @@ class DigestJournal(Listener):
         self._writer.close()
 
     def _write(self, noted: Sequence[Any], step: int, **more: Any) -> None:
-        losses = [item if isinstance(item, tuple) else (item,) for item in noted[_FIELDS - 1 :: _FIELDS]]
+        *columns, losses = [noted[field::_FIELDS] for field in range(_FIELDS)]
+        losses = [item if isinstance(item, tuple) else (item,) for item in losses]
         numbers = iter(_read([loss for several in losses for loss in several]))
         texts = []
-        for first, several in zip(range(0, len(noted), _FIELDS), losses, strict=True):
-            number, phase, shard, part, samples, content = noted[first : first + _FIELDS - 1]
+        for step_number, phase, shard, part, samples, content, several in zip(*columns, losses, strict=True):
             exact_losses = ",".join([next(numbers).hex() for _ in several]) or NOTHING
-            texts.append(f"{number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")  # as ``digests.row``
+            # As ``digests.row``:
+            texts.append(f"{step_number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")
         self._writer.write("steps", last=step, shards=";".join(texts), **more)
 
 
