@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-@functools.cache  # to read it takes 3 ms
+@functools.cache  # reading it takes 3 ms
 def version() -> str:
     """The installed version of lockstep."""
     try:
