@@ -187,7 +187,7 @@ class Parts:
             parted if world.world_size > 1 else None,
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
-            Unrepeatable(lambda: journey.section % 2 == 1, speaks=warns),
+            Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
             watch,
         ]
         active += [

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
-from lockstep.data.held import Held
+from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError
 from lockstep.machine.threads import Lowered, use_threads
@@ -236,8 +236,8 @@ class FetchPool:
         self._pin_memory = bool(like.pin_memory) and torch.cuda.is_available()
         self._like = like
         self._workers: DataLoader[Any] | None = None
-        self._held: Held | None = None
-        """What the data set held when persistent workers started."""
+        self._snapshot: DatasetSnapshot | None = None
+        """Of the data set, when persistent workers started."""
         if like.num_workers > 0:
             self._workers = worker_loader(fetcher, like, sampler=self._requests)
 
@@ -263,8 +263,8 @@ class FetchPool:
         dataset = self._fetcher.dataset
         if callable(getattr(dataset, "set_epoch", None)):
             return workers
-        before, self._held = self._held, Held(dataset)
-        if before is None or before == self._held:
+        before, self._snapshot = self._snapshot, DatasetSnapshot(dataset)
+        if before is None or before == self._snapshot:
             return workers
         return worker_loader(self._fetcher, self._like, sampler=self._requests)
 

@@ -45,6 +45,11 @@ class Journey:
         return self._cursor.here().section
 
     @property
+    def is_in_epochs(self) -> bool:
+        """Whether the script is in a loop over ``team.epochs()``."""
+        return self.section % 2 == 1
+
+    @property
     def newest_pass(self) -> tuple[int, int, int]:
         """Identifies the pass that runs or has run last, as it does in any launch that makes or skips it."""
         return self._cursor.newest_pass()
@@ -98,7 +103,7 @@ class Journey:
         """Whether the next pass was completed before the run was interrupted, and is skipped."""
         if not self._cursor.skips():
             return False
-        if not self._has_warned and self._is_main and self.section % 2 == 0:
+        if not self._has_warned and self._is_main and not self.is_in_epochs:
             say(
                 "passes over the training loader that were made before the interruption are skipped, but the code around "
                 "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch. If the script resumes "
@@ -117,7 +122,7 @@ class Journey:
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """End a pass over a training loader."""
         self._cursor.end_pass()
-        if exhausted and self.section % 2 == 0:
+        if exhausted and not self.is_in_epochs:
             self.save_if_due(step)  # in a loop over team.epochs() this waits for the epoch's tail
 
     @property

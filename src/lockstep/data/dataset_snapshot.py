@@ -1,4 +1,4 @@
-"""What a data set holds, as far as it can be seen quickly: whether the script has changed it since loader workers copied it."""
+"""A snapshot of a data set: whether the script has changed it since loader workers copied it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LONGEST = 32
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Held:
-    """A record of a data set's attributes, and of those of the objects in it.
+class DatasetSnapshot:
+    """The attributes of a data set, and of the objects in it, as far as they can be read quickly.
 
     Values are compared by identity, plain ones by value, tensors also by their version, collections also by their length.
     What NumPy or native code writes in place is not seen.
@@ -29,7 +29,7 @@ class Held:
         self._values = list(_walk(dataset))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Held) or len(self._values) != len(other._values):
+        if not isinstance(other, DatasetSnapshot) or len(self._values) != len(other._values):
             return False
         return all(_same(before, now) for before, now in zip(self._values, other._values, strict=True))
 
