@@ -41,10 +41,6 @@ class Shouting(TensorDataset):
         return ("!", *super().__getitem__(index))
 
 
-class TableLoader(DataLoader):
-    pass
-
-
 @pytest.mark.parametrize(
     "dataset", [table(), Subset(table(), [5, 3, 1, 0]), Subset(Subset(table(), [5, 3, 1, 0]), range(4))]
 )
