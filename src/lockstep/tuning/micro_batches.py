@@ -4,7 +4,6 @@ as that gains and fits into memory."""
 from __future__ import annotations
 
 import contextlib
-import resource
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from lockstep.data.batches import map_tensors
 from lockstep.data.sources import Deal
 from lockstep.machine.memory import free_bytes
 from lockstep.machine.sizes import size
+from lockstep.measure.usage import peak_rss_bytes, reset_peak_rss
 from lockstep.plan.shards import plan_step
 from lockstep.tuning.numerics import Change
 from lockstep.tuning.session import Session
@@ -62,7 +62,7 @@ class _Sizes:
         self._num_shards = num_shards
         self._joins = session.world_size == 1
         """Whether shards and parts of a step can be run as one: those of other processes cannot."""
-        self._peak_bytes, self._bytes_each = self._peak(), 0.0
+        self._bytes_each = 0.0
 
     def first(self) -> Change:
         """The smallest that is larger than now."""
@@ -88,12 +88,15 @@ class _Sizes:
         def made() -> Iterator[None]:
             if self._session.on_gpu:
                 torch.cuda.reset_peak_memory_stats(self._session.device)
+            else:
+                reset_peak_rss()
+            before_bytes = self._peak()
             self._windows.fold = Fold(times, self._fold)
             try:
                 yield
             finally:
                 self._windows.fold = None
-                self._note(samples)
+                self._note(samples, before_bytes)
 
         return Change(
             name=f"micro-batches of {samples} samples, now {self._now}",
@@ -129,20 +132,18 @@ class _Sizes:
         most = int(_MOST_BYTES * self._free() / self._bytes_each)
         return f"{size(int(self._bytes_each))} a sample, so about {most} samples at once fit into the memory that is free"
 
-    def _note(self, samples: int) -> None:
+    def _note(self, samples: int, before_bytes: int) -> None:
         """Learn from the memory that steps with so many samples have needed."""
         if self._session.on_gpu:
             self._bytes_each = (self._peak() - torch.cuda.memory_allocated(self._session.device)) / samples
-            return
-        peak_bytes = self._peak()
-        if peak_bytes - self._peak_bytes >= _LEAST_GROWTH:
-            self._bytes_each = max(self._bytes_each, 2 * (peak_bytes - self._peak_bytes) / samples)
-            self._peak_bytes = peak_bytes
+        elif (growth := self._peak() - before_bytes) >= _LEAST_GROWTH:
+            # Of the steps before, with half as many samples, the allocator may have kept what they had used.
+            self._bytes_each = max(self._bytes_each, 2 * growth / samples)
 
     def _peak(self) -> int:
         if self._session.on_gpu:
             return torch.cuda.max_memory_allocated(self._session.device)
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak_rss_bytes()
 
     def _free(self) -> float:
         if self._session.on_gpu:
