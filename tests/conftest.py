@@ -19,6 +19,10 @@ import pytest
 MARK = "PYTEST_LOCKSTEP_SESSION"
 os.environ[MARK] = str(os.getpid())
 
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that is
 ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")
 PROCESSES_OF_OTHERS = ("multiprocessing.resource_tracker",)  # Python's own, one an interpreter, until it exits

@@ -285,14 +285,14 @@ class Parts:
         """Called from another thread."""
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
-        progress = self.steps.progress()
+        progress, activity = self.steps.progress(), self.clock.doing
         return {
             "step": phases.step,
             "in_step": phases.in_step,
             "phase": phases.num_done,
             "shard": shard,
-            "activity": self.clock.activity,
-            "apart": not phases.in_phase and self.clock.activity != LOADING,
+            "activity": activity,
+            "apart": not phases.in_phase and activity != LOADING,
             "split": self.clock.so_far,
             "pass": None if progress is None else progress.as_json(),
         }

@@ -1,9 +1,9 @@
 """Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit.
 
-A training run does not end at once. It finishes its step, saves a checkpoint, and exits with ``REQUEUE_STATUS``; the same
-command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a process, the ranks agree
-(``checkpoint.pace``), ``recovery.saving`` saves and raises ``Stopped``, and the launcher, which forwards the signal, waits for
-that (``launch.supervise``).
+A training run does not end at once. It finishes a step on which its ranks agree, saves a checkpoint, and exits with
+``REQUEUE_STATUS``; the same command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a
+process, the ranks agree (``checkpoint.pace``), ``recovery.saving`` saves and raises ``Stopped``, and the launcher, which
+forwards the signal, waits for that (``launch.supervise``).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class StopWatch:
             self._speaks = False
             receiver = f" by rank {rank}" if rank else ""
             say(
-                f"{number.name} received{receiver}: the run is saved after this step and ends with status {REQUEUE_STATUS} "
+                f"{number.name} received{receiver}: the run is saved after a step and ends with status {REQUEUE_STATUS} "
                 "(start the same command again to resume); a second signal ends it at once."
             )
 

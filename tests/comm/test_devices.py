@@ -76,5 +76,5 @@ def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
     four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
     assert choose_transport(RunConfig(), place(0, 2), two).backend == "nccl"
     assert choose_transport(RunConfig(), place(0, 2), four).backend == "gloo"
-    with pytest.raises(ConfigError, match="backend='nccl' needs 4 GPUs for each of the 2 processes"):
+    with pytest.raises(ConfigError, match="backend='nccl' needs 4 GPUs for each process: this machine runs 2 processes"):
         choose_transport(RunConfig(backend="nccl"), place(0, 2), four)

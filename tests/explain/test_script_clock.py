@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, Dataset
 
+from lockstep.explain import script_clock
+from lockstep.explain.flight_recorder import Counts
 from lockstep.explain.script_clock import ScriptClock, where
 
 
@@ -51,6 +53,41 @@ def test_steps_are_counted_and_what_comes_between_the_last_gradient_and_the_opti
         assert 0 < low_s <= median_s
         assert busy_s > 0
         assert waited_s >= 0.002
+
+
+def test_what_the_script_does_between_the_backward_pass_and_the_optimizer_is_being_busy(clock):
+    def clip():
+        clock.glance(sys._getframe())
+        time.sleep(0.002)
+
+    train(*make(), 21, clip)
+    assert all(busy_s >= 0.002 > waited_s for busy_s, waited_s in clock.history()["newest"])
+
+
+def test_all_reduces_of_the_script_between_the_backward_pass_and_the_optimizer_are_waiting(clock, monkeypatch):
+    monkeypatch.setattr(script_clock, "counts", lambda: Counts(2, {"0": 3}))
+
+    def reduce():
+        clock.glance(sys._getframe())
+        time.sleep(0.002)
+
+    train(*make(), 21, reduce)
+    assert all(waited_s >= 0.002 for _, waited_s in clock.history()["newest"])
+    assert clock.history()["windows"][-1][-1] == {}, "samples of a rank that waits are not of what it is busy with"
+
+
+def test_the_end_of_a_backward_pass_is_known_after_all_that_was_queued_in_it():
+    order = []
+    weight = torch.ones(1, requires_grad=True)
+
+    def ready(_):
+        script_clock.call_after_backward(lambda: order.append("ours"))
+        # As DistributedDataParallel does, to wait for its all-reduces:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: order.append("theirs"))
+
+    weight.register_post_accumulate_grad_hook(ready)
+    weight.sum().backward()
+    assert order == ["theirs", "ours"]
 
 
 def test_the_history_tells_whether_this_process_uses_a_gpu(clock, monkeypatch):

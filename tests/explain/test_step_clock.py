@@ -11,7 +11,7 @@ from explain_scripts import train
 
 from lockstep.cli import runs
 from lockstep.explain.split import bound_of, shares_of
-from lockstep.explain.step_clock import AuditTimer, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOADING, AuditTimer, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
 
 pytestmark = pytest.mark.timeout(60)
@@ -91,6 +91,21 @@ def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
         clock.after_optimizer()
         clock.end_step(1, 8)
         assert clock.so_far["optimizer"] >= 0.05
+    finally:
+        clock.close()
+
+
+def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loader():
+    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    try:
+        clock.begin_pass(0, 1, 1, 0)
+        assert clock.doing == LOADING
+        clock.begin_step(1)
+        clock.end_pass(1, exhausted=False)
+        PartTimer(clock, CHECKPOINT, LOADING).tick(1)  # which the loop owes it
+        assert clock.doing == "in the script's code between two passes"
+        clock.begin_pass(0, 1, 1, 1)
+        assert clock.doing == LOADING
     finally:
         clock.close()
 

@@ -57,6 +57,23 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
 
 
+RECEIVING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "recv"], ["/home/me/train.py", 30, "fetch"]]
+
+
+def test_a_rank_that_receives_what_nobody_sends_is_told_from_those_in_a_collective():
+    reduce = {"text": "all_reduce number 7"}
+    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, RECEIVING), rank(2, WAITING, collective=reduce)], "run")
+    assert text.splitlines()[:4] == [
+        "no progress for 20 s: all ranks wait for each other: recv without a counterpart.",
+        "  ranks 0 and 2: all_reduce number 7, at /home/me/train.py:20 in <module>",
+        "  rank 1: recv, at /home/me/train.py:30 in fetch",
+        "Each recv needs a send of another rank to this one. Every rank must call the same collectives in the same order, with "
+        "tensors of the same shape and type: is one called on some ranks only, behind an `if`?",
+    ]
+    working = [["/home/me/train.py", 7, "evaluate"]]
+    assert who_waits([rank(0, working, since_s=49.5), rank(1, RECEIVING)], "run") is None, "rank 0 may yet send it"
+
+
 @pytest.mark.parametrize("state", ["gone", "stopped"])
 def test_one_that_is_gone_or_stopped_is_missing_wherever_it_was(state):
     text = who_waits([rank(0, WAITING), rank(1, WAITING, state)], "run")

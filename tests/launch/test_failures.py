@@ -1,6 +1,7 @@
 """When a worker fails: the first failure is shown whole, and everything that was started is gone."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -255,6 +256,67 @@ def test_a_rank_whose_exit_handlers_fail_just_before_the_one_that_they_wait_for_
     first, echo = ended.outcome.failures
     assert (first.rank, first.kind, first.exit_status) == (0, "SIGKILL", 137)
     assert echo.summary() == "its program came to its end, and its exit handlers failed: see the output"
+
+
+def test_ranks_in_different_collectives_are_said_to_be_where_gloo_aborts_one(run_warm):
+    ended = run_warm(
+        """
+        def step():
+            dist.all_reduce(torch.ones(500))
+        def evaluate():
+            dist.all_reduce(one)
+        evaluate() if RANK == 1 else step()
+        """,
+        nproc=3,
+        meet=True,
+    )
+    text = failures.report(ended.outcome.failures, 3)
+    assert text.startswith("communication failed, since the ranks have called different collectives."), text
+    assert re.search(r"(?m)^  rank 1: at .*script.py:\d+ in evaluate$", text), text
+    assert re.search(r"(?m)^  ranks? .*: at .*script.py:\d+ in step$", text), text
+
+
+def test_a_rank_that_does_not_come_to_open_the_group_is_named_when_the_others_time_out(run_warm):
+    ended = run_warm(
+        """
+        import datetime, os, time, torch.distributed as dist
+        def read_index():
+            time.sleep(600)
+        if os.environ["RANK"] == "1":
+            read_index()
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+        """
+    )
+    text = failures.report(ended.outcome.failures, 2)
+    assert re.match(r"no progress for \d+ s: rank 0 waits for rank 1\.\n  rank 1 on ", text), text
+    assert "in read_index" in text.partition("rank 0 of 2 on")[0]
+
+
+def test_an_exception_of_a_loader_worker_is_summed_up_as_that_and_not_as_what_wraps_it(run_warm):
+    ended = run_warm(
+        """
+        import torch
+        class Images(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, index): raise KeyError(f"no image {index}\\n  in the archive")
+        next(iter(torch.utils.data.DataLoader(Images(), num_workers=1)))
+        """,
+        nproc=1,
+    )
+    (failure,) = ended.outcome.failures
+    assert failure.summary().startswith("KeyError: 'no image 0"), failure.summary()
+    assert failure.message.endswith("(in DataLoader worker process 0)")
+    assert "__getitem__" in failure.text
+
+
+def test_the_stack_of_a_failure_is_read_from_a_traceback_and_from_what_faulthandler_wrote(run_warm):
+    def failed(how):
+        source = f"import os\ndef inner():\n    {how}\ndef outer():\n    inner()\nouter()\n"
+        return run_warm(source, nproc=1).outcome.failures[0]
+
+    for how in ("raise ValueError(1)", "os.abort()"):
+        frames = failures.frames_of(failed(how))
+        assert [(line, name) for _, line, name in frames[:3]] == [(3, "inner"), (5, "outer"), (6, "<module>")], how
 
 
 def test_gloos_advice_is_left_out_of_what_it_says():

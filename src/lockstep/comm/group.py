@@ -18,6 +18,7 @@ from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_inter
 from lockstep.comm.store import OpenStore, leave_store
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError, UsageError
+from lockstep.machine.sizes import counted
 from lockstep.world import World
 
 _FAREWELL_S = 0.02
@@ -87,11 +88,12 @@ def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.de
     if backend == "auto":
         backend = "nccl" if gpu_each and world.world_size > 1 else "gloo"
     if backend == "nccl" and not gpu_each:
-        available = f"{torch.cuda.device_count()} GPUs" if on_gpus else "no GPU in use"
+        available = counted(torch.cuda.device_count(), "GPU") if on_gpus else "no GPU"
         needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+        processes = counted(world.local_world_size, "process", "processes")
         raise ConfigError(
-            f"backend='nccl' needs {needed} for each of the {world.local_world_size} processes of this machine, and "
-            f"there is {available}: leave backend out (Gloo lets processes share a GPU), or start fewer processes"
+            f"backend='nccl' needs {needed} for each process: this machine runs {processes}, with {available} in use: leave "
+            "backend out (Gloo lets processes share a GPU), or start fewer processes"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)

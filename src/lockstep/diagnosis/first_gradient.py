@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.diagnosis.generators import state_of_streams
-from lockstep.diagnosis.locations import file_of, owner
+from lockstep.diagnosis.locations import file_of
 from lockstep.digest import digest
+from lockstep.explain.frames import owner
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 from lockstep.trace.lines import TraceWriter

@@ -1,33 +1,14 @@
-"""Who owns a source file, and where in the user's code something happened."""
+"""Where in the user's code something happened."""
 
 from __future__ import annotations
 
-import functools
 import sys
-import sysconfig
 import types
-from pathlib import Path
 
-OURS = str(Path(__file__).parents[1]) + "/"
-"""The directory of lockstep itself."""
-_LIBRARIES = ("/site-packages/", "/dist-packages/")
-_PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
-_STANDARD = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
+from lockstep.explain.frames import OURS, owner
 
 Location = tuple[str, int]
 """A file and a line in it."""
-
-
-@functools.cache
-def owner(file: str) -> str:
-    """The owner of a file: ``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, NumPy, Python itself)."""
-    if file.startswith(OURS):
-        return "lockstep"
-    if any(name in file for name in _PLUMBING) or file.startswith("<"):
-        return "plumbing"
-    if any(name in file for name in _LIBRARIES):
-        return "library"
-    return "plumbing" if file.startswith(_STANDARD) else "user"
 
 
 def file_of(kind: type) -> str:

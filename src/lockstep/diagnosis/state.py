@@ -15,8 +15,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from lockstep.diagnosis.locations import file_of, owner
+from lockstep.diagnosis.locations import file_of
 from lockstep.digest import digest
+from lockstep.explain.frames import owner
 
 _MOST_WEIGHTS = 1_000_000
 """Elements; more are not compared after every line of the user's code."""

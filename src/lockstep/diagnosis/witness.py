@@ -14,9 +14,10 @@ from lockstep.diagnosis.calls import call_by_frame, functions_in_c, functions_in
 from lockstep.diagnosis.evidence import Evidence
 from lockstep.diagnosis.generators import Generators
 from lockstep.diagnosis.generators import describe as describe_generator
-from lockstep.diagnosis.locations import Location, file_of, is_fetching, location_of, owner
+from lockstep.diagnosis.locations import Location, file_of, is_fetching, location_of
 from lockstep.diagnosis.state import ObjectState, Weights, describe_change
 from lockstep.digest import digest
+from lockstep.explain.frames import owner
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 from lockstep.trace.subjects import Subjects

@@ -1,13 +1,36 @@
-"""A thread's stack as it is recorded and shown."""
+"""A thread's stack as it is recorded and shown, and whose code it is in."""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
+OURS = str(Path(__file__).parents[1]) + "/"
+"""The directory of lockstep itself."""
 MOST_FRAMES = 40
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
+_STANDARD = str(Path(os.__file__).parent) + "/"
+_OUTERMOST, _INNERMOST, _USERS = 2, 3, 2
+"""Frames of a deep stack that a report shows."""
 
 Frame = tuple[str, int, str]
 """File, line, and function."""
+
+
+@functools.cache
+def owner(file: str) -> str:
+    """The owner of a file: ``user``, ``lockstep``, ``library`` (installed), or ``plumbing`` (PyTorch, NumPy, Python itself)."""
+    if file.startswith(OURS):
+        return "lockstep"
+    if any(name in file for name in _PLUMBING) or file.startswith("<"):
+        return "plumbing"
+    if any(name in file for name in _LIBRARIES):
+        return "library"
+    return "plumbing" if file.startswith(_STANDARD) else "user"
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
@@ -17,3 +40,23 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
+
+
+def shortened(frames: Sequence[Frame]) -> list[Frame | None]:
+    """A deep stack's outermost and innermost frames, and the innermost ones of the user's code, which may have called a library
+    that is deep itself; None stands for those left out between."""
+    users = [number for number, frame in enumerate(frames) if owner(frame[0]) == "user"]
+    innermost_first = len(frames) - 1
+    kept = {*range(_INNERMOST), *range(innermost_first, innermost_first - _OUTERMOST, -1), *users[:_USERS]}
+    shown: list[Frame | None] = []
+    for number, frame in enumerate(frames):
+        if number in kept:
+            shown.append(frame)
+        elif shown[-1] is not None:
+            shown.append(None)
+    return shown
+
+
+def users_location(frames: Sequence[Frame]) -> str:
+    """Where in the user's code a thread is, given its stack, innermost frame first; empty: in none."""
+    return next((f"{file}:{line} in {name}" for file, line, name in frames if owner(file) == "user"), "")

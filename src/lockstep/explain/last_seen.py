@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.rank_reports import RankReport, brief, read_records
+from lockstep.explain.rank_reports import RankReport, read_records
 from lockstep.machine.sizes import size
 
 
@@ -21,7 +21,7 @@ def last_seen(directory: Path, rank: int) -> str:
         if record["rank"] == rank and record["stack"]:
             report = RankReport(record, "running", 0.0)
             lines = [f"It was last seen {report.describe()}{_memory_of(record)}:"]
-            return "\n".join([*lines, *(f"  {line}" for line in brief(report.stack()))])
+            return "\n".join([*lines, *(f"  {line}" for line in report.stack(short=True))])
     return ""
 
 

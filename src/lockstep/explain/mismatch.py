@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.explain.frames import OURS, Frame, users_location
 from lockstep.explain.rank_reports import name_ranks
 
+SAME_CALLS = (
+    "Every rank must call the same collectives in the same order, with tensors of the same shape and type: is one called on "
+    "some ranks only, behind an `if`?"
+)
+_COMMUNICATING = ("/torch/distributed/", "/torch/autograd/", *(f"{OURS}{room}/" for room in ("comm", "sync", "loop")))
 _SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base")
 """Collectives whose tensors must have the same shape on all ranks."""
 
@@ -25,3 +31,29 @@ def first_mismatch(records: Sequence[Mapping[str, Any]]) -> str | None:
             which = sorted(called.items(), key=lambda entry: entry[1])
             return f"number {number} was {', '.join(f'{what} on {name_ranks(ranks)}' for what, ranks in which)}"
     return None
+
+
+def at_failure(
+    records: Sequence[Mapping[str, Any]], stacks: Mapping[int, Sequence[Frame]], *, has_aborted: bool
+) -> str | None:
+    """Where ranks were whose communication failed together, if they had called different collectives; None: no sign of it.
+
+    Args:
+        records: of the ranks' black boxes.
+        stacks: of the failed ranks, innermost frame first.
+        has_aborted: whether one was ended by its communication library, as Gloo does where sizes differ. Otherwise the network
+            may have failed.
+    """
+    first = first_mismatch(records)
+    if not all(stack and any(part in stack[0][0] for part in _COMMUNICATING) for stack in stacks.values()):
+        return None  # something else has ended one of them
+    groups: dict[str, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        groups.setdefault(users_location(stack), []).append(rank)
+    if first is None and not (has_aborted and len(groups) > 1):
+        return None
+    lines = ["communication failed, since the ranks have called different collectives."]
+    lines += [f"  {name_ranks(ranks)}: at {location}" for location, ranks in groups.items() if location]
+    if first is not None:
+        lines.append(f"  The first of the latest ones that differs: {first}.")
+    return "\n".join([*lines, SAME_CALLS])

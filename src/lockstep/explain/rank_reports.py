@@ -6,11 +6,12 @@ import linecache
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from lockstep.explain.black_box import read_box
-from lockstep.explain.frames import Frame
+from lockstep.explain.frames import Frame, shortened
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
@@ -30,8 +31,6 @@ ENDING = "in its exit handlers"
 _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _MOST_LOADERS = 3
-_OUTERMOST, _INNERMOST = 4, 6
-"""Lines of a deep stack that a report shows."""
 _ALIVE = ("running", "late")
 
 
@@ -146,27 +145,19 @@ class RankReport:
             return " (its interpreter does not answer: C code that holds the GIL)"
         return f" (it has not reported for {self.late_s:.0f} s)"
 
-    def stack(self) -> list[str]:
-        """The lines of its stack to show, outermost first, from the script's first line on. For a rank that waits: only the
-        script's own frames, and those of the loader workers that it waits for."""
-        lines: list[str] = []
-        waits = self.is_waiting or waits_for_loader(self.frames)
-        for frame in reversed(self.frames):
-            if frame[0].startswith(_LAUNCH):  # it started the script
-                lines = []
-            elif not (waits and any(part in frame[0] for part in _WAITING_CODE)):
-                lines += _shown(*frame)
+    def stack(self, *, short: bool = False) -> list[str]:
+        """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report. For a rank
+        that waits: only the script's own frames, and those of the loader workers that it waits for."""
+        frames = list(
+            takewhile(lambda frame: not frame[0].startswith(_LAUNCH), self.frames)
+        )  # behind them: what started the script
+        if self.is_waiting or waits_for_loader(frames):
+            frames = [frame for frame in frames if not any(part in frame[0] for part in _WAITING_CODE)]
+        lines = _shown(frames, short=short)
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
-            lines += [f"  {text}" for frame in reversed(worker.frames) for text in _shown(*frame)]
+            lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
         return lines
-
-
-def brief(lines: Sequence[str]) -> list[str]:
-    """A stack's outermost and innermost lines, for a report."""
-    if len(lines) <= _OUTERMOST + 1 + _INNERMOST:
-        return list(lines)
-    return [*lines[:_OUTERMOST], "...", *lines[-_INNERMOST:]]
 
 
 def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -184,9 +175,16 @@ def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
     return at, f", {at}"
 
 
-def _shown(file: str, line: int, name: str) -> list[str]:
-    source = linecache.getline(file, line).strip()
-    return [f"{file}:{line} in {name}", *([f"    {source}"] if source else [])]
+def _shown(frames: Sequence[Frame], *, short: bool) -> list[str]:
+    lines = []
+    for frame in reversed(shortened(frames) if short else frames):
+        if frame is None:
+            lines.append("...")
+            continue
+        file, line, name = frame
+        source = linecache.getline(file, line).strip()
+        lines += [f"{file}:{line} in {name}", *([f"    {source}"] if source else [])]
+    return lines
 
 
 def read_records(run_dir: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Times the steps of a script that does not use lockstep, through PyTorch's global hooks on optimizers and gradients.
 
-A step ends with ``optimizer.step()``. Between its last gradient and that call, a rank waits for the others: for the all-reduces
-of DistributedDataParallel, or the script's own. The rest of the time it is busy. So the rank that the others wait for is busy
-for longer than they are, and waits for less time; no clocks of different machines are compared. What a rank is busy with is
-known from samples of its stack, taken by the sampler's thread.
+A step ends with ``optimizer.step()``. Between its last gradient and the end of the backward pass, a rank waits for the others,
+for the all-reduces of DistributedDataParallel. From there to ``optimizer.step()`` it waits for the script's own all-reduces, or
+it is busy, with clipping gradients, say: samples of its stack tell which. The rest of the time it is busy. So the rank that the
+others wait for is busy for longer than they are, and waits for less time; no clocks of different machines are compared. What a
+rank is busy with is known from samples of its stack, taken by the sampler's thread.
 
 Which gradient is the last of a backward pass is determined in the first step of each optimizer. On a GPU the times are those of
 the script, which runs ahead of the GPU until something makes it wait: the wait before ``optimizer.step()`` may then be for its
@@ -13,15 +14,16 @@ own GPU (``scaler.step``, ``loss.item()``) rather than for other ranks.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import FrameType
 from typing import Any
+
+from lockstep.explain.flight_recorder import counts
+from lockstep.explain.frames import owner
 
 WINDOW = 10
 """Steps per summary."""
@@ -29,20 +31,17 @@ _MOST_WINDOWS = 64
 _MOST_STEPS = 10
 _MOST_PLACES = 200
 _MOST_OPTIMIZERS = 8
+_MOST_AFTER = 20
 _DOING = {
     "data": "getting a batch from the loader",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "script": "in the script",
 }
-_LIBRARIES = (
-    "/site-packages/",
-    "/dist-packages/",
-    f"{Path(os.__file__).parent}/",
-    f"{Path(__file__).parents[1]}/",
-    "<frozen",
-)
-"""Parts of the paths of code that is not the script's own."""
+
+
+Step = tuple[float, float, float]
+"""Seconds busy, waiting within the backward pass, and between that and the optimizer step."""
 
 
 class ScriptClock:
@@ -57,11 +56,15 @@ class ScriptClock:
         """When the latest step ended."""
         self._ready_s = 0.0
         """When the last gradient of the latest backward pass was ready, as far as is known."""
+        self._returned_s = 0.0
+        """When the latest backward pass ended, as far as is known."""
         self._began_s = 0.0
         """When the latest optimizer step began."""
-        self._steps: list[tuple[float, float]] = []
-        """Of the current window: seconds busy and waiting in each step."""
-        self._newest: deque[tuple[float, float]] = deque(maxlen=_MOST_STEPS)
+        self._steps: list[Step] = []
+        """Of the current window."""
+        self._newest: deque[Step] = deque(maxlen=_MOST_STEPS)
+        self._after: deque[bool] = deque(maxlen=_MOST_AFTER)
+        """Of the latest samples between a backward pass and the optimizer step, whether the script's own code ran."""
         self._windows: tuple[list[Any], ...] = ()
         self._seen: Counter[str] = Counter()
         self._places: deque[tuple[str, str]] = deque(maxlen=_MOST_PLACES)
@@ -93,7 +96,7 @@ class ScriptClock:
             places.setdefault(activity, Counter())[place] += 1
         return {
             "num_steps": self.num_steps,
-            "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in tuple(self._newest)],
+            "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in self._split(tuple(self._newest))],
             "windows": self._windows,
             "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
             "on_gpu": _uses_gpu(),
@@ -103,8 +106,14 @@ class ScriptClock:
         """Sample what the main thread is doing. Called from another thread."""
         activity, place = where(frame)
         self.activity = _DOING[activity]
-        if activity == "backward" and self._ready_s > max(self._left_s, self._began_s):
-            return  # it waits
+        if self._ready_s > max(self._left_s, self._began_s):
+            if activity == "backward":
+                return  # it waits
+            if self._returned_s > self._ready_s:
+                is_own = not _communicates(frame)
+                self._after.append(is_own)
+                if not is_own:
+                    return
         self._seen[activity] += 1
         self._places.append((activity, place))
 
@@ -130,7 +139,8 @@ class ScriptClock:
         if before_s and self._ready_s > before_s:
             # With a closure the backward pass runs inside the optimizer step, whose own work then counts as waiting.
             waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
-            step = (self._left_s - before_s - waited_s, waited_s)
+            after_s = max(0.0, self._began_s - self._returned_s) if self._returned_s > self._ready_s else 0.0
+            step = (self._left_s - before_s - waited_s, waited_s - after_s, after_s)
             self._steps.append(step)
             self._newest.append(step)
         if self.num_steps % WINDOW == 0:
@@ -139,9 +149,22 @@ class ScriptClock:
     def note_gradient(self, _: Any) -> None:
         """The last gradient of a backward pass is ready."""
         self._ready_s = perf_counter()
+        if not _uses_gpu():  # there, what follows waits for the GPU, which may wait for other ranks
+            with contextlib.suppress(Exception):
+                call_after_backward(self._note_return)
+
+    def _note_return(self) -> None:
+        self._returned_s = perf_counter()
+
+    def _split(self, steps: Sequence[Step]) -> list[tuple[float, float]]:
+        """Seconds busy and waiting in each step."""
+        is_own = 2 * sum(self._after) > len(self._after)
+        return [
+            (busy_s + after_s, waited_s) if is_own else (busy_s, waited_s + after_s) for busy_s, waited_s, after_s in steps
+        ]
 
     def _close_window(self) -> None:
-        steps, self._steps = self._steps, []
+        steps, self._steps = self._split(self._steps), []
         seen, self._seen = self._seen, Counter()
         if len(steps) < WINDOW // 2:
             return
@@ -187,6 +210,22 @@ class _LastGradient:
 _NEW = _LastGradient()
 
 
+def call_after_backward(call: Callable[[], None]) -> None:
+    """Call it when the backward pass that runs now has ended, all-reduces of DistributedDataParallel included."""
+    # Private: nothing public tells of the end. Calls that others queue later in the backward pass must come first, so this one
+    # queues itself again.
+    queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(call))
+
+
+def _communicates(frame: FrameType | None) -> bool:
+    """Whether a thread outside of a backward pass communicates with other ranks."""
+    if frame is not None and "/torch/distributed/" in frame.f_code.co_filename:
+        return True
+    now = counts()
+    return sum(now.begun.values()) > now.num_done  # ``work.wait()`` has no frame
+
+
 def _uses_gpu() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)  # never imported for this
     return cuda is not None and bool(cuda.is_initialized())
@@ -199,7 +238,7 @@ def where(frame: FrameType | None) -> tuple[str, str]:
     while frame is not None and not (activity and place):
         code = frame.f_code
         activity = activity or _activity(code.co_filename, code.co_name)
-        if not place and not any(part in code.co_filename for part in _LIBRARIES):
+        if not place and owner(code.co_filename) == "user":
             place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     if not place and innermost is not None:

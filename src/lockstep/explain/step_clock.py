@@ -30,6 +30,7 @@ _USUAL = 10
 """Steps in the running mean of a step's time."""
 LOADING, SAVING = "getting a batch from the loader", "saving a checkpoint"
 _IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
+_BETWEEN_PASSES = "in the script's code between two passes"
 
 
 def _charges(part: int, then: str) -> Callable[..., None]:
@@ -97,10 +98,17 @@ class StepClock(Listener):
         """The usual time of a step: a mean that favours recent ones."""
         self._step_began_s = self._last_s
         self.activity = _IN_SCRIPT
-        """What the main thread is doing, for the user; read by another thread."""
+        """What the main thread is doing, as of the last event (see ``doing``)."""
+        self._is_in_pass = False
         self._is_in_optimizer = False
         """Whether an optimizer of the run is stepping; its closure may run a phase."""
         self._hook = register_optimizer_step_post_hook(self.after_optimizer)
+
+    @property
+    def doing(self) -> str:
+        """What the main thread is doing, for the user. May be read by another thread."""
+        # The last step of a pass that was left by `break` ends after it.
+        return _BETWEEN_PASSES if self.activity == LOADING and not self._is_in_pass else self.activity
 
     def take(self) -> dict[str, float]:
         """The seconds of each part since the pass began, once the GPU has finished. Local."""
@@ -148,6 +156,7 @@ class StepClock(Listener):
         self._held_s = self._held_so_far_s()
         self._begin_phase()
         self._last_s = self._step_began_s = perf_counter()
+        self._is_in_pass = True
         self.activity = LOADING
 
     def begin_step(self, step: int) -> None:
@@ -215,7 +224,8 @@ class StepClock(Listener):
 
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         """See Listener."""
-        self.activity = "in the script's code between two passes"
+        self._is_in_pass = False
+        self.activity = _BETWEEN_PASSES
 
     # Exchanges between ranks: implements ``loop.ledger.Clock``
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.frames import Frame
+from lockstep.explain.frames import Frame, users_location
 from lockstep.explain.loader_workers import waits_for_loader
-from lockstep.explain.mismatch import first_mismatch
-from lockstep.explain.rank_reports import RankReport, brief, grouped, name_ranks, read_reports
+from lockstep.explain.mismatch import SAME_CALLS, first_mismatch
+from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
 from lockstep.explain.sampler import is_communicating
 
 LEAST_S = 10.0
@@ -29,6 +29,7 @@ _TIMED_OUT_S = 1.0
 """Ranks that time out have waited for at least this long."""
 _TO_SET_UP = 5
 """Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
+_TRANSFERS = ("recv", "send")
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -106,7 +107,7 @@ def who_waits(
             hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
             pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
             lines.append(f"  {_names(group)} on {hosts}{pid}: {group[0].describe()}")
-            lines += [f"    {line}" for line in brief(group[0].stack())]
+            lines += [f"    {line}" for line in group[0].stack(short=True)]
     if not is_over:
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
         lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
@@ -118,25 +119,32 @@ def _names(reports: Sequence[RankReport]) -> str:
 
 
 def _mismatch(reports: Sequence[RankReport]) -> list[str]:
-    """Lines about ranks that all wait, because of a collective mismatch; none if there is no sign of one."""
-    begun: dict[str, list[RankReport]] = {}
+    """Lines about ranks that all wait, because their calls do not belong together; none if there is no sign of that."""
+    called: dict[str, list[RankReport]] = {}
     for report in reports:
-        if report.record["collective"] is not None:
-            begun.setdefault(report.record["collective"]["text"], []).append(report)
+        collective = report.record["collective"]
+        if call := _transfer(report.frames) if collective is None else collective["text"]:
+            called.setdefault(call, []).append(report)
+    transfers = [call for call in called if call in _TRANSFERS]
     first = first_mismatch([report.record for report in reports])
-    if len(begun) < 2 and first is None:
+    if len(called) < 2 and first is None and not transfers:
         return []
     lines = ["the ranks have called different collectives, and all of them wait."]
-    for collective, group in begun.items():
-        locations = [line for line in group[0].stack() if not line.startswith(" ")]
-        lines.append(f"  {_names(group)}: {collective}{f', at {locations[-1]}' if locations else ''}")
+    if transfers:
+        lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
+    for call, group in called.items():
+        location = users_location(group[0].frames)
+        lines.append(f"  {_names(group)}: {call}{f', at {location}' if location else ''}")
     if first is not None:
         lines.append(f"  The first of the latest ones that differs: {first}.")
-    lines.append(
-        "Every rank must call the same ones in the same order, with tensors of the same shape and type: is one called on some "
-        "ranks only, behind an `if`?"
-    )
+    lines.append(f"Each recv needs a send of another rank to this one. {SAME_CALLS}" if transfers else SAME_CALLS)
     return lines
+
+
+def _transfer(frames: Sequence[Frame]) -> str | None:
+    """The point-to-point call in which a rank waits: recorders know only those of NCCL."""
+    file, _, name = frames[0] if frames else ("", 0, "")
+    return name if name in _TRANSFERS and "/torch/distributed/" in file else None
 
 
 def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:

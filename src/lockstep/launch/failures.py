@@ -19,8 +19,12 @@ from lockstep.stopping import AUDIT_STATUS, AuditFailed
 _LAUNCH_DIR = str(Path(__file__).parent)
 _SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
 _FAULT_LINE = re.compile(r'  File "(.*)", line \d+ in ')
+_LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
+_WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
+"""How PyTorch raises an exception of a loader worker, a thread or a replica."""
+_AFTER_TRACE = re.compile(r"^ .*\n(?=\S)", re.MULTILINE)
 
-_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "ConnectionError", "PeerError"}
+_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError"}
 _CONSEQUENCE_TEXTS = (
     "gloo/transport",
     "Connection closed by peer",
@@ -28,6 +32,7 @@ _CONSEQUENCE_TEXTS = (
     "Broken pipe",
     "ms for recv operation to complete",
     "ms for send operation to complete",
+    "Wait timeout",  # of the store
 )
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
@@ -98,7 +103,7 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
     return Failure(
         rank=rank,
         kind=type(error).__qualname__,
-        message=_NOISE.sub("", _message(error)),
+        message=_NOISE.sub("", _unwrapped(type(error).__name__, _message(error))),
         text=traceback_of(error),
         explanation=explain(error),
         is_consequence=_is_consequence(error),
@@ -245,10 +250,20 @@ def early_end(
 
 def lacked_peers(failure: Failure) -> bool:
     """Whether a rank seems to have failed only because others did not take part, or not within the timeout."""
-    # Communication libraries abort the process in threads of their own, and faulthandler names the current thread only if it
-    # is one of Python's.
-    is_native = failure.kind == "SIGABRT" and "Current thread" not in failure.text
-    return failure.is_consequence or is_native
+    return failure.is_consequence or has_aborted(failure)
+
+
+def has_aborted(failure: Failure) -> bool:
+    """Whether a communication library seems to have ended the process. They do so in threads of their own, and faulthandler
+    names the current thread only if it is one of Python's."""
+    return failure.kind == "SIGABRT" and "Current thread" not in failure.text
+
+
+def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
+    """The stack that a failure's text shows, innermost frame first: file, line, function."""
+    _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
+    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
+    return frames[::-1] if is_exception else frames
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
@@ -307,6 +322,14 @@ def _message(error: object) -> str:
         return str(error)
     except Exception:  # a user's __str__ may do anything
         return "(its message could not be made)"
+
+
+def _unwrapped(kind: str, message: str) -> str:
+    """The message of the exception itself where PyTorch raises it again, with its traceback as the message."""
+    if (wrapped := _WRAPPED.match(message)) is None:
+        return message
+    original = _AFTER_TRACE.split(message)[-1].strip().removeprefix(f"{kind}: ")
+    return f"{original} (in {wrapped[1]})"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -29,9 +29,9 @@ class Event(Enum):
     """What can happen to a launch."""
 
     FAILED = auto()
-    """A worker failed, and not only because another did."""
+    """A worker failed, and not only because of another rank."""
     ECHOED = auto()
-    """A worker failed, like all before it, only because another did."""
+    """A worker failed, like all before it, only because of another rank."""
     SAVED = auto()
     """A worker ended after it had saved the run, or could not. All were asked to, so the others follow."""
     ASKED_TO_SAVE = auto()

@@ -184,7 +184,11 @@ class _Watch:
         reported = failures.in_order(list(self.failures.values()))
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
-        return (early, *reported) if early is not None else tuple(reported)
+        if early is not None:
+            return (early, *reported)
+        if all(map(failures.lacked_peers, reported)) and not any(failure.waited for failure in reported):
+            reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
+        return tuple(reported)
 
     def _next_s(self) -> float:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
@@ -270,7 +274,7 @@ class _Watch:
             return
         failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
         self.failures[rank] = self._explained(failure)
-        if all(known.is_consequence for known in self.failures.values()):
+        if all(map(failures.lacked_peers, self.failures.values())):
             self._on(Event.ECHOED)
             # Perhaps a worker is stopped, and the script has a shorter timeout than the launcher knows of.
             self._look_for_standstill(0.0)

@@ -16,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.launch import failures
 from lockstep.launch.exchange import Exchange, Message
+from lockstep.launch.failures import Failure
 from lockstep.stopping import say
 
 if TYPE_CHECKING:
@@ -71,6 +73,17 @@ class Watching:
             with contextlib.suppress(Exception):  # the failure is reported even without this
                 text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
+
+    def mismatch(self, reported: Sequence[Failure]) -> str:
+        """Where ranks were whose communication has failed, if they had called different collectives; empty: no sign of it."""
+        with contextlib.suppress(Exception):
+            from lockstep.explain.mismatch import at_failure
+            from lockstep.explain.rank_reports import read_records
+
+            stacks = {failure.rank: failures.frames_of(failure) for failure in reported}
+            has_aborted = any(map(failures.has_aborted, reported))
+            return at_failure(read_records(self._where()), stacks, has_aborted=has_aborted) or ""
+        return ""
 
     def last_seen(self, rank: int) -> str:
         """What an exited worker was last seen doing; empty: unknown."""

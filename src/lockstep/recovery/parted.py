@@ -12,13 +12,14 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import MismatchError
+from lockstep.explain.rank_reports import name_ranks
 from lockstep.listener import Listener
 from lockstep.recovery.fingerprint import Fingerprint, Sums
 
@@ -90,15 +91,23 @@ class PartedRanks(Listener):
         everyone = self._collectives.all_gather_object(sums)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
-            unlike = [rank for rank, peer_sums in enumerate(everyone) if peer_sums.get(name) != everyone[0].get(name)]
+            values = [peer_sums.get(name) for peer_sums in everyone]
+            usual, unlike = _odd_ones_out(values)
             if unlike:
                 raise MismatchError(
-                    f"the ranks have parted: after step {step}, {name} is not the same on rank 0 and on "
-                    f"rank{'s' if len(unlike) > 1 else ''} {', '.join(map(str, unlike))} (it was after {since}). Outside of "
+                    f"the ranks have parted: after step {step}, {name} is not the same on {name_ranks(unlike)} as on "
+                    f"{name_ranks(usual)} (it was after {since}). Outside of "
                     "batch.shards every rank must do the same with the same numbers: look for code there that depends on the "
                     "rank, on one shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a "
                     "separate generator. `lockstep verify` shows where. No checkpoint is written of this state."
                 )
+
+
+def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The ranks that have the most common value, or rank 0's if others are as common, and the rest."""
+    usual = max(values, key=values.count)
+    has_usual = [value == usual for value in values]
+    return [rank for rank, has in enumerate(has_usual) if has], [rank for rank, has in enumerate(has_usual) if not has]
 
 
 def _named(sums: Sums, stream: int | None = None) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import cProfile
-import site
-import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from lockstep.data.sources import Deal
+from lockstep.explain.frames import OURS, owner
 
 _LIMIT_S = 0.5
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2
@@ -120,21 +119,14 @@ def _slowest_sample(dataset: Any, samples: Iterable[Any]) -> dict[str, Any]:
     return {"sample": str(slowest), "sample_s": slowest_s, "median_s": median_s}
 
 
-_LIBRARIES = tuple(
-    str(Path(place).resolve())
-    for place in {*site.getsitepackages(), sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]}
-)
-_OURS = str(Path(__file__).resolve().parents[1])
-
-
 def _is_outside(function: Function) -> bool:
     """Whether it is Python code from outside lockstep."""
     file = function[0]
-    return file[:1] not in ("~", "<") and not file.startswith(_OURS) and "/torch/utils/data/" not in file
+    return file[:1] not in ("~", "<") and not file.startswith(OURS) and "/torch/utils/data/" not in file
 
 
 def _is_users(function: Function) -> bool:
-    return _is_outside(function) and not str(Path(function[0]).resolve()).startswith(_LIBRARIES)
+    return _is_outside(function) and owner(function[0]) == "user"
 
 
 def _plain(function: Function) -> str:
