@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
+from lockstep.explain.split import PARTS, bound_of, sentence, shares_of, verdict
 
 
 def split(**seconds):
@@ -31,3 +31,16 @@ def test_the_largest_part_that_does_not_compute_is_the_bound_if_it_is_notable(se
     shares = shares_of([split(**seconds)])
     assert bound_of(shares) == bound
     assert sentence(shares).startswith(words)
+
+
+def test_the_rank_that_the_others_wait_for_is_named_with_what_it_does_meanwhile():
+    splits = [split(forward=6, waiting=4), split(forward=5.9, script=4, waiting=0.1), split(forward=6, waiting=4)]
+    words = "unbalanced: 27% of the time goes into waiting for the slowest rank"
+    assert verdict(splits) == f"{words}, mostly for rank 1 and the script's other code in the loop"
+
+
+def test_nobody_is_named_where_ranks_wait_for_each_other_in_turn_or_something_else_is_the_bound():
+    in_turn = [split(forward=7, waiting=3), split(forward=6.5, waiting=3.5)]
+    assert verdict(in_turn) == sentence(shares_of(in_turn))
+    bound_by_data = [split(forward=5, data=5), split(forward=3, data=5, waiting=2)]
+    assert verdict(bound_by_data).startswith("data-bound: 50% of the time goes into waiting for the loader; more")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, say
-from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
+from lockstep.explain.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.measure.events import read_history
 
 _HEADINGS = ("part of a step", "share", "ms", "least", "most")
@@ -27,7 +27,7 @@ def show_split(run_dir: Path, console: Console) -> None:
     if not passes:
         return
     newest = passes[-1]
-    say(console, f"epoch {newest['epoch'] + 1}, {newest['num_steps']} steps: {sentence(shares_of(newest['split']))}")
+    say(console, f"epoch {newest['epoch'] + 1}, {newest['num_steps']} steps: {verdict(newest['split'])}")
     rows = _rows(newest)
     tables.show(console, Page(headings=_HEADINGS, rows=rows, numbers=_HEADINGS[1:]))
     for event in events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 PARTS = {
@@ -37,6 +38,8 @@ _REMEDIES = {
 }
 _NOTABLE = 0.15
 """A run is bound by a part other than computing if that takes at least this share of the time."""
+_MOSTLY = 0.5
+"""The others wait mostly for one rank if that waits for less than this share of the mean."""
 
 
 def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -61,3 +64,23 @@ def sentence(shares: Mapping[str, float]) -> str:
     remedy = f"; {_REMEDIES[bound]}" if bound in _REMEDIES else ""
     name = {"waiting": "unbalanced", "script": "script-bound"}.get(bound, f"{bound}-bound")
     return f"{name}: {shares[bound]:.0%} of the time goes into {PARTS[bound]}{remedy}"
+
+
+def verdict(splits: Sequence[Mapping[str, float]]) -> str:
+    """``sentence``, with the rank that the others wait for, if it is mostly the same one.
+
+    ``splits``: the seconds of each rank, in rank order.
+    """
+    shares = shares_of(splits)
+    text = sentence(shares)
+    waited = [split.get("waiting", 0.0) for split in splits]
+    awaited = min(range(len(splits)), key=waited.__getitem__)
+    if bound_of(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
+        return text
+    others = [split for rank, split in enumerate(splits) if rank != awaited]
+    excess = {
+        part: splits[awaited].get(part, 0.0) - statistics.median(split.get(part, 0.0) for split in others)
+        for part in PARTS
+        if part not in ("communication", "waiting")
+    }
+    return f"{text}, mostly for rank {awaited} and {PARTS[max(excess, key=excess.__getitem__)]}"

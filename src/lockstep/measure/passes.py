@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.explain.split import bound_of, sentence, shares_of
+from lockstep.explain.split import bound_of, shares_of, verdict
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
@@ -127,13 +127,12 @@ class Meter(Listener):
         over, self._over = self._over, []
         for ended in over:
             event = merge_passes(self._collectives.all_gather_object(ended.result()))
-            shares = shares_of(event["split"])
-            event["bound"] = bound_of(shares)
+            event["bound"] = bound_of(shares_of(event["split"]))
             self._journal.write("epoch", **event)
             if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _PRINTED_S:
                 self._bound = event["bound"]
                 # On standard error: the script's own output may be compared with that of another run.
-                print(f"lockstep: epoch {event['epoch'] + 1} is {sentence(shares)}", file=sys.stderr, flush=True)
+                print(f"lockstep: epoch {event['epoch'] + 1} is {verdict(event['split'])}", file=sys.stderr, flush=True)
 
 
 def _wait_for_gpu() -> None:

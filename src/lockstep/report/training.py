@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.analysis.figures import pace_of
 from lockstep.analysis.splits import Split, splits_of
-from lockstep.explain.split import ACTIVITIES, PARTS, sentence, shares_of
+from lockstep.explain.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.measure.events import number_in
 from lockstep.report import chart
 from lockstep.report.chart import Bar, Bars, Lines, Mark, Series, Table
@@ -94,7 +94,7 @@ def _epoch(event: Mapping[str, Any]) -> int:
 def bound(events: Events) -> str:
     """What limits the speed, in a sentence; empty: not known."""
     splits, _ = splits_of(passes_of(events))
-    return sentence(shares_of(splits)) if splits else ""
+    return verdict(splits) if splits else ""
 
 
 def where_the_time_went(events: Events, hosts: Sequence[str]) -> Bars | None:
