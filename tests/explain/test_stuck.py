@@ -74,6 +74,12 @@ def test_a_rank_that_receives_what_nobody_sends_is_told_from_those_in_a_collecti
     assert who_waits([rank(0, working, since_s=49.5), rank(1, RECEIVING)], "run") is None, "rank 0 may yet send it"
 
 
+def test_a_rank_that_waits_as_it_exits_is_said_to_have_ended_its_program():
+    reduce, other = {"text": "all_reduce number 7"}, {"text": "all_reduce number 8"}
+    text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING[:1], collective=other)], "run")
+    assert "  rank 1: all_reduce number 8, after the end of its program" in text.splitlines()
+
+
 @pytest.mark.parametrize("state", ["gone", "stopped"])
 def test_one_that_is_gone_or_stopped_is_missing_wherever_it_was(state):
     text = who_waits([rank(0, WAITING), rank(1, WAITING, state)], "run")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.frames import Frame, users_location
+from lockstep.explain.frames import Frame, owner, users_location
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
@@ -133,12 +133,18 @@ def _mismatch(reports: Sequence[RankReport]) -> list[str]:
     if transfers:
         lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
     for call, group in called.items():
-        location = users_location(group[0].frames)
-        lines.append(f"  {_names(group)}: {call}{f', at {location}' if location else ''}")
+        lines.append(f"  {_names(group)}: {call}{_where(group[0].frames)}")
     if first is not None:
         lines.append(f"  The first of the latest ones that differs: {first}.")
     lines.append(f"Each recv needs a send of another rank to this one. {SAME_CALLS}" if transfers else SAME_CALLS)
     return lines
+
+
+def _where(frames: Sequence[Frame]) -> str:
+    if location := users_location(frames):
+        return f", at {location}"
+    has_program = any(owner(file) == "library" for file, _, _ in frames)
+    return "" if has_program or not frames else ", after the end of its program"
 
 
 def _transfer(frames: Sequence[Frame]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +47,14 @@ class Fingerprint:
             sums.setdefault(owner, {})[name] = bits
         return sums
 
+    def plain_values(self) -> dict[str, dict[str, str]]:
+        """The state that is not in tensors, in words: by part of an object, and by its path there."""
+        return {
+            f"{part} of {owner}": dict(_leaves(value))
+            for owner, part, value in self._state.compared()
+            if not isinstance(value, Tensor)
+        }
+
 
 def short_digest(sums: Mapping[str, Any]) -> str:
     """One digest of numbers and texts by name: 16 hexadecimal digits."""
@@ -61,3 +69,12 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return str([_text(item) for item in value])
     return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, _text(value)

@@ -88,19 +88,26 @@ class PartedRanks(Listener):
 
     def _refuse(self, step: int, sums: dict[str, Any]) -> None:
         self.have_parted = True
-        everyone = self._collectives.all_gather_object(sums)
+        everyone, plain = zip(*self._collectives.all_gather_object((sums, self._fingerprint.plain_values())), strict=True)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
             values = [peer_sums.get(name) for peer_sums in everyone]
             usual, unlike = _odd_ones_out(values)
             if unlike:
+                differs = _values(plain[unlike[0]].get(name, {}), plain[usual[0]].get(name, {}))
                 raise MismatchError(
                     f"the ranks have parted: after step {step}, {name} is not the same on {name_ranks(unlike)} as on "
-                    f"{name_ranks(usual)} (it was after {since}). Outside of "
-                    "batch.shards every rank must do the same with the same numbers: look for code there that depends on the "
-                    "rank, on one shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a "
-                    "separate generator. `lockstep verify` shows where. No checkpoint is written of this state."
+                    f"{name_ranks(usual)}{differs} (it was after {since}). Outside of batch.shards every rank must do the same "
+                    "with the same numbers: look for code there that depends on the rank, on one shard's values (the loss of "
+                    "the last shard, say: use batch['loss']), on the time, or on a separate generator. `lockstep verify` shows "
+                    "where. No checkpoint is written of this state."
                 )
+
+
+def _values(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """The first plain value that differs, in words; empty: none does."""
+    path = next((path for path in {**here, **there} if here.get(path) != there.get(path)), None)
+    return "" if path is None else f": {path} is {there.get(path, 'missing')}, not {here.get(path, 'there')}"
 
 
 def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:
