@@ -7,6 +7,7 @@ import os
 import pdb
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -47,6 +48,16 @@ def read_control_file() -> None:
 def refine_boxes() -> None:
     while True:
         pass
+
+
+def call_preprocessor() -> None:
+    """Another program hangs."""
+    subprocess.run(["sleep", "3600"], check=True)
+
+
+def receive_weights() -> None:
+    """Nobody sends them."""
+    dist.recv(torch.zeros(7), src=(dist.get_rank() + 1) % dist.get_world_size())
 
 
 def stop_this_process() -> None:
@@ -168,6 +179,8 @@ ONCE = {
         update_cache,
         read_control_file,
         refine_boxes,
+        call_preprocessor,
+        receive_weights,
         stop_this_process,
         average_by_hand,
         read_labels,
@@ -209,9 +222,11 @@ class Net(nn.Module):
         self.fault = fault
         width = 24 if fault == "another_width" else 16
         self.body, self.head, self.spare = nn.Linear(8, width), nn.Linear(width, 1), nn.Linear(width, 1)
+        if fault == "another_format":
+            self.double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = self.body(x).relu()
+        features = self.body(x.to(self.body.weight.dtype)).relu()
         if self.fault == "slow_layer":
             features = SlowLayer.apply(features)
         spare = 0.0 if self.fault == "unused_layer" else self.spare(features)
@@ -225,6 +240,12 @@ def in_forward(fault: str | None, step: int) -> None:
     if fault == "compile_long" and step == 1:
         compile_long()
     if fault == "slow_forward":
+        time.sleep(0.03)
+
+
+def after_backward(fault: str | None) -> None:
+    """Called between each backward pass and the optimizer's step."""
+    if fault == "clip_slowly":
         time.sleep(0.03)
 
 

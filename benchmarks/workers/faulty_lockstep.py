@@ -19,6 +19,7 @@ for step, batch in enumerate(loader, 1):
     for x, y in batch.shards:
         faults.in_forward(fault, step)
         team.backward((model(x) - y).square().mean())
+    faults.after_backward(fault)
     optimizer.step()
     optimizer.zero_grad()
     if not faults.after_step(name, fault, step, model):

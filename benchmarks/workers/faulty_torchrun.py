@@ -32,6 +32,7 @@ for step, (x, y) in enumerate(loader, 1):
     with traced(model):
         faults.in_forward(fault, step)
         (model(x) - y).square().mean().backward()
+        faults.after_backward(fault)
         optimizer.step()
         optimizer.zero_grad()
     if not faults.after_step(name, fault, step, model):
