@@ -3,6 +3,7 @@
 import copy
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -158,6 +159,22 @@ def test_nothing_is_done_in_what_is_being_compiled(clock, monkeypatch):
     monkeypatch.setattr(clock, "_is_compiling", lambda: True)
     train(*make(), 3)
     assert clock.num_steps == 0
+
+
+@pytest.mark.long
+def test_a_backward_pass_that_is_compiled_is_so_without_its_hooks(clock):
+    model, optimizer = make()
+
+    @torch.compile(backend="eager")
+    def forward_and_backward():
+        model(torch.ones(2, 4)).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True), warnings.catch_warnings():
+        warnings.simplefilter("error")  # Dynamo warns of what it cannot trace
+        for _ in range(3):
+            forward_and_backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 class Seen(torch.autograd.Function):

@@ -148,6 +148,8 @@ class ScriptClock:
 
     def note_gradient(self, _: Any) -> None:
         """The last gradient of a backward pass is ready."""
+        if self._is_compiling():  # with compiled autograd
+            return
         self._ready_s = perf_counter()
         if not _uses_gpu():  # there, what follows waits for the GPU, which may wait for other ranks
             with contextlib.suppress(Exception):
@@ -181,7 +183,7 @@ class ScriptClock:
             if len(self._finders) >= _MOST_OPTIMIZERS:
                 self._finders[optimizer] = None
                 return
-            finder = self._finders[optimizer] = _LastGradient()
+            finder = self._finders[optimizer] = _LastGradient(self._is_compiling)
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.requires_grad:
                     finder.hooks.append(parameter.register_post_accumulate_grad_hook(finder.note))
@@ -197,17 +199,20 @@ class ScriptClock:
 class _LastGradient:
     """Determines which parameter of an optimizer receives its gradient last."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_compiling: Callable[[], bool]) -> None:
+        self._is_compiling = is_compiling
         self.hooks: list[Any] = []
         self.last: Any = None
         self.ready_s = 0.0
 
     def note(self, parameter: Any) -> None:
         """A parameter has received its gradient."""
+        if self._is_compiling():
+            return
         self.last, self.ready_s = parameter, perf_counter()
 
 
-_NEW = _LastGradient()
+_NEW = _LastGradient(bool)
 
 
 def call_after_backward(call: Callable[[], None]) -> None:
