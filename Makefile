@@ -3,7 +3,7 @@
 PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?=#                  files of tests that run at a time (2 of make test, 4 of make test-all); 0: one, as pytest does it
-REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all REPEATS=5
+REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all test-longest REPEATS=5
 DEMO_ARGS ?= --methods single,exact,ddp,fsdp --nproc 2# options of the comparison in make demo
 N ?=#                     rounds of make soak and make soak-cluster
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test long test-all soak soak-cluster cluster check bench bench-install gpu wheel docs python clean
+.PHONY: help install horovod demo test long test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -51,8 +51,11 @@ long: $(STAMP) ## the same, and note those that take over a second in tests/long
 	$(MAKE) test ARGS="--note-long $(ARGS)"
 
 # Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit.
-test-all: $(STAMP) ## the tests, with the long ones
-	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not cuda" $(ARGS)
+test-all: $(STAMP) ## the tests, with the long ones: what CI runs
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not longest and not cuda" $(ARGS)
+
+test-longest: $(STAMP) ## those that CI leaves out: whole benchmarks, large scripts, kills at random (REPEATS=5: more of them)
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "longest and not cuda" $(ARGS)
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
 	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)

@@ -10,7 +10,7 @@ from table import ROWS, Documented, Equal, Refused
 
 SHARDS = (4, 6)
 WORLDS = {4: (1, 2, 3, 4), 6: (1, 4)}  # with 6 shards ranks have one or two
-# In CI, each on 1 process, on 3 and on either 2 or 4, by turns; the others of those numbers are left to make test-all.
+# In CI, each on 1 process, on 3 and on either 2 or 4, by turns; the others of those numbers are left to make test-longest.
 BY_TURNS, LEFT_OVER = ((1, 3, 4), (1, 2, 3)), ((1, 2), (1, 4))
 
 pytestmark = pytest.mark.timeout(120)

@@ -75,9 +75,11 @@ def test_a_loader_that_waits_gets_workers_and_its_costliest_part_and_sample_are_
 
 
 def test_where_steps_take_the_time_there_is_nothing_to_gain_and_the_file_says_so(tune, tmp_path):
-    told = tune("--seconds", "0.2", "--propose", "precision", "train.py", 0, 0.2, 9999)
-    assert re.search(r"^nothing to gain from the loader, which keeps up: a step takes ", told, re.MULTILINE)
-    assert "trial" not in told
+    told = tune("--seconds", "0.2", "--propose", "precision", "train.py", 0, 0.4, 9999)
+    # On a machine that is busy with something else the loader may be held up, too, and then workers are tried.
+    held_up = re.search(r"^data-bound: .* nothing that was tried is clearly faster", told, re.MULTILINE)
+    assert held_up or re.search(r"^nothing to gain from the loader, which keeps up: a step takes ", told, re.MULTILINE), told
+    assert held_up or "trial" not in told
     assert json.loads((tmp_path / "train.tuned.json").read_text())["loading"] == dict.fromkeys(
         ("workers", "prefetch", "pin")
     )
