@@ -268,8 +268,8 @@ class _Watch:
     def _note_failure(self, rank: int, status: int) -> None:
         told, is_ending = self._receivers[rank].told, self._state.was_cut_short
         failure = told.failure
-        if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT):
-            return  # by our own signal (as a program reports it, or a shell)
+        if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
+            return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
         if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
             return
         failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
