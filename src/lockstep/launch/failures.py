@@ -18,7 +18,6 @@ from lockstep.stopping import AUDIT_STATUS, AuditFailed
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 _SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
-_FAULT_LINE = re.compile(r'  File "(.*)", line \d+ in ')
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
 """How PyTorch raises an exception of a loader worker, a thread or a replica."""
@@ -344,7 +343,7 @@ def _without_ours(fault: str) -> str:
     """A report of faulthandler, without the thread of the black box, and the frames that started the script."""
     threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
     return "\n\n".join(
-        "\n".join(line for line in thread.split("\n") if not ((at := _FAULT_LINE.match(line)) and _is_ours(at[1])))
+        "\n".join(line for line in thread.split("\n") if not ((at := _LINE.match(line)) and _is_ours(at[1])))
         for thread in threads
     )
 
