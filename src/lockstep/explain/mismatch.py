@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.explain.frames import OURS, Frame, users_location
+from lockstep.explain.frames import Frame, users_location
 from lockstep.explain.rank_reports import name_ranks
+from lockstep.explain.sampler import is_communicating
 
 SAME_CALLS = (
     "Every rank must call the same collectives in the same order, with tensors of the same shape and type: is one called on "
     "some ranks only, behind an `if`?"
 )
-_COMMUNICATING = ("/torch/distributed/", "/torch/autograd/", *(f"{OURS}{room}/" for room in ("comm", "sync", "loop")))
 _SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base")
 """Collectives whose tensors must have the same shape on all ranks."""
 
@@ -45,7 +45,7 @@ def at_failure(
             may have failed.
     """
     first = first_mismatch(records)
-    if not all(stack and any(part in stack[0][0] for part in _COMMUNICATING) for stack in stacks.values()):
+    if not all(is_communicating(stack) or _is_in_backward(stack) for stack in stacks.values()):
         return None  # something else has ended one of them
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(stacks.items()):
@@ -57,3 +57,7 @@ def at_failure(
     if first is not None:
         lines.append(f"  The first of the latest ones that differs: {first}.")
     return "\n".join([*lines, SAME_CALLS])
+
+
+def _is_in_backward(stack: Sequence[Frame]) -> bool:
+    return bool(stack) and "/torch/autograd/" in stack[0][0]

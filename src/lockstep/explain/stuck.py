@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.explain.frames import Frame, owner, users_location
+from lockstep.explain.frames import MOST_FRAMES, Frame, owner, users_location
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
@@ -143,8 +143,9 @@ def _mismatch(reports: Sequence[RankReport]) -> list[str]:
 def _where(frames: Sequence[Frame]) -> str:
     if location := users_location(frames):
         return f", at {location}"
+    is_whole = 0 < len(frames) < MOST_FRAMES
     has_program = any(owner(file) == "library" for file, _, _ in frames)
-    return "" if has_program or not frames else ", after the end of its program"
+    return ", after the end of its program" if is_whole and not has_program else ""
 
 
 def _transfer(frames: Sequence[Frame]) -> str | None:
