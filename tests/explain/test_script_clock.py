@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstep.explain import script_clock
 from lockstep.explain.flight_recorder import Counts
-from lockstep.explain.script_clock import ScriptClock, where
+from lockstep.explain.script_clock import ScriptClock, own_share, where
 
 
 @pytest.fixture
@@ -65,6 +65,12 @@ def test_what_the_script_does_between_the_backward_pass_and_the_optimizer_is_bei
     assert all(busy_s >= 0.02 for busy_s, _ in clock.history()["newest"])
 
 
+def test_of_a_script_that_does_both_its_own_share_is_what_chance_does_not_explain():
+    assert [own_share(num_own, 10) for num_own in (0, 4, 6, 10)] == [0, 0, 1, 1]
+    assert [own_share(num_own, 200) for num_own in (0, 5, 190)] == [0, pytest.approx(0.003, abs=1e-3), 1]
+    assert own_share(80, 200) == pytest.approx(0.33, abs=0.01)
+
+
 def test_all_reduces_of_the_script_between_the_backward_pass_and_the_optimizer_are_waiting(clock, monkeypatch):
     monkeypatch.setattr(script_clock, "counts", lambda: Counts(2, {"0": 3}))
 
@@ -75,6 +81,30 @@ def test_all_reduces_of_the_script_between_the_backward_pass_and_the_optimizer_a
     train(*make(), 21, reduce)
     assert all(waited_s >= 0.002 for _, waited_s in clock.history()["newest"])
     assert clock.history()["windows"][-1][-1] == {}, "samples of a rank that waits are not of what it is busy with"
+
+
+def test_samples_in_a_collective_anywhere_else_are_of_waiting(clock):
+    code = compile("def all_reduce(clock): clock.glance(sys._getframe())", "/lib/torch/distributed/c10d.py", "exec")
+    room = {"sys": sys}
+    exec(code, room)
+    model, optimizer = make()
+    for _ in range(10):
+        train(model, optimizer, 1)
+        room["all_reduce"](clock)
+        clock.glance(sys._getframe())
+    (*_, seen), *_ = clock.history()["windows"]
+    assert seen == {script_clock.WAITING: 9, "script": 9}
+
+
+def test_steps_of_parameters_that_do_not_tell_of_their_gradients_are_timed_as_a_whole(clock):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(11):
+        weight.grad = torch.ones(1)  # as FSDP does
+        time.sleep(0.002)
+        optimizer.step()
+    assert clock.num_steps == 11
+    assert all(busy_s >= 0.002 and waited_s == 0 for busy_s, waited_s in clock.history()["newest"])
 
 
 def test_the_end_of_a_backward_pass_is_known_after_all_that_was_queued_in_it():

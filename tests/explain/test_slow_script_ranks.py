@@ -79,6 +79,29 @@ def test_a_rank_with_a_gpu_that_hardly_waits_is_called_slow():
     assert judge([record(rank, **(LATE if rank == 1 else EVEN), on_gpu=True) for rank in range(3)]).rank == 1
 
 
+def test_a_rank_that_waits_most_of_the_time_itself_is_judged_by_four_seconds():
+    # Of steps of 25 ms all wait for more than half, since the machine is short of cores.
+    even, late = {"busy": 0.004, "waited": 0.021}, {"busy": 0.007, "waited": 0.018}
+    for num_windows in range(1, 30):
+        numbers = range(1, num_windows + 1)
+        if judge([record(rank, **(late if rank == 0 else even), numbers=numbers) for rank in range(3)]):
+            break
+    assert num_windows == 16
+
+
+def test_how_long_steps_are_seen_does_not_count_what_comes_in_some_only():
+    def records(num_windows):
+        for rank in range(3):
+            made = record(rank, **(LATE if rank == 1 else EVEN), numbers=range(1, num_windows + 1))
+            for window in made["steps"]["windows"]:
+                window[1:5] = [part / 20 for part in window[1:5]]
+                window[3] += 0.02  # evaluations
+            yield made
+
+    assert judge(list(records(10))) is None
+    assert judge(list(records(20))).rank == 1
+
+
 @pytest.mark.parametrize("step_s", [0.02, 0.1, 0.5, 3.0])
 def test_what_is_sent_suffices_where_it_is_older_for_one_rank_than_for_another(step_s):
     numbers, rows = range(1, 65), [{"busy": 0.5 * step_s, "waited": 0.5 * step_s}] * 2 + [{"busy": step_s, "waited": 0.0}]

@@ -167,6 +167,51 @@ def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(
         )
 
 
+ELSEWHERE = """
+    import sys, time, torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo")
+    form, late = sys.argv[1], dist.get_rank() == 2 and len(sys.argv) > 2
+    model = torch.nn.Linear(64, 1)
+    if form == "sharded":
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for step in range(120):
+        if form == "sharded" and late:
+            time.sleep(0.05)
+        loss = model(torch.ones(8, 64)).sum()
+        loss.backward()
+        if form == "logged" and late:
+            time.sleep(0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        if form == "logged":
+            dist.all_reduce(loss.detach())
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("form", "line"), [("logged", 20), ("sharded", 16)])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_rank_that_others_wait_for_in_the_all_reduce_of_a_loss_or_of_fsdp_is_named(
+    start_launcher, tmp_path, form, line, late
+):
+    (tmp_path / "slow.py").write_text(textwrap.dedent(ELSEWHERE))
+    launcher = start_launcher("--nproc", "3", "slow.py", form, *(["late"] if late else []))
+    _, err = launcher.communicate(timeout=90)
+    assert launcher.returncode == 0, err
+    assert err.count("is slow") == late, err
+    if late:
+        assert re.search(rf"rank 2 on \S+ is slow, .* loses that in the script's other .* at \S+slow.py:{line} in ", err), (
+            err
+        )
+
+
 @pytest.mark.long
 def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_remedy(start, said):
     process = start(read="index == 60 and dist.get_rank() == 1 and os.kill(os.getpid(), signal.SIGBUS)", workers=2)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import math
 import os
+import random
 import sys
 import threading
 import time
@@ -30,8 +31,8 @@ from lockstep.explain.stack_request import StackResponder
 from lockstep.stopping import say
 
 EVERY_S = 0.5
-_GLANCES = 5
-"""Samples of a script clock per interval."""
+_GLANCES = 10
+"""Samples of a script clock per interval, at random times: regular ones would fall on the same part of every step."""
 _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
@@ -120,6 +121,8 @@ class Sampler:
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = stuck is None
+        self._draw = random.Random()
+        """Not the script's."""
         self._halted = threading.Event()
         self._running = threading.Lock()
         """Held by the sampler's thread."""
@@ -180,7 +183,7 @@ class Sampler:
     def _pause(self) -> None:
         glances = 1 if self._clock is None else _GLANCES
         for _ in range(glances):
-            if self._halted.wait(EVERY_S / glances):
+            if self._halted.wait(EVERY_S / glances * (1 if glances == 1 else self._draw.uniform(0.2, 1.8))):
                 return
             self._try(self._glance)
 

@@ -2,11 +2,13 @@
 
 A step ends with ``optimizer.step()``. Between its last gradient and the end of the backward pass, a rank waits for the others,
 for the all-reduces of DistributedDataParallel. From there to ``optimizer.step()`` it waits for the script's own all-reduces, or
-it is busy, with clipping gradients, say: samples of its stack tell which. The rest of the time it is busy. So the rank that the
-others wait for is busy for longer than they are, and waits for less time; no clocks of different machines are compared. What a
-rank is busy with is known from samples of its stack, taken by the sampler's thread.
+it is busy, with clipping gradients, say: samples of its stack tell which. The rest of the time it is busy, except where samples
+show it in a collective: of the script's own (a loss, a metric), of SyncBatchNorm, or of FSDP. So the rank that the others wait
+for is busy for longer than they are, and waits for less time; no clocks of different machines are compared. What a rank is busy
+with is known from samples of its stack, too, taken by the sampler's thread.
 
-Which gradient is the last of a backward pass is determined in the first step of each optimizer. On a GPU the times are those of
+Which gradient is the last of a backward pass is determined in the first step of each optimizer; FSDP tells of none, so samples
+alone divide its steps. On a GPU the times are those of
 the script, which runs ahead of the GPU until something makes it wait: the wait before ``optimizer.step()`` may then be for its
 own GPU (``scaler.step``, ``loss.item()``) rather than for other ranks.
 """
@@ -14,6 +16,7 @@ own GPU (``scaler.step``, ``loss.item()``) rather than for other ranks.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections import Counter, deque
@@ -27,11 +30,15 @@ from lockstep.explain.frames import owner
 
 WINDOW = 10
 """Steps per summary."""
+WAITING = "waiting"
+"""What counts samples of a thread in a collective, beside those of ``ACTIVITIES``."""
 _MOST_WINDOWS = 64
 _MOST_STEPS = 10
 _MOST_PLACES = 200
 _MOST_OPTIMIZERS = 8
-_MOST_AFTER = 20
+_MOST_AFTER, _MANY_AFTER, _ALL_AFTER = 200, 40, 0.9
+_COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/nn/modules/_functions.py")
+"""Code that waits for other ranks by itself; the last is SyncBatchNorm's."""
 _DOING = {
     "data": "getting a batch from the loader",
     "forward": "in the forward pass",
@@ -60,6 +67,8 @@ class ScriptClock:
         """When the latest backward pass ended, as far as is known."""
         self._began_s = 0.0
         """When the latest optimizer step began."""
+        self._is_silent = False
+        """Whether an optimizer's parameters do not tell when they receive their gradients."""
         self._steps: list[Step] = []
         """Of the current window."""
         self._newest: deque[Step] = deque(maxlen=_MOST_STEPS)
@@ -87,9 +96,9 @@ class ScriptClock:
         """For the black box. Called from another thread.
 
         ``num_steps``; ``newest``: seconds busy and waiting of the latest steps; ``windows``: for each its number, the 20th
-        percentile and the median of the busy seconds, the means of the busy and the waiting seconds, and the samples by
-        activity; ``places``: by activity, the line of the script at which it was sampled most often; ``on_gpu``: whether this
-        process uses a GPU.
+        percentile and the median of the busy seconds, the means of the busy and the waiting seconds, and the samples in the
+        busy ones by activity or ``WAITING``; ``places``: by activity, the line of the script at which it was sampled most
+        often; ``on_gpu``: whether this process uses a GPU.
         """
         places: dict[str, Counter[str]] = {}
         for activity, place in tuple(self._places):
@@ -114,6 +123,9 @@ class ScriptClock:
                 self._after.append(is_own)
                 if not is_own:
                     return
+        if _is_in_collective(frame):
+            self._seen[WAITING] += 1
+            return
         self._seen[activity] += 1
         self._places.append((activity, place))
 
@@ -141,10 +153,15 @@ class ScriptClock:
             waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
             after_s = max(0.0, self._began_s - self._returned_s) if self._returned_s > self._ready_s else 0.0
             step = (self._left_s - before_s - waited_s, waited_s - after_s, after_s)
-            self._steps.append(step)
-            self._newest.append(step)
+            self._note_step(step)
+        elif before_s and self._is_silent:
+            self._note_step((self._left_s - before_s, 0.0, 0.0))
         if self.num_steps % WINDOW == 0:
             self._close_window()
+
+    def _note_step(self, step: Step) -> None:
+        self._steps.append(step)
+        self._newest.append(step)
 
     def note_gradient(self, _: Any) -> None:
         """The last gradient of a backward pass is ready."""
@@ -160,10 +177,8 @@ class ScriptClock:
 
     def _split(self, steps: Sequence[Step]) -> list[tuple[float, float]]:
         """Seconds busy and waiting in each step."""
-        is_own = 2 * sum(self._after) > len(self._after)
-        return [
-            (busy_s + after_s, waited_s) if is_own else (busy_s, waited_s + after_s) for busy_s, waited_s, after_s in steps
-        ]
+        own = own_share(sum(self._after), len(self._after))
+        return [(busy_s + own * after_s, waited_s + (1 - own) * after_s) for busy_s, waited_s, after_s in steps]
 
     def _close_window(self) -> None:
         steps, self._steps = self._split(self._steps), []
@@ -191,7 +206,9 @@ class ScriptClock:
         self._finders[optimizer] = None
         for hook in finder.hooks:
             hook.remove()
-        if finder.last is not None:
+        if finder.last is None:
+            self._is_silent = True
+        else:
             self._ready_s = max(self._ready_s, finder.ready_s)
             self._hooks.append(finder.last.register_post_accumulate_grad_hook(self.note_gradient))
 
@@ -215,6 +232,21 @@ class _LastGradient:
 _NEW = _LastGradient(bool)
 
 
+def own_share(num_own: int, count: int) -> float:
+    """The share of the time between the backward pass and the optimizer step in which the script's own code runs.
+
+    With few samples, all of it or nothing; with more, at least so much but for chance, so that chance makes no rank slow. Pure.
+
+    Args:
+        num_own: samples of the script's own code.
+        count: all samples.
+    """
+    if count < _MANY_AFTER or num_own > _ALL_AFTER * count:
+        return float(2 * num_own > count)
+    share = num_own / count
+    return max(0.0, share - 2 * math.sqrt(share * (1 - share) / count))
+
+
 def call_after_backward(call: Callable[[], None]) -> None:
     """Call it when the backward pass that runs now has ended, all-reduces of DistributedDataParallel included."""
     # Private: nothing public tells of the end. Calls that others queue later in the backward pass must come first, so this one
@@ -225,10 +257,14 @@ def call_after_backward(call: Callable[[], None]) -> None:
 
 def _communicates(frame: FrameType | None) -> bool:
     """Whether a thread outside of a backward pass communicates with other ranks."""
-    if frame is not None and "/torch/distributed/" in frame.f_code.co_filename:
+    if _is_in_collective(frame):
         return True
     now = counts()
     return sum(now.begun.values()) > now.num_done  # ``work.wait()`` has no frame
+
+
+def _is_in_collective(frame: FrameType | None) -> bool:
+    return frame is not None and any(part in frame.f_code.co_filename for part in _COLLECTIVES)
 
 
 def _uses_gpu() -> bool:

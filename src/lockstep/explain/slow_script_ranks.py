@@ -2,6 +2,7 @@
 
 Judged from the black boxes of all ranks (``script_clock``). A rank is slow if it is busy for longer than the others in nearly
 every step, and the others wait for it. Each rank measures durations with its own clock, so the machines' clocks may differ.
+Where they wait at another place than between backward pass and optimizer step, samples must tell (``waiting_samples``).
 
 On a GPU, the wait after the backward pass may be for the rank's own GPU, which hides how long it is busy: such a rank is slow
 only if it hardly waits at all.
@@ -17,20 +18,23 @@ from typing import Any
 from lockstep.explain.script_clock import WINDOW
 from lockstep.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, REMEDIES, SLOW, slow_in
 from lockstep.explain.split import ACTIVITIES
+from lockstep.explain.waiting_samples import BUSY, SAMPLES, WAITED, Awaited, Row, Window, find_awaited, waits_more
 
 _LEAST_WINDOWS = 3
 _LEAST_S = 1.0
 """Short steps are judged over more windows: a delay of less than a second does not make a rank slow."""
+_LONGER_S = 4.0
+"""What judges a rank that waits most of the time itself: something else, a lack of cores, say, makes all of them wait."""
+_MOSTLY = 0.5
 _BUSY_ON_GPU = 0.8
 """The share of its own time for which a rank with a GPU must be busy to be called slow."""
-_LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 6, 5.0, 20
+_LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 8, 7.5, 20
 """Windows that a launcher sends: up to 2.5 s older for one rank than for another, and those that both have must suffice."""
 _FORGOTTEN_AFTER = 60
 """After this many looks in which a reported rank was not slow, it is reported again if it becomes slow again."""
 
-_NUMBER, _BUSY_20, _BUSY_50, _BUSY, _WAITED, _SAMPLES = range(6)
-"""Columns of a window: see ``ScriptClock.history``."""
-Window = Sequence[Any]
+_NUMBER, _BUSY_20, _BUSY_50 = range(3)
+"""The other columns of a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,38 +92,57 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
     """
     if len(records) < 2 or len(records) < int(records[0]["world_size"]):
         return None
-    rows = _newest_common([(record.get("steps") or {}).get("windows", ()) for record in records])
+    common = _common([(record.get("steps") or {}).get("windows", ()) for record in records])
+    awaited = _awaited(_newest(common, _LEAST_S))
+    if awaited is not None and _busy_share(common[-awaited.num_rows :], awaited.column) < _MOSTLY:
+        awaited = _awaited(_newest(common, _LONGER_S))
+    awaited = awaited or find_awaited(common)
+    if awaited is None:
+        return None
+    record, rows = records[awaited.column], common[-awaited.num_rows :]
+    if record["steps"].get("on_gpu") and _busy_share(rows, awaited.column) < _BUSY_ON_GPU:
+        return None
+    seconds_by_rank = [_seconds([row[index] for row in rows]) for index in range(len(records))]
+    activity = slow_in(seconds_by_rank, awaited.column)[0] if any(seconds_by_rank[awaited.column].values()) else ""
+    return SlowScriptRank(
+        rank=int(record["rank"]),
+        activity=activity,
+        times=awaited.times,
+        cost=awaited.cost,
+        host=str(record["host"]),
+        step=WINDOW * int(rows[-1][awaited.column][_NUMBER]),
+        location=str(record["steps"].get("places", {}).get(activity, "")),
+    )
+
+
+def _busy_share(rows: Sequence[Row], column: int) -> float:
+    busy_s, waited_s = (sum(float(row[column][part]) for row in rows) for part in (BUSY, WAITED))
+    return busy_s / (busy_s + waited_s)
+
+
+def _awaited(rows: Sequence[Row]) -> Awaited | None:
+    """The rank that is busy for longer in nearly all of these steps, and for which the others wait in the backward pass."""
     if not rows:
         return None
     slowest = [max(range(len(row)), key=lambda index: float(row[index][_BUSY_20])) for row in rows]
     suspect = statistics.mode(slowest)
 
-    def typical(row: Sequence[Window], column: int) -> float:
+    def typical(row: Row, column: int) -> float:
         return statistics.median_low(float(window[column]) for index, window in enumerate(row) if index != suspect)
 
     num_slow = sum(
         index == suspect and float(row[suspect][_BUSY_20]) > SLOW * typical(row, _BUSY_50)
         for row, index in zip(rows, slowest, strict=True)
     )
-    busy_s, waited_s = (sum(float(row[suspect][column]) for row in rows) for column in (_BUSY, _WAITED))
-    cost = sum(typical(row, _WAITED) - row[suspect][_WAITED] for row in rows) / (busy_s + waited_s)
-    if num_slow < NEARLY_ALWAYS * len(rows) or cost < LEAST_COST:
-        return None
-    record = records[suspect]
-    if record["steps"].get("on_gpu") and busy_s < _BUSY_ON_GPU * (busy_s + waited_s):
-        return None
-    others_busy_s = sum(typical(row, _BUSY) for row in rows)
-    seconds_by_rank = [_seconds([row[index] for row in rows]) for index in range(len(records))]
-    activity = slow_in(seconds_by_rank, suspect)[0] if any(seconds_by_rank[suspect].values()) else ""
-    return SlowScriptRank(
-        rank=int(record["rank"]),
-        activity=activity,
-        times=busy_s / others_busy_s if others_busy_s else float("inf"),
-        cost=cost,
-        host=str(record["host"]),
-        step=WINDOW * int(rows[-1][suspect][_NUMBER]),
-        location=str(record["steps"].get("places", {}).get(activity, "")),
+    busy_s, waited_s, others_busy_s = (
+        sum(float(row[suspect][BUSY]) for row in rows),
+        sum(float(row[suspect][WAITED]) for row in rows),
+        sum(typical(row, BUSY) for row in rows),
     )
+    cost = sum(typical(row, WAITED) - row[suspect][WAITED] for row in rows) / (busy_s + waited_s)
+    if num_slow < NEARLY_ALWAYS * len(rows) or cost < LEAST_COST or waits_more(rows, suspect):
+        return None
+    return Awaited(suspect, busy_s / others_busy_s if others_busy_s else float("inf"), cost, len(rows))
 
 
 def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -138,24 +161,35 @@ def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _duration_s(window: Window) -> float:
-    return WINDOW * (float(window[_BUSY]) + float(window[_WAITED]))
+    """Of its steps without what comes in some only, an evaluation, say: that is no time in which they were seen."""
+    return WINDOW * (float(window[_BUSY_50]) + float(window[WAITED]))
 
 
-def _newest_common(windows_by_rank: Sequence[Sequence[Window]]) -> list[list[Window]]:
-    """The newest consecutive windows that all ranks have, by window and rank: as many as are needed; empty: too few."""
+def _common(windows_by_rank: Sequence[Sequence[Window]]) -> list[list[Window]]:
+    """The newest consecutive windows that all ranks have, by window and rank."""
     by_number = [{int(window[_NUMBER]): window for window in windows} for windows in windows_by_rank]
     common = set(by_number[0]).intersection(*by_number[1:])
     rows: list[list[Window]] = []
-    number, took_s = max(common, default=0), 0.0
-    while number in common and (len(rows) < _LEAST_WINDOWS or took_s < _LEAST_S):
+    number = max(common, default=0)
+    while number in common:
         rows.insert(0, [windows[number] for windows in by_number])
-        took_s += max(map(_duration_s, rows[0]))
         number -= 1
-    return rows if len(rows) >= _LEAST_WINDOWS and took_s >= _LEAST_S else []
+    return rows
+
+
+def _newest(rows: Sequence[list[Window]], least_s: float) -> list[list[Window]]:
+    """The newest of these, as many as are needed; empty: too few."""
+    count, took_s = 0, 0.0
+    while count < len(rows) and (count < _LEAST_WINDOWS or took_s < least_s):
+        count += 1
+        took_s += max(map(_duration_s, rows[-count]))
+    return list(rows[len(rows) - count :]) if count >= _LEAST_WINDOWS and took_s >= least_s else []
 
 
 def _seconds(windows: Sequence[Window]) -> dict[str, float]:
     """How long a rank was busy with each activity, from the samples of its stack."""
-    samples = {activity: sum(int(window[_SAMPLES].get(activity, 0)) for window in windows) for activity in ACTIVITIES}
-    sample_s = sum(float(window[_BUSY]) for window in windows) / max(1, sum(samples.values()))
-    return {activity: count * sample_s for activity, count in samples.items()}
+    counts = {activity: sum(int(window[SAMPLES].get(activity, 0)) for window in windows) for activity in ACTIVITIES}
+    sample_s = sum(float(window[BUSY]) for window in windows) / max(
+        1, sum(sum(window[SAMPLES].values()) for window in windows)
+    )
+    return {activity: count * sample_s for activity, count in counts.items()}
