@@ -7,10 +7,9 @@ show it in a collective: of the script's own (a loss, a metric), of SyncBatchNor
 for is busy for longer than they are, and waits for less time; no clocks of different machines are compared. What a rank is busy
 with is known from samples of its stack, too, taken by the sampler's thread.
 
-Which gradient is the last of a backward pass is determined in the first step of each optimizer; FSDP tells of none, so samples
-alone divide its steps. On a GPU the times are those of
-the script, which runs ahead of the GPU until something makes it wait: the wait before ``optimizer.step()`` may then be for its
-own GPU (``scaler.step``, ``loss.item()``) rather than for other ranks.
+Which gradient is the last of a backward pass is determined in the first step of each optimizer; ``fully_shard`` tells of none,
+so samples alone divide its steps. On a GPU the times are those of the script, which runs ahead of the GPU until something makes
+it wait: the wait before ``optimizer.step()`` may then be for its own GPU (``scaler.step``, ``loss.item()``), not for others.
 """
 
 from __future__ import annotations
@@ -36,9 +35,14 @@ _MOST_WINDOWS = 64
 _MOST_STEPS = 10
 _MOST_PLACES = 200
 _MOST_OPTIMIZERS = 8
-_MOST_AFTER, _MANY_AFTER, _ALL_AFTER = 200, 40, 0.9
+_MOST_AFTER, _MANY_AFTER = 200, 100
+_ALL_AFTER = 0.9
+"""From this share of the samples on, all of the time between the backward pass and the optimizer step is the script's own."""
 _COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/nn/modules/_functions.py")
-"""Code that waits for other ranks by itself; the last is SyncBatchNorm's."""
+"""Code in which a thread mostly waits for other ranks; the last is SyncBatchNorm's."""
+_STAGES = ("/torch/distributed/pipelining/", "/torch/distributed/rpc/")
+_POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
+"""Where ranks have different tasks, and so may wait for different times: that makes none of them slow."""
 _DOING = {
     "data": "getting a batch from the loader",
     "forward": "in the forward pass",
@@ -47,6 +51,9 @@ _DOING = {
 }
 
 
+Window = Sequence[Any]
+NUMBER, BUSY_20, BUSY_50, BUSY, WAITED, SAMPLES = range(6)
+"""Columns of a window: see ``ScriptClock.history``."""
 Step = tuple[float, float, float]
 """Seconds busy, waiting within the backward pass, and between that and the optimizer step."""
 
@@ -116,9 +123,10 @@ class ScriptClock:
         activity, place = where(frame)
         self.activity = _DOING[activity]
         if self._ready_s > max(self._left_s, self._began_s):
-            if activity == "backward":
-                return  # it waits
-            if self._returned_s > self._ready_s:
+            if self._returned_s <= self._ready_s:
+                if activity == "backward" or _is_in_collective(frame):
+                    return  # that time counts as waiting
+            elif activity == "script":  # not in the next micro-step
                 is_own = not _communicates(frame)
                 self._after.append(is_own)
                 if not is_own:
@@ -177,7 +185,8 @@ class ScriptClock:
 
     def _split(self, steps: Sequence[Step]) -> list[tuple[float, float]]:
         """Seconds busy and waiting in each step."""
-        own = own_share(sum(self._after), len(self._after))
+        after = tuple(self._after)
+        own = own_share(sum(after), len(after))
         return [(busy_s + own * after_s, waited_s + (1 - own) * after_s) for busy_s, waited_s, after_s in steps]
 
     def _close_window(self) -> None:
@@ -235,14 +244,17 @@ _NEW = _LastGradient(bool)
 def own_share(num_own: int, count: int) -> float:
     """The share of the time between the backward pass and the optimizer step in which the script's own code runs.
 
-    With few samples, all of it or nothing; with more, at least so much but for chance, so that chance makes no rank slow. Pure.
+    All of it if nearly all samples say so. Else, with many samples, at least so much but for chance, and with few nothing: no
+    rank must be slow by chance. Pure.
 
     Args:
         num_own: samples of the script's own code.
         count: all samples.
     """
-    if count < _MANY_AFTER or num_own > _ALL_AFTER * count:
-        return float(2 * num_own > count)
+    if num_own > _ALL_AFTER * count:
+        return 1.0
+    if count < _MANY_AFTER:
+        return 0.0
     share = num_own / count
     return max(0.0, share - 2 * math.sqrt(share * (1 - share) / count))
 
@@ -257,14 +269,17 @@ def call_after_backward(call: Callable[[], None]) -> None:
 
 def _communicates(frame: FrameType | None) -> bool:
     """Whether a thread outside of a backward pass communicates with other ranks."""
-    if _is_in_collective(frame):
+    if frame is not None and "/torch/distributed/" in frame.f_code.co_filename:
         return True
     now = counts()
     return sum(now.begun.values()) > now.num_done  # ``work.wait()`` has no frame
 
 
 def _is_in_collective(frame: FrameType | None) -> bool:
-    return frame is not None and any(part in frame.f_code.co_filename for part in _COLLECTIVES)
+    if frame is None or frame.f_code.co_name in _POINT_TO_POINT:
+        return False
+    file = frame.f_code.co_filename
+    return any(part in file for part in _COLLECTIVES) and not any(part in file for part in _STAGES)
 
 
 def _uses_gpu() -> bool:

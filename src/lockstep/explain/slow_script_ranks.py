@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.explain.script_clock import WINDOW
+from lockstep.explain.script_clock import BUSY, BUSY_20, BUSY_50, NUMBER, SAMPLES, WAITED, WINDOW, Window
 from lockstep.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, REMEDIES, SLOW, slow_in
 from lockstep.explain.split import ACTIVITIES
-from lockstep.explain.waiting_samples import BUSY, SAMPLES, WAITED, Awaited, Row, Window, find_awaited, waits_more
+from lockstep.explain.waiting_samples import Awaited, Row, busy_share, find_awaited, waits_more
 
 _LEAST_WINDOWS = 3
 _LEAST_S = 1.0
@@ -32,9 +32,6 @@ _LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 8, 7.5, 20
 """Windows that a launcher sends: up to 2.5 s older for one rank than for another, and those that both have must suffice."""
 _FORGOTTEN_AFTER = 60
 """After this many looks in which a reported rank was not slow, it is reported again if it becomes slow again."""
-
-_NUMBER, _BUSY_20, _BUSY_50 = range(3)
-"""The other columns of a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,44 +91,39 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
         return None
     common = _common([(record.get("steps") or {}).get("windows", ()) for record in records])
     awaited = _awaited(_newest(common, _LEAST_S))
-    if awaited is not None and _busy_share(common[-awaited.num_rows :], awaited.column) < _MOSTLY:
+    if awaited is not None and busy_share(common[-awaited.num_rows :], awaited.position) < _MOSTLY:
         awaited = _awaited(_newest(common, _LONGER_S))
     awaited = awaited or find_awaited(common)
     if awaited is None:
         return None
-    record, rows = records[awaited.column], common[-awaited.num_rows :]
-    if record["steps"].get("on_gpu") and _busy_share(rows, awaited.column) < _BUSY_ON_GPU:
+    record, rows = records[awaited.position], common[-awaited.num_rows :]
+    if record["steps"].get("on_gpu") and busy_share(rows, awaited.position) < _BUSY_ON_GPU:
         return None
     seconds_by_rank = [_seconds([row[index] for row in rows]) for index in range(len(records))]
-    activity = slow_in(seconds_by_rank, awaited.column)[0] if any(seconds_by_rank[awaited.column].values()) else ""
+    activity = slow_in(seconds_by_rank, awaited.position)[0] if any(seconds_by_rank[awaited.position].values()) else ""
     return SlowScriptRank(
         rank=int(record["rank"]),
         activity=activity,
         times=awaited.times,
         cost=awaited.cost,
         host=str(record["host"]),
-        step=WINDOW * int(rows[-1][awaited.column][_NUMBER]),
+        step=WINDOW * int(rows[-1][awaited.position][NUMBER]),
         location=str(record["steps"].get("places", {}).get(activity, "")),
     )
 
 
-def _busy_share(rows: Sequence[Row], column: int) -> float:
-    busy_s, waited_s = (sum(float(row[column][part]) for row in rows) for part in (BUSY, WAITED))
-    return busy_s / (busy_s + waited_s)
-
-
 def _awaited(rows: Sequence[Row]) -> Awaited | None:
-    """The rank that is busy for longer in nearly all of these steps, and for which the others wait in the backward pass."""
+    """The rank that is busy for longer in nearly all of these steps, for which the others wait before the optimizer step."""
     if not rows:
         return None
-    slowest = [max(range(len(row)), key=lambda index: float(row[index][_BUSY_20])) for row in rows]
+    slowest = [max(range(len(row)), key=lambda index: float(row[index][BUSY_20])) for row in rows]
     suspect = statistics.mode(slowest)
 
     def typical(row: Row, column: int) -> float:
         return statistics.median_low(float(window[column]) for index, window in enumerate(row) if index != suspect)
 
     num_slow = sum(
-        index == suspect and float(row[suspect][_BUSY_20]) > SLOW * typical(row, _BUSY_50)
+        index == suspect and float(row[suspect][BUSY_20]) > SLOW * typical(row, BUSY_50)
         for row, index in zip(rows, slowest, strict=True)
     )
     busy_s, waited_s, others_busy_s = (
@@ -162,12 +154,12 @@ def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _duration_s(window: Window) -> float:
     """Of its steps without what comes in some only, an evaluation, say: that is no time in which they were seen."""
-    return WINDOW * (float(window[_BUSY_50]) + float(window[WAITED]))
+    return WINDOW * (float(window[BUSY_50]) + float(window[WAITED]))
 
 
 def _common(windows_by_rank: Sequence[Sequence[Window]]) -> list[list[Window]]:
     """The newest consecutive windows that all ranks have, by window and rank."""
-    by_number = [{int(window[_NUMBER]): window for window in windows} for windows in windows_by_rank]
+    by_number = [{int(window[NUMBER]): window for window in windows} for windows in windows_by_rank]
     common = set(by_number[0]).intersection(*by_number[1:])
     rows: list[list[Window]] = []
     number = max(common, default=0)

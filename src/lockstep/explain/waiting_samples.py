@@ -11,18 +11,17 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lockstep.explain.script_clock import WAITING, WINDOW
+from lockstep.explain.script_clock import BUSY, SAMPLES, WAITED, WAITING, WINDOW, Window
 from lockstep.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, SLOW
 
-BUSY, WAITED, SAMPLES = 3, 4, 5
-"""Columns of a window: see ``ScriptClock.history``."""
-Window = Sequence[Any]
 Row = Sequence[Window]
 """The same window of all ranks."""
 _NUM_ROWS = (5, 10, 20, 30, 60)
 _MOST_BLOCKS = 10
+_LEAST_SAMPLED = 0.5
+"""The share of the cost that samples must show: where times do, they alone judge (``slow_script_ranks``)."""
 _LEAST_SAMPLES = 25
 """On each rank, while it was not waiting within a backward pass."""
 _LEAST_S = 5.0
@@ -34,7 +33,7 @@ _NUM_SIGMAS_OF_BLOCKS = 3.0
 class Awaited(NamedTuple):
     """The rank that the others wait for."""
 
-    column: int
+    position: int
     """Of its windows in the rows."""
     times: float
     """Its busy time, as a multiple of the median of the others."""
@@ -48,6 +47,8 @@ class _Share(NamedTuple):
     """Of a rank's time, what it waits."""
 
     value: float
+    sampled: float
+    """The part of it that samples show."""
     sigma: float
     num_samples: int
 
@@ -57,6 +58,8 @@ class _Gap(NamedTuple):
 
     times: float
     cost: float
+    sampled: float
+    """The part of the cost that samples show."""
     sigma: float
     """Of the cost."""
 
@@ -69,10 +72,17 @@ def find_awaited(rows: Sequence[Row]) -> Awaited | None:
     """The rank that the others wait for, from the newest of consecutive windows: from as few as suffice."""
     if not any(window[SAMPLES].get(WAITING) for row in rows for window in row):
         return None
-    for count in _NUM_ROWS:
-        if count <= len(rows) and (awaited := _awaited_in(rows[-count:])) is not None:
+    if len(rows) < _NUM_ROWS[0]:
+        return None
+    for count in sorted({min(count, len(rows)) for count in _NUM_ROWS}):
+        if (awaited := _awaited_in(rows[-count:])) is not None:
             return awaited
     return None
+
+
+def busy_share(rows: Sequence[Row], position: int) -> float:
+    """The share of its time for which a rank does not wait, as far as times and samples tell."""
+    return 1 - _shares(rows)[position].value
 
 
 def waits_more(rows: Sequence[Row], suspect: int) -> bool:
@@ -86,9 +96,9 @@ def _awaited_in(rows: Sequence[Row]) -> Awaited | None:
     took_s = WINDOW * sum(max(float(window[BUSY]) + float(window[WAITED]) for window in row) for row in rows)
     if took_s < _LEAST_S or min(share.num_samples for share in shares) < _LEAST_SAMPLES:
         return None
-    suspect = min(range(len(shares)), key=lambda column: shares[column].value)
+    suspect = min(range(len(shares)), key=lambda position: shares[position].value)
     gap = _gap(shares, suspect)
-    if not gap.is_notable or gap.cost < _NUM_SIGMAS * gap.sigma:
+    if not gap.is_notable or gap.sampled < _LEAST_SAMPLED * gap.cost or gap.cost < _NUM_SIGMAS * gap.sigma:
         return None
     num_blocks = min(_MOST_BLOCKS, len(rows))
     edges = [len(rows) * number // num_blocks for number in range(num_blocks + 1)]
@@ -103,13 +113,14 @@ def _awaited_in(rows: Sequence[Row]) -> Awaited | None:
 
 def _gap(shares: Sequence[_Share], suspect: int) -> _Gap:
     mine = shares[suspect]
-    typical = statistics.median_low([share for column, share in enumerate(shares) if column != suspect])
+    typical = statistics.median_low([share for position, share in enumerate(shares) if position != suspect])
     times = (1 - mine.value) / (1 - typical.value) if typical.value < 1 else math.inf
-    return _Gap(times, typical.value - mine.value, math.hypot(mine.sigma, typical.sigma))
+    cost, sampled = typical.value - mine.value, typical.sampled - mine.sampled
+    return _Gap(times, cost, sampled, math.hypot(mine.sigma, typical.sigma))
 
 
 def _shares(rows: Sequence[Row]) -> list[_Share]:
-    return [_share([row[index] for row in rows]) for index in range(len(rows[0]))]
+    return [_share([row[position] for row in rows]) for position in range(len(rows[0]))]
 
 
 def _share(windows: Sequence[Window]) -> _Share:
@@ -117,7 +128,7 @@ def _share(windows: Sequence[Window]) -> _Share:
     count = sum(sum(window[SAMPLES].values()) for window in windows)
     waiting = sum(window[SAMPLES].get(WAITING, 0) for window in windows)
     busy = busy_s / (busy_s + waited_s) if busy_s else 0.0
-    # Of a binomial distribution; with few samples, never 0.
-    chance = (waiting + 1) / (count + 2)
-    sigma = busy * math.sqrt(chance * (1 - chance) / max(1, count))
-    return _Share(1 - busy + busy * waiting / max(1, count), sigma, count)
+    # Of a binomial distribution, smoothed: a few samples that are all alike do not mean always or never.
+    chance = (waiting + 1) / (count + 2) if waiting else 0.0
+    error = math.sqrt((waiting + 1) * (count - waiting + 1)) / (count + 2) / math.sqrt(max(1, count))
+    return _Share(1 - busy + busy * chance, busy * chance, busy * error, count)

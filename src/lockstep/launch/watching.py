@@ -135,8 +135,8 @@ class Watching:
         if not self._speaks:
             self._told = messages[0].told if 0 in messages else ""
             return
-        self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
         self._look_for_stuck(waited)
+        self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
         from lockstep.explain.slow_script_ranks import SlowScriptRanks

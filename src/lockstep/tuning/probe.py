@@ -157,7 +157,8 @@ class Probe:
         return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
-        """Try settings, each against the present ones, and the best of them again: in both orders, unless it is far faster."""
+        """Try settings, each against the present ones, and the best of them again: in both orders, unless it is far faster both
+        times."""
         session, windows, now = self._session, self._windows, self._known["now"]
         search, trials = Search(self._known["costs"], present), self._known["trials"]
         for trial in trials:
@@ -181,9 +182,10 @@ class Probe:
         first = next(trial for trial in trials if Loading(**trial["loading"]) == best)
         # One short comparison suffices where they are far faster, unless it says otherwise: something held up that window, or
         # the first one.
-        for share in (_BRIEFLY, 1.0) if is_far else (1.0,):
+        both = ((present, best), (best, present))  # so that drift favours neither
+        for share, orders in ((_BRIEFLY, both[:1]), (1.0, both)) if is_far else ((1.0, both),):
             again = []
-            for order in ((present, best), (best, present))[: 1 if share < 1 else 2]:  # so that drift favours neither
+            for order in orders:
                 times = {}
                 for loading in order:
                     times[loading] = yield from windows.time(loading, now.step_s, num_steps, share)
