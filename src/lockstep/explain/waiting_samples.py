@@ -70,9 +70,7 @@ class _Gap(NamedTuple):
 
 def find_awaited(rows: Sequence[Row]) -> Awaited | None:
     """The rank that the others wait for, from the newest of consecutive windows: from as few as suffice."""
-    if not any(window[SAMPLES].get(WAITING) for row in rows for window in row):
-        return None
-    if len(rows) < _NUM_ROWS[0]:
+    if len(rows) < _NUM_ROWS[0] or not any(window[SAMPLES].get(WAITING) for row in rows for window in row):
         return None
     for count in sorted({min(count, len(rows)) for count in _NUM_ROWS}):
         if (awaited := _awaited_in(rows[-count:])) is not None:
@@ -92,9 +90,11 @@ def waits_more(rows: Sequence[Row], suspect: int) -> bool:
 
 
 def _awaited_in(rows: Sequence[Row]) -> Awaited | None:
-    shares = _shares(rows)
     took_s = WINDOW * sum(max(float(window[BUSY]) + float(window[WAITED]) for window in row) for row in rows)
-    if took_s < _LEAST_S or min(share.num_samples for share in shares) < _LEAST_SAMPLES:
+    if took_s < _LEAST_S:
+        return None
+    shares = _shares(rows)
+    if min(share.num_samples for share in shares) < _LEAST_SAMPLES:
         return None
     suspect = min(range(len(shares)), key=lambda position: shares[position].value)
     gap = _gap(shares, suspect)
