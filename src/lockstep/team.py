@@ -21,6 +21,7 @@ from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
+from lockstep.prepare.script_state import SavedValue, ScriptState
 from lockstep.stopping import say
 from lockstep.world import World
 
@@ -134,9 +135,36 @@ class Team(Collectives):
             UsageError: the name is taken, or the value is of another kind.
         """
         if name in self._parts.state.registered:
-            raise UsageError(f"register({name!r}, ...): the name is taken, give each object a name of its own")
+            raise UsageError(f"the name {name!r} is taken by an earlier team.register() or team.state(): choose another")
         self._parts.state.register(name, value)
         return value
+
+    def state(self, **values: Any) -> ScriptState:
+        """Create a namespace for values of the script's own, such as the best accuracy so far or a counter: it is saved in
+        every checkpoint and restored on resume.
+
+        ::
+
+            state = team.state(best=0.0, bad=0)
+            for epoch in team.epochs(100):
+                ...
+                state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
+
+        Every rank must call it, before the training loop, and assign the same values, outside of ``batch.shards``. A name that
+        was not given here cannot be assigned.
+
+        Args:
+            values: the initial values, by name: numbers, text, None, tensors, and lists or dicts of them. No other call of
+                ``state`` or ``register`` may have the same name.
+
+        Raises:
+            UsageError: a name is taken.
+            ConfigError: a checkpoint cannot hold a value. (Also raised when such a value is assigned.)
+        """
+        state = ScriptState(values, self._phases.check_outside)
+        for name in values:
+            self.register(name, SavedValue(state, name))
+        return state
 
     @property
     def in_audit(self) -> bool:

@@ -435,6 +435,29 @@ SCRIPTS = {
         )
         """,
     ),
+    "values in a state": (
+        15,
+        BEGIN,
+        """
+        model, optimizer, batches = team.prepare(model, optimizer, samples())
+        state = team.state(best=float("inf"), bad=0, rate=0.01, history=[], average=torch.zeros(2), unset=None)
+        for epoch in team.epochs(3):
+            for batch in batches:
+                for group in optimizer.param_groups:
+                    group["lr"] = state.rate
+                loss = learn(model, optimizer, batch)
+                state.rate *= 0.9
+                state.history.append((team.step, loss))
+                state.average = 0.5 * state.average + loss
+                state.best, state.bad = (loss, 0) if loss < state.best else (state.best, state.bad + 1)
+            strike(team, "tail")
+            state.unset = epoch
+        say_last_words(
+            team, model, {"average": state.average},
+            best=state.best, bad=state.bad, rate=state.rate, history=state.history, unset=state.unset,
+        )
+        """,
+    ),
     "schedules in the tail": (
         15,
         BEGIN,
@@ -814,6 +837,7 @@ TAILS = {
     "averages of a pass in a range": (5, 10, 15),
     "state of each shard": (5, 10, 15),
     "registered things": (5, 10, 15),
+    "values in a state": (5, 10, 15),
     "schedules in the tail": (5, 10, 15),
     "early stopping": (5, 10, 15),
     "two loops over epochs": (10, 15, 20),

@@ -17,6 +17,7 @@ QUICK = {
     "a loop within the loop",
     "a second loader that goes round by itself",
     "registered things",
+    "values in a state",
     "schedules in the tail",
     "stateful sampler",
     "generators of samplers",
